@@ -1,8 +1,8 @@
 """The outbox: delivers replies and requests for approval to their receivers, at least once.
 
-Before a worker attempts a delivery, it postpones the delivery's due time, so that no other worker attempts the delivery
-meanwhile. If the worker dies, the next attempt follows at the postponed time. The receiver deduplicates by the
-delivery's id.
+Before an attempt, the worker moves the delivery's due time `ATTEMPT_S` seconds ahead, so that no other worker attempts
+the delivery concurrently. If the worker dies, the next attempt begins at the new due time. The receiver deduplicates by
+the delivery's id.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 12
 ATTEMPT_S = 60
-"""Seconds after which an attempt without a result is repeated."""
+"""Seconds after which the delivery is attempted again if an attempt has no result."""
 
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 3_600.0
 
 
 REFUSALS_FORGIVEN_S = 86_400.0
-"""A delivery's age, in seconds, from which an attempt counts even if the receiver's breaker is open."""
+"""The greatest age of a delivery, in seconds, at which an attempt that raises `NotAsked` does not count."""
 
 
 class DeliveryFailed(Exception):
-    """The receiver has not confirmed the delivery. `status_code` is the HTTP status of its response, if any."""
+    """The receiver has not confirmed the delivery. `status_code` is the HTTP status of the response, if any."""
 
     def __init__(self, message: str, status_code: int | None = None) -> None:
         super().__init__(message)
@@ -47,13 +47,14 @@ class DeliveryFailed(Exception):
 
 
 class Undeliverable(DeliveryFailed):
-    """The receiver or this installation refuses the delivery permanently: it is not attempted again."""
+    """The receiver or this installation refuses the delivery permanently, so the delivery is not attempted again."""
 
 
 class NotAsked(DeliveryFailed):
-    """The receiver's breaker is open, or the receiver asks for a pause of `retry_s` seconds.
+    """The delivery must wait: the receiver's circuit breaker is open, or the receiver asks for a pause.
 
-    The attempt does not count, unless the delivery is older than `REFUSALS_FORGIVEN_S`.
+    `retry_s` is the number of seconds to wait. The attempt does not count, unless the delivery is older than
+    `REFUSALS_FORGIVEN_S`.
     """
 
     def __init__(self, message: str, retry_s: float) -> None:
@@ -65,9 +66,9 @@ class Carrier(Protocol):
     """Sends to one kind of receiver."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        """Send `body` (JSON) to `target`; returns once the receiver confirms it.
+        """Send `body` (JSON) to `target`; returns once the receiver confirms the delivery.
 
-        `message_id` is the same at each attempt.
+        `message_id` is the same for all attempts of a delivery.
 
         Raises:
             DeliveryFailed: the receiver has not confirmed the delivery.
@@ -77,16 +78,19 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver confirmed the delivery. `next_id`: the conversation's next delivery to this receiver, now due."""
+    """The receiver confirmed the delivery.
+
+    `next_id` is the conversation's next delivery to the same receiver, if that delivery is due.
+    """
 
     next_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt failed. The next begins in `retry_s` seconds; `None` after the last attempt.
+    """The attempt failed. The next attempt begins in `retry_s` seconds.
 
-    `next_id` has the same meaning as in `Delivered`.
+    After the last attempt, `retry_s` is `None`, and `next_id` has the same meaning as in `Delivered`.
     """
 
     retry_s: float | None
@@ -95,7 +99,10 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """The delivery is delivered, has failed, is being attempted, or waits for its due time or an earlier delivery."""
+    """No attempt was made.
+
+    The delivery is finished, is being attempted, or waits for its due time or for an earlier delivery.
+    """
 
 
 DeliveryOutcome = Delivered | Postponed | NotDue
@@ -107,12 +114,15 @@ def signature(key: bytes, body: bytes) -> str:
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> DeliveryOutcome:
-    """Attempt one delivery, if it is due. `carriers` maps `url`, `task` and `channel` to a carrier."""
+    """Attempt one delivery, if it is due.
+
+    `carriers` has a carrier for each kind of target: `url`, `task` and `channel`.
+    """
     given = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, given)
     if not rows:
         return NotDue()
-    if rows[0].attempts > MAX_ATTEMPTS:  # the last attempt ended in a crash or an internal error
+    if rows[0].attempts > MAX_ATTEMPTS:  # the last permitted attempt ended in a crash or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
@@ -129,24 +139,24 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
 
 
 def retry_after(attempts: int) -> float | None:
-    """Seconds until the next attempt after `attempts` failed ones; None after the last."""
+    """Seconds until the next attempt, after `attempts` failed attempts; `None` if no attempt is left."""
     if attempts >= MAX_ATTEMPTS:
         return None
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """The deliveries to publish, the longest waiting first; at most `most`.
+    """Up to `most` due deliveries, longest wait first. The caller must publish their wake-ups.
 
-    A delivery that no worker attempts is returned again after `backoff_s` seconds. The pause then doubles each time, up
-    to 64 times `backoff_s`.
+    If no worker attempts a delivery, it is returned again after `backoff_s` seconds. The pause then doubles each time,
+    up to 64 times `backoff_s`.
     """
     given = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, given)]
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status. A `failed` one is a dead letter: it is not retried."""
+    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter: it is not retried."""
     rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
     return [
         {
@@ -177,12 +187,12 @@ def resend(executor: Executor, delivery_id: UUID) -> None:
 
 
 def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
-    """Undo `due` for deliveries that the broker refused: the next round returns them again."""
+    """Undo `due` for deliveries whose wake-ups the broker refused: the next call of `due` returns them again."""
     database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
-    """Postpone a delivery that was not sent. The attempt counts only after `REFUSALS_FORGIVEN_S`.
+    """Postpone a delivery that must wait. The attempt counts only if the delivery is older than `REFUSALS_FORGIVEN_S`.
 
     The pause grows with the delivery's age, to limit the number of attempts.
     """

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# TAKE_DELIVERY moves the due time ahead, so attempts never overlap. A due time further ahead than any pause was written
-# while the server's clock was wrong, and counts as past.
+# The condition that a delivery is due. TAKE_DELIVERY moves `due_at` ahead, so that attempts never overlap. A `due_at`
+# further ahead than the longest pause (`furthest_s`) was written while the server's clock was ahead, and counts as
+# past.
 _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
 
 
 def _receiver(delivery: str) -> str:
-    """SQL for the receiver of a delivery. It must equal the expression in the index `deliveries_pending_idx`.
+    """The SQL expression that identifies the receiver of a delivery.
 
-    A receiver gets the deliveries of a conversation in the order of their turns.
+    It must equal the expression in the index `deliveries_pending_idx`. A receiver gets the deliveries of a conversation
+    in the order of their turns.
     """
     target = f"{delivery}.target"
     return f"""md5(coalesce({target} ->> 'url', {target} ->> 'task',
@@ -20,13 +22,16 @@ def _receiver(delivery: str) -> str:
 
 
 def _place(delivery: str, turn: str, session: str) -> str:
-    """SQL for the sort key of a conversation's deliveries: by turn, requests for approval before the reply."""
+    """The SQL sort key of a conversation's deliveries.
+
+    Deliveries are in the order of their turns. Within a turn, requests for approval come before the reply.
+    """
     return f"""({session}.created_at, {session}.session_id, {turn}.seq,
                      coalesce({delivery}.asking_seq, {2**63 - 1}))"""
 
 
-# The pending deliveries with the conversation and the receiver of `own`. The limit bounds the work while a receiver
-# fails; a delivery beyond the limit waits for the earlier ones.
+# The pending deliveries that have the same conversation and the same receiver as the row `own`. Pending deliveries
+# accumulate while a receiver fails, so a limit bounds the work. A delivery beyond the limit waits for the earlier ones.
 _PENDING = f"""
     (SELECT p.delivery_id, p.turn_id, p.asking_seq, p.due_at FROM deliveries AS p
      WHERE p.status = 'pending' AND p.user_id = own.user_id AND p.scope = own.scope
@@ -56,7 +61,7 @@ TAKE_DELIVERY = Statement(
     """,
 )
 
-# The conversation's next delivery to the same receiver, which waited for the one in `over`.
+# The due delivery that follows the delivery in `over`, in the same conversation and to the same receiver.
 _NEXT = f"""
     SELECT (SELECT n.delivery_id
             FROM (SELECT over.target, over.asking_seq, t.seq, s.session_id, s.created_at, s.user_id, s.scope
@@ -81,7 +86,7 @@ DELIVERED = Statement(
     """,
 )
 
-# `forgiven`: no request was sent, and the attempt does not count.
+# `forgiven`: the attempt does not count (see `NotAsked`).
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
     f"""
@@ -100,8 +105,9 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Deliveries to publish; each gets a time (`wake_at`) before which it is not published again. The pause doubles while no
-# worker attempts the delivery. A time further ahead than any pause was written while the server's clock was ahead.
+# Returns the due deliveries, whose wake-ups the caller publishes. Sets `wake_at`, the time before which a delivery is
+# not returned again. The pause doubles with each wake-up until a worker attempts the delivery. A time further ahead
+# than the longest pause was written while the server's clock was ahead, and counts as past.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     """
@@ -129,7 +135,7 @@ DELIVERIES_DUE = Statement(
     """,
 )
 
-# Undoes the publishing of deliveries that the broker refused: they are due in the next round.
+# Undoes DELIVERIES_DUE for deliveries whose wake-ups the broker refused: they are due in the sweeper's next round.
 UNWAKE_DELIVERIES = Statement(
     "deliveries.unwake",
     """
@@ -150,7 +156,8 @@ DELIVERIES = Statement(
     writes=False,
 )
 
-# Restarts a delivery. If it is being attempted, it may be sent twice; the receiver deduplicates by its id.
+# Restarts a delivery. If a worker is attempting the delivery, it may be sent twice. The receiver deduplicates by the
+# delivery's id.
 RESEND = Statement(
     "deliveries.resend",
     """

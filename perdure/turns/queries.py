@@ -1,4 +1,4 @@
-"""The statements of the sweeper, cancellation, feedback and reading."""
+"""The statements of the sweeper, and those that cancel turns, read turns and record feedback."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 
-# Settles a turn that has not begun; requests that a begun one stop, and ends its wait. A session without further turns
-# becomes active, whatever state a dead runner left it in.
+# Cancels a turn. A turn that has not begun is settled. For a turn that has begun, the request is recorded, and
+# `not_before` is cleared, so that a waiting turn is due at once. If the session has no other unsettled turn, the
+# session becomes active, whatever state a crashed runner left behind.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -54,7 +55,7 @@ CANCEL = Statement(
     """,
 )
 
-# Raises the fence of a session that no worker holds, to settle its waiting turn.
+# Raises the fence of a session that no worker holds, so that the caller can settle the session's waiting turn.
 SEIZE_WAITING = Statement(
     "turns.seize_waiting",
     f"""
@@ -64,7 +65,7 @@ SEIZE_WAITING = Statement(
     """,
 )
 
-# The worker whose statement moves `due_at` ahead sweeps this round.
+# The worker whose statement moves `due_at` ahead runs this round of the sweeper.
 TAKE_SWEEP = Statement(
     "sweep.take",
     """
@@ -82,17 +83,20 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
-# Wakes sessions with unsettled turns that no worker holds. A session is due `backoff_s` after its last wake-up; the
-# pause doubles with each wake-up that no claim followed (`wakes`). Order: priority, fewest wake-ups, longest wait. So
-# no session is woken twice while another one of the same priority waits for its first wake-up.
+# Wakes sessions that have unsettled turns and that no worker holds. A session is due `backoff_s` seconds after its last
+# wake-up. The pause doubles with each wake-up after which no worker claimed the session (`wakes`). The order is by
+# priority, then fewest wake-ups, then longest wait. So no session is woken twice while another session of the same
+# priority waits for its first wake-up.
 #
-# `ready` reads sessions whose turn may run; `waiting` reads those whose turn waited for a person or a model until
-# `not_before`, from which their wait is counted. Of those that waited for a model (`paced`), a round wakes only
-# `most_paced`, so that a recovered model is not overloaded. Writing `not_before` here makes the session claimable.
+# `ready` has the sessions whose turn may run. `waiting` has the sessions whose turn waited until `not_before`, for
+# example for a person or a model. Their wait is counted from `not_before`. Of the sessions that waited for a model
+# (`paced`), a round wakes only `most_paced`, so that a recovered model is not overloaded. `marked` sets `not_before` to
+# the present time, so that a worker can claim the session.
 #
-# Each pair (priority, level) is one range of `sessions_wake_idx`, read in index order up to the limit. The limit is a
-# subquery: if the planner knew the number, it would expect fewer rows than that in a range, and read and sort the
-# whole range. A timestamp in the future was written while the server's clock was ahead, and counts as past.
+# Each pair (priority, level) is one range of `sessions_wake_idx`, which is read in index order up to the limit. The
+# limit is a subquery, so that the planner does not know the number. Otherwise the planner may expect fewer rows in a
+# range, and read and sort the whole range. A timestamp in the future was written while the server's clock was ahead,
+# and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
@@ -161,8 +165,9 @@ UNWAKE = Statement(
     """,
 )
 
-# A worker received the wake-up but had no free slot. The wake-up counts, so that other sessions come first; the limit
-# `most_wakes` keeps the pause short, so that a free slot is soon used.
+# Postpones a session whose wake-up reached a worker without a free slot. The wake-up counts in `wakes`, so that the
+# sweeper wakes other sessions first. The limit `most_wakes` keeps the pause short, so that a slot is used soon after it
+# becomes free.
 CROWDED = Statement(
     "sweep.crowded",
     """
@@ -204,7 +209,10 @@ READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=
 
 
 def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
-    """A statement that lists the newest of the `chosen` turns, at most `limit`, in the order of an index."""
+    """A statement that lists the turns of the query `chosen`: the newest first, at most `limit`.
+
+    `order` is an indexed column that increases with each turn.
+    """
     return Statement(
         f"turns.{name}",
         f"""
@@ -232,7 +240,8 @@ LIST_OF_SESSION = _list("list_of_session", f"{_LISTED} WHERE t.session_id = %(se
 
 LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 
-# Materialised: a backward scan over all turns would read many rows before it finds an old unsettled one.
+# MATERIALIZED prevents a backward scan over all turns, which would read many settled turns before it finds an old
+# unsettled turn.
 LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
@@ -269,8 +278,8 @@ SETTLED_AMONG = Statement(
     writes=False,
 )
 
-# Records feedback on a turn that has a reply; returns the question and the reply. The lock on the user's row serialises
-# this transaction, which may learn a case from the turn, with the user's erasure.
+# Records feedback on a turn that has a reply; returns the question and the reply. The caller's transaction may also
+# learn a case from the turn. The lock on the user's row serialises the transaction with the user's erasure.
 FEEDBACK = Statement(
     "turns.feedback",
     """
@@ -290,8 +299,9 @@ FEEDBACK = Statement(
     """,
 )
 
-# A turn's messages begin at `first_seq` and end before the next turn's. If there is no message after `after`, one row
-# without a message reports the total.
+# The messages of a turn, without the first `after` ones. The turn's messages begin at its `first_seq` and end before
+# the `first_seq` of the next turn. Each row has the total number of the turn's messages. If no message is left, one row
+# without a message has the total.
 MESSAGES_OF_TURN = Statement(
     "turns.messages_of_turn",
     """
@@ -330,8 +340,8 @@ STATES = Statement(
 
 # --- repeated requests -------------------------------------------------------------------
 
-# The turn of the last request with this fingerprint whose answer was sent. `recent`: the turn settled in the last
-# `within_s` seconds.
+# The turn of the user's last request that has this fingerprint and whose answer was sent. `recent`: the turn was
+# settled in the last `within_s` seconds.
 ANSWERED = Statement(
     "turns.answered",
     """

@@ -1,7 +1,8 @@
 """Reading turns in the form of the API, and waiting until a turn is settled.
 
-Waiting costs the database one small statement per round and process, whatever the number of waiting callers. Workers
-announce settled turns through Redis; an announcement begins a round at once. Without Redis, rounds are more frequent.
+A process in which callers wait looks for settled turns in rounds. Each round runs one small statement, however many
+callers wait. Workers announce settled turns through Redis, and an announcement begins a round at once. Without Redis,
+rounds are more frequent.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
 
 
 def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
-    """The body for a message that is not routed yet, was refused, or belongs to another message's turn."""
+    """The body for a message that is not routed yet, was refused, or joined the turn of an earlier message."""
     if row.routed_to is not None:
         return read_turn(executor, row.routed_to)
     error = _error(row)
@@ -98,7 +99,7 @@ def owner(executor: Executor, turn_id: UUID) -> str:
 def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
     """The key of the turn's user, and whether the turn's message is routed; `None` if there is no such turn."""
     given = {"turn_id": turn_id}
-    # `turns` is read again last: the message may be routed between the first two statements.
+    # The third statement repeats the first, because the message may be routed between the first two statements.
     for statement in (queries.OWNER, route_queries.READ, queries.OWNER):
         if rows := executor.run(statement, given):
             return str(rows[0].user_id), statement is queries.OWNER
@@ -171,7 +172,7 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
 
 
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
-    """The turns of a session that are not settled because the snapshot store refused the snapshot, with the errors."""
+    """The unsettled turns of a session whose snapshot the store refused, each with the store's error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
     return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
 
@@ -221,7 +222,7 @@ def delay_message(turn: Mapping[str, Any]) -> str | None:
 
 
 class Delays:
-    """Reports that a turn's answer is delayed, once each time the turn is parked."""
+    """Reports to a waiting caller that a turn's answer is delayed: once for each delay."""
 
     def __init__(self, executor: Executor, turn_id: UUID) -> None:
         self._executor = executor
@@ -229,7 +230,7 @@ class Delays:
         self._reported = False
 
     def look(self) -> str | None:
-        """The message for a waiting caller; `None` if the turn is not delayed, or if this delay was reported.
+        """The message for a waiting caller; `None` if the turn is not delayed, or if this delay was already reported.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -255,9 +256,9 @@ class SettlementWatch:
         self._thread: threading.Thread | None = None
         self._look_now = threading.Event()
         self._announced: deque[UUID] = deque(maxlen=_ANNOUNCED)
-        """The newest announced turns: a turn may be announced after a caller reads it and before the caller waits."""
+        """The newest announced turns. A turn may be announced after a caller reads it and before the caller waits."""
         self.is_notified = False
-        """Whether workers announce settled turns through Redis; rounds are then less frequent."""
+        """Whether workers announce settled turns through Redis. If they do, rounds are less frequent."""
 
     def notify(self, turn_ids: Sequence[UUID]) -> None:
         """Record that these turns are settled; start a round at once if a caller waits for one of them."""

@@ -1,8 +1,9 @@
 """Restoring a session from a snapshot: its working variables, and its pending messages.
 
-Called by `perdure sessions snapshot import`. Pending messages are accepted like any others, under their own
-`message_id`, so each is answered once, even if a file is imported twice or the original message is still queued. A
-session that this installation does not have is opened under its id. After a crash, the import may be repeated.
+Called by `perdure sessions snapshot import`. A pending message is accepted like any other message, under its own
+`message_id`. So it is answered once, even if a file is imported twice or the original message is still queued. If this
+installation does not have the session, the session is opened under its original id. After a crash, the import may be
+repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from perdure.turns.inbox.accept import accept, check
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
 _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
-"""Fields of an event's payload that are copied to the message. Other fields, of newer releases, are ignored."""
+"""Fields of an event's payload that are copied to the message. Unknown fields, of newer releases, are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
 
 
 def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[Incoming]) -> None:
-    """Open the session for the messages' user, at the snapshot's tick, unless it exists.
+    """Open the session for the messages' user, at the snapshot's tick, unless the session exists.
 
     Raises:
         InvalidRequest: the messages are from more than one user; nothing was changed.

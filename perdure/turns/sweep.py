@@ -1,8 +1,8 @@
 """The sweeper: publishes wake-ups for work that is due and that no worker runs.
 
-Runs in every worker, every few seconds. One worker takes each round by a compare-and-set on a row, so no lock outlives
-a statement, and a paused sweeper does not block other workers. A round publishes a bounded number of wake-ups, with
-back-off for each session.
+Every worker tries to run a round every few seconds. A compare-and-set on a row decides which worker runs the round. So
+no lock outlives a statement, and a paused sweeper does not block other workers. A round publishes a bounded number of
+wake-ups. The pause between two wake-ups of a session grows until a worker claims the session.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_A_ROUND = 200
 """The most wake-ups of each kind that one round publishes."""
 
 MOST_CROWDED_WAKES = 3
-"""Doublings of the pause before a postponed session is woken again: 40 s at most with the defaults."""
+"""The most doublings of the pause before a postponed session's next wake-up. By default, the longest pause is 40 s."""
 
 MOST_CONSOLIDATIONS = 50
-"""As `MOST_A_ROUND`, for sessions that wait for consolidation, which is not urgent."""
+"""The most sessions that one round wakes for consolidation. Consolidation is not urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Swept:
 def sweep(
     runtime: Runtime, *, turns: bool = True, stopped_after: Callable[[float], bool] = lambda _: False
 ) -> Swept | None:
-    """Run one round; `None` if another worker has taken it.
+    """Run one round; returns `None` if another worker has taken the round.
 
     While the intake is closed, `turns` is False, and no turns are woken.
 
-    `stopped_after(seconds)` waits and returns whether the worker is stopping. A round spreads its deliveries over at
-    most half of the sweeper's interval, so that deliveries to a failed receiver do not compete with the turns in one
-    burst.
+    `stopped_after(seconds)` waits for this time, and returns whether the worker is stopping. A round spreads its
+    deliveries over at most half of the sweeper's interval, so that a burst of deliveries to a failed receiver does not
+    delay turns.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -122,7 +122,10 @@ def _wake_consolidations(runtime: Runtime) -> int:
 
 
 def postpone(runtime: Runtime, session_id: UUID) -> None:
-    """Let the sweeper wake a session again after growing pauses, because the woken worker has no free slot."""
+    """Postpone a session whose wake-up reached a worker without a free slot.
+
+    The sweeper wakes the session again. The pause grows each time, up to a limit.
+    """
     runtime.database.run(queries.CROWDED, {"session_id": session_id, "most_wakes": MOST_CROWDED_WAKES})
 
 

@@ -1,4 +1,4 @@
-"""A user's data as a whole: erasure, export, and the list of tables that hold it.
+"""Erasure and export of a user's data, the list of the tables with users' data, and a user's linked identities.
 
-Called by routes, commands and, for the second pass of an erasure, the sweeper.
+Called by routes and commands. The sweeper runs the second pass of an erasure.
 """

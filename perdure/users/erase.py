@@ -1,10 +1,12 @@
-"""Erases a user: their messages, everything derived from them, and the copies outside PostgreSQL.
+"""Erases a user: the user's messages, all data derived from the messages, and the copies outside PostgreSQL.
 
-One transaction raises the fencing tokens of their sessions and deletes their rows, so that no process that runs one of
-their turns or consolidations can write any more. Redis and the snapshot store are cleaned right after the commit, and
-again after one lease: a process that was paused after its last commit may still have written there. The row in
-`erasures` makes the sweeper do this second pass even if this process crashes. The second pass also removes the deleted
-texts from the planner's statistics and from the file of an embedded Redis.
+One transaction raises the fences of the user's sessions and deletes the user's rows. Processes that still run a turn or
+a consolidation of the user can then no longer write to PostgreSQL. The user's data in Redis and in the snapshot store
+is deleted right after the commit, and again in a second pass one lease later. Until then, a process that was paused
+after its last commit may still write to Redis or the store.
+
+The transaction inserts a row in `erasures`, so that the sweeper runs the second pass even if this process crashes. The
+second pass also removes the deleted texts from the planner's statistics and from the file of an embedded Redis.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ _MOST_A_ROUND = 20
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:
-    """Deleted rows by table.
+    """The number of deleted rows of each table.
 
-    `everywhere` tells that Redis and the snapshot store are clean; if not, the second pass retries.
+    `everywhere` tells that the user's data in Redis and in the snapshot store is deleted. If it is not, the second pass
+    deletes it.
     """
 
     rows: dict[str, int]
@@ -47,7 +50,7 @@ class RedisFile(Protocol):
     """The append-only file of a Redis that perdure runs itself."""
 
     def rewrite(self) -> None:
-        """Start a rewrite of the file from Redis's present data, unless one has just started.
+        """Start a rewrite of the file from Redis's present data, unless a rewrite has just started.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -55,9 +58,9 @@ class RedisFile(Protocol):
         ...
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
-        """The ids in `erasures` whose data the file no longer contains; for the others, call this again.
+        """The ids of those `erasures` whose data the file no longer contains.
 
-        Delete the erased users' keys from Redis before the call.
+        Call this again for the other erasures. Before the call, delete the erased users' keys from Redis.
 
         Raises:
             Unavailable: Redis cannot be reached.
@@ -109,7 +112,7 @@ class Eraser:
         return ErasureResult(rows, self._clean(user_id, sessions, erasure.erased_at))
 
     def finish_due(self) -> int:
-        """Do the second pass of erasures that are one lease old; returns how many are finished.
+        """Run the second pass of the erasures that are due; returns the number of finished erasures.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -131,21 +134,24 @@ class Eraser:
         return len(finished)
 
     def _revoke_tasks(self) -> None:
-        """Revoke the tasks of recent erasures.
+        """Revoke the Celery tasks of the erasures whose tasks are not revoked yet.
 
-        The second pass revokes them again, because a paused worker may still send a task.
+        The second pass revokes the tasks again, because a paused worker may still send a task.
         """
         due = self.database.run(queries.TO_REVOKE, {"most": _MOST_A_ROUND})
         if due and self._revoke(due):
             self.database.run(queries.REVOKED, {"erasure_ids": [row.erasure_id for row in due]})
 
     def _revoke(self, erasures: Sequence[Row[Any]]) -> bool:
-        """Revoke the tasks of these erasures in one broadcast, since each one may wait for the broker."""
+        """Revoke the tasks of `erasures` in one broadcast, because each broadcast may have to wait for the broker.
+
+        Returns whether the tasks are revoked.
+        """
         task_ids = [task_id for row in erasures for task_id in row.task_ids]
         return not task_ids or (self.revoke is not None and self.revoke(task_ids))
 
     def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
-        """Remove erased texts from the planner's statistics and Redis's file; returns the finished erasures."""
+        """Remove erased texts from the planner's statistics and from Redis's file; returns the finished erasures."""
         forget_samples(self.database)
         if self.file is None:
             return clean
@@ -156,7 +162,10 @@ class Eraser:
             return ()
 
     def _clean(self, user_id: str, sessions: Sequence[UUID], until: datetime) -> bool:
-        """Delete the copies outside PostgreSQL; returns whether that succeeded."""
+        """Delete a user's data outside PostgreSQL; returns whether that succeeded.
+
+        Events in the user's stream that are later than `until` are kept.
+        """
         try:
             for session_id in sessions:
                 self.snapshots.delete(session_id)
@@ -175,7 +184,7 @@ class Eraser:
 
 
 def _task_ids(calls: Sequence[Row[Any]]) -> list[UUID]:
-    """The ids of the tasks of these calls that may be queued."""
+    """The ids of the queued tasks of `calls`, which are rows of `queries.QUEUED_CALLS`."""
     ids: list[UUID] = []
     for call in calls:
         ids += [part_task_id(call.effect_id, part) for part in call.parts] if call.is_list else [call.effect_id]

@@ -1,4 +1,7 @@
-"""`Hold`: a running turn's lease, deadline and reasons to stop, shared between its thread and the keeper's."""
+"""`Hold`: a running turn's lease, its step deadline and its reason to stop.
+
+The thread of the turn and the thread of the keeper share a `Hold`.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from perdure.models.protocol import ModelCall
 from perdure.turns.lease.claim import Claimed
 
 GRACE_S = 5.0
-"""Seconds that a step may run past its deadline before its lease is no longer renewed."""
+"""The keeper stops renewing a lease this number of seconds after the deadline of the turn's step."""
 
 
 class Hold:
-    """The lease of a claimed session, for the turn that runs under it."""
+    """The lease of a claimed session, and the state of the turn that runs under the lease."""
 
     def __init__(self, claim: Claimed, clock: Clock, lease_s: float) -> None:
         self.session_id = claim.session_id
         self.fence = claim.fence
         self.turn_id: UUID | None = None
         self.tick = claim.kept.tick
-        """The session's tick after the last commit that this process knows of."""
+        """The session's tick after the last commit that this process has made or read."""
         self.stopping = threading.Event()
-        """Set when the turn must stop waiting for a model: cancelled, lease lost, or process draining."""
+        """Set when the turn must stop at its next safe point, as after `cancel`, `lose` or `drain`."""
         self.unwanted = threading.Event()
         """Set when tool results are no longer needed: the turn is cancelled or the lease is lost."""
         self.cancelled = False
@@ -41,7 +44,7 @@ class Hold:
 
     @property
     def token(self) -> int:
-        """The fence's token; a later claim has a higher one."""
+        """The fence's token. A later claim of the session has a higher token."""
         return self.fence.token
 
     @property
@@ -50,23 +53,26 @@ class Hold:
         return self.fence.on(self.session_id)
 
     def renewed(self, asked_at: float) -> None:
-        """Record that a statement sent at `asked_at` (monotonic) renewed the lease."""
+        """Record that a statement sent at the monotonic time `asked_at` renewed the lease."""
         self._valid_until = asked_at + self._lease_s
 
     def still_valid(self) -> bool:
-        """Whether the lease is certainly unexpired, by this process's monotonic clock."""
+        """Whether the lease is not lost and, by this process's monotonic clock, has not expired."""
         return not self.lost and self._clock.monotonic() < self._valid_until
 
     def step_within(self, seconds: float) -> None:
-        """Set the deadline of the step that begins now; the keeper does not renew the lease after the deadline."""
+        """Set the deadline of the step that begins now to `seconds` from now.
+
+        The keeper stops renewing the lease `GRACE_S` seconds after the deadline.
+        """
         self._step_until = self._clock.monotonic() + seconds + GRACE_S
 
     def within_step(self) -> bool:
-        """Whether the present step is within its deadline."""
+        """Whether the present step is within its deadline, extended by `GRACE_S`."""
         return self._clock.monotonic() < self._step_until
 
     def begin(self, turn_id: UUID) -> None:
-        """Begin the session's next turn: clears the cancellation of the previous one."""
+        """Begin the session's next turn, and clear the cancellation of the previous turn."""
         with self._lock:
             self.turn_id = turn_id
             self.cancelled = False
@@ -77,7 +83,7 @@ class Hold:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Within the block, abort `call` if the turn is cancelled, drained or out of time, or if the lease is lost."""
+        """Within the block, let `cancel`, `lose`, `drain` and `expire_overdue` abort `call`."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -89,8 +95,8 @@ class Hold:
             with self._lock:
                 self._call = None
 
-    # Each method below sets the reason and stops the turn under one lock. Without it, `begin` could start the next turn
-    # in between, which would then be stopped without a reason.
+    # `cancel`, `lose` and `drain` each set a reason and stop the turn while they hold the lock. Without the lock,
+    # `begin` could start the next turn between these two actions. The next turn would then be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
         """Stop the running turn as cancelled, if it is the turn `turn_id`."""
@@ -111,7 +117,7 @@ class Hold:
         _abort(call)
 
     def drain(self) -> None:
-        """Stop the turn at its next safe point: a model call is aborted, tool calls are awaited."""
+        """Stop the turn at its next safe point: abort a model call, but wait for the end of tool calls."""
         with self._lock:
             self.draining = True
             call = self._stop()
@@ -130,7 +136,7 @@ class Hold:
 
 
 def _abort(call: ModelCall | None) -> None:
-    """Abort the call. The caller must not hold the lock, because `abort` runs the model's own code."""
+    """Abort the call. The caller must not hold the `Hold`'s lock, because `abort` runs the model's own code."""
     if call is not None:
         call.abort()
 

@@ -1,7 +1,7 @@
-"""The keeper: one thread per process, which renews all leases of the process in one statement.
+"""The keeper: a thread that renews all leases of its process in one statement.
 
-A lease is renewed only while its turn is within the deadline of its present step. The keeper also detects cancelled
-turns and lost leases, and aborts model calls whose time limit has passed.
+The keeper renews a lease only until the deadline of the turn's present step has passed. It also detects cancelled turns
+and lost leases, and aborts model calls whose time limit has passed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _WATCH_S = 1.0
 
 _MOST_TOUCHED = 10_000
-"""Sessions that a process remembers, for its flush at shutdown."""
+"""The most sessions that a process remembers, to flush them at shutdown (`workers.shutdown.flush`)."""
 
 
 class Keeper:
@@ -52,7 +52,7 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; leases that are still held expire."""
+        """Stop the thread. Leases that the process still holds then expire."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_WATCH_S * 5)
@@ -79,7 +79,7 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """The number of sessions held, including those that are being ended."""
+        """The number of sessions that this process holds, including sessions that it is ending."""
         return len(self._holds)
 
     @property
@@ -89,12 +89,18 @@ class Keeper:
             return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
 
     def touched(self) -> list[tuple[UUID, Fence]]:
-        """The last `_MOST_TOUCHED` sessions of this process, latest first, each with its last fence in this process."""
+        """The last `_MOST_TOUCHED` sessions that this process claimed, newest claim first.
+
+        Each session has the fence of its newest claim by this process.
+        """
         with self._lock:
             return [*reversed(self._touched.items())]
 
     def release_all(self) -> list[tuple[UUID, State]]:
-        """Release every lease when the process must exit during turns; returns the sessions with their states."""
+        """Release every lease, because the process must exit while turns run.
+
+        Returns the released sessions with their states.
+        """
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:
@@ -105,7 +111,7 @@ class Keeper:
     def park(self) -> int:
         """Stop the running turns at their next safe point; returns their number.
 
-        Sessions that are being ended are not stopped.
+        Does not stop the ending of a session.
         """
         with self._lock:
             holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
@@ -114,7 +120,7 @@ class Keeper:
         return len(holds)
 
     def drain(self) -> None:
-        """Stop every turn at its next safe point, including those that begin later."""
+        """Stop every turn at its next safe point, including turns that begin after this call."""
         with self._lock:
             self._draining = True
             holds = list(self._holds.values())
@@ -122,7 +128,10 @@ class Keeper:
             hold.drain()
 
     def beat(self) -> None:
-        """Run one round: abort overdue model calls, renew leases that are due, stop cancelled and lost turns."""
+        """Run one round: abort overdue model calls, renew leases, and stop turns that must not continue.
+
+        A turn must not continue if it is cancelled or if its lease is lost.
+        """
         with self._lock:
             holds = list(self._holds.values())
         for hold in holds:

@@ -1,8 +1,10 @@
 """Parking: if all models of a turn are unavailable and `on_unavailable` is `park`, the turn waits.
 
-The session is released with a time before which no worker claims it. Waiting uses up neither attempts nor the turn's
-time limit; the session's later turns wait too. When a model's breaker closes in any process, all turns that wait for a
-model become due. The sweeper wakes a few per round, the oldest first, so that a recovered model is not overloaded.
+The worker releases the session, and sets a time before which no worker claims the session. The wait counts neither as
+an attempt nor towards the turn's time limit. The session's later turns wait too.
+
+When the circuit breaker of a model closes in any process, all turns that wait for a model become due. The sweeper wakes
+a few of them per round, the oldest first, so that a recovered model is not overloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MOST_A_ROUND = 10
 """The most parked turns that one round of the sweeper wakes."""
 
 LONGEST = timedelta(days=1)
-"""A turn older than this is not parked: a failure of its models settles it as failed."""
+"""The greatest age at which a turn is parked. An older turn fails if its models are unavailable."""
 
 _LONGEST_PAUSE_S = 600.0
 
@@ -35,8 +37,8 @@ _LONGEST_PAUSE_S = 600.0
 def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     """Seconds until a model that failed with `error` may answer; None if the error is not transient."""
     if isinstance(error, CircuitBreakerOpen):
-        # During a probe, `retry_after_s` is the probe's time limit. No process reports that a probe failed or was lost,
-        # so wait at most the cooldown.
+        # While the half-open breaker waits for its probe, `retry_after_s` is the probe's time limit. No process reports
+        # that a probe failed or was lost, so wait at most the cooldown.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
     elif verdict(error) is Verdict.TRANSIENT:
         wanted = max(requested_pause_s(error) or 0.0, cooldown_s)
@@ -54,7 +56,8 @@ def may_wait(turn: TurnRef, clock: Clock) -> bool:
 class Delayed:
     """No model answers: the turn continues after `wait_s` seconds.
 
-    `steps` is the number of the turn's steps so far. `spent_s` is the turn's time under lease, without the failed call.
+    `steps` is the number of the turn's steps so far. `spent_s` is the turn's run time in seconds, without the failed
+    model call.
     """
 
     error: PerdureError
@@ -66,7 +69,7 @@ class Delayed:
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
     """Release the session until a model may answer.
 
-    Returns True if the turn is cancelled. The caller must then wake the session.
+    Returns True if the turn was cancelled concurrently. The caller must then wake the session.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -91,7 +94,7 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
 
 
 def recall(executor: Executor, change: Transition) -> None:
-    """Make parked turns due when the breaker of a model closes. Called at each transition of a breaker."""
+    """Make parked turns due if `change` closes the breaker of a model. Called at each transition of any breaker."""
     if change.after is not Breaker.CLOSED or not change.name.startswith("llm:"):
         return
     found = executor.run(queries.RECALL, {})

@@ -1,4 +1,7 @@
-"""The statements that claim, renew, park and release a session. A holder's writes are conditional on its fence."""
+"""The statements that claim, renew, park and release a session.
+
+A worker that holds a session writes to the session only on the condition that the worker's fence is still valid.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,20 @@ from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import DRAINING
 
-# A session is *admitted* while its turns run or may run; it then takes one of its user's `user_concurrency` places.
-# When all are taken, a further session of the user is *queued*: no wake-up is published for it and no worker claims
-# it, until a settled turn of the user (ADMIT) or the sweeper (ADMIT_DUE) admits it.
+# A session is *admitted* while one of its turns runs or may run. An admitted session takes one of its user's
+# `user_concurrency` places. If all places are taken, another session of the user with unsettled turns is *queued*: no
+# wake-up is published for a queued session, and no worker claims it. A queued session is admitted after a turn of its
+# user is settled (ADMIT), or by the sweeper (ADMIT_DUE).
 #
-# A session that waits for a person, a task, a time or a model (`not_before`), or after an error (`strikes`), takes no
-# place. Admitted sessions are in `sessions_admitted_idx`, which queueing keeps short.
+# A session takes no place while it waits for a person, a task, a time or a model (`not_before`), or waits after an
+# error (`strikes`). The index `sessions_admitted_idx` has the admitted sessions. The index stays short, because queued
+# sessions are not in it.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
 """.strip()
 
-# `not_before` hides a queued session from the sweeper (WAKE_DUE). It expires only if ADMIT_DUE never runs, as in a
-# fleet of the previous release.
+# Queues a session. Because `not_before` is one hour ahead, the sweeper's WAKE_DUE does not wake the session. The hour
+# passes only if no worker runs ADMIT_DUE, as when all workers are of the previous release.
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
@@ -37,8 +42,8 @@ _ADMIT = """
     RETURNING s.session_id, s.priority
 """.strip()
 
-# Admits one queued session of a user with a free place. Two places freed concurrently admit two sessions: the second
-# statement skips the row that the first has locked.
+# Admits one queued session of a user, if the user has a free place. If two places become free concurrently, two
+# statements admit two sessions: each statement skips the row that the other has locked.
 ADMIT = Statement(
     "turns.admit",
     f"""
@@ -55,8 +60,8 @@ ADMIT = Statement(
     """,
 )
 
-# For the sweeper: fills the free places of all users with queued sessions. Finds the users by a loose index scan of
-# `sessions_queued_idx`: one row per user, whatever the number of queued sessions.
+# Run by the sweeper: admits queued sessions of all users who have free places. Finds the users by a loose index scan of
+# `sessions_queued_idx`. The scan reads one row per user, however many sessions are queued.
 ADMIT_DUE = Statement(
     "sweep.admit_due",
     f"""
@@ -84,14 +89,16 @@ ADMIT_DUE = Statement(
     """,
 )
 
-# No worker claims a session before its `not_before`, even if a wake-up arrives. If the last wake-up is in the future,
-# the server's clock was wrong when both timestamps were written, and `not_before` is ignored.
+# No worker claims a session before its `not_before`, even if a wake-up arrives. Exception: if `woken_at`, the time of
+# the last wake-up, is in the future, the server's clock was ahead when it wrote both times, and `not_before` is
+# ignored.
 _IN_TIME = """
           (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
 """.strip()
 
-# For the prompt: the channel of the previous turn (for a session's first turn: of the previous session's last), and the
-# previous session with its summary. For the runner: the session's state between turns.
+# Columns for the prompt: the previous session with its summary, and the channel of the previous turn. For a session's
+# first turn, the previous turn is the last turn of the previous session. Columns for the runner: the session's state
+# between turns.
 _BEFORE = f"""
            {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
@@ -102,13 +109,15 @@ _BEFORE = f"""
            {PRESENT_VARIABLES} AS variables
 """.strip()
 
-# Takes the lease and begins, or takes over, the session's oldest unsettled turn. Skips a locked row. A lease that
-# expires too far in the future was written while the server's clock was wrong, and counts as expired. After
-# `isolate_from` claims of a turn, only a dedicated process may claim it. A closed intake prevents every claim.
+# Takes a session's lease, and begins or takes over the session's oldest unsettled turn. Claims nothing if the session's
+# row is locked. A lease that expires more than twice `lease_s` from now was written while the server's clock was ahead,
+# and counts as expired. After `isolate_from` claims of a turn, only a dedicated process may claim it. While the intake
+# is closed, no claim succeeds.
 #
-# If the user's sessions with a live lease take all places, the session is queued instead, without counting an attempt.
-# No lock protects the count: concurrent claims of one user do not see each other, so the limit may be exceeded by their
-# number until one of these turns settles. A turn that is only settled (cancelled, or out of attempts) needs no place.
+# If leased sessions of the user take all places, the session is queued instead, and no attempt is counted. No lock
+# protects the count of leased sessions: concurrent claims for one user do not see each other. So they may exceed the
+# limit until enough of these turns are settled. A turn that is only settled, because it is cancelled or out of
+# attempts, needs no place.
 CLAIM = Statement(
     "turns.claim",
     f"""
@@ -176,7 +185,7 @@ CLAIM = Statement(
     """,
 )
 
-# Whether a session can be claimed. If so, a claim that returned no row just before skipped a locked row.
+# Whether a session can be claimed. If it can, but CLAIM has just returned no row, CLAIM skipped a locked row.
 CLAIMABLE = Statement(
     "turns.claimable",
     f"""
@@ -188,8 +197,9 @@ CLAIMABLE = Statement(
     writes=False,
 )
 
-# Begins the next turn of a session whose lease is held, or reads the present one again when its runner does not know
-# whether a commit succeeded. While the intake is closed, no turn begins; a running one continues.
+# Begins the next turn of a session that the caller holds. If a turn is running, reads that turn again instead: its
+# runner may not know whether a commit succeeded. While the intake is closed, no turn begins, but a running turn
+# continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -222,8 +232,9 @@ BEGIN_NEXT = Statement(
     """,
 )
 
-# Renews the leases of a process in one statement; locked rows are renewed at the next beat. `lease_until IS NOT NULL`:
-# renewing a lease that was released concurrently would block the session until it expires.
+# Renews all leases of a process. Skips locked rows, which the keeper's next beat renews. `lease_until IS NOT NULL`
+# excludes a lease that was released concurrently: if it were renewed, no worker could claim the session until the lease
+# expires.
 RENEW = Statement(
     "turns.renew",
     """
@@ -240,7 +251,7 @@ RENEW = Statement(
     """,
 )
 
-# Whether a process still holds its sessions, and which of its turns are cancelled.
+# The present fence of each session that a process holds, and whether the session's turn is cancelled.
 WATCH = Statement(
     "turns.watch",
     """
@@ -252,7 +263,8 @@ WATCH = Statement(
     writes=False,
 )
 
-# As WATCH, for turns that run in a dedicated process: the worker watches them, since that process may hang.
+# Like WATCH, for turns that run in a dedicated process. The worker that started the process runs this statement,
+# because the process may hang.
 WATCH_ISOLATED = Statement(
     "turns.watch_isolated",
     """
@@ -268,8 +280,8 @@ WATCH_ISOLATED = Statement(
     writes=False,
 )
 
-# Releases a session whose snapshot the store refused. The sweeper wakes it after a pause that grows with `wakes` (see
-# WAKE_DUE).
+# Releases a session whose snapshot the store refused. The sweeper wakes the session after a pause that grows with
+# `wakes` (see WAKE_DUE).
 POSTPONE = Statement(
     "turns.postpone",
     f"""
@@ -287,7 +299,8 @@ POSTPONE = Statement(
     """,
 )
 
-# Releases a session during a turn; the next worker continues from the last commit. Does not count as an attempt.
+# Releases a session during a turn. The next worker continues from the last commit. The claim does not count as an
+# attempt.
 PARK = Statement(
     "turns.park",
     f"""
@@ -304,8 +317,9 @@ PARK = Statement(
     """,
 )
 
-# Releases a session after an error; the claim stays counted as a strike. The sweeper's pause doubles with each strike
-# (see WAKE_DUE). After the last one the session is due in the next round, and its turn is settled as failed.
+# Releases a session after an error. The claim stays counted as a failed attempt (`strikes`). The sweeper's pause before
+# the next claim doubles with each strike (see WAKE_DUE). After the last permitted attempt, the session is due in the
+# sweeper's next round, and the next claim settles the turn as failed.
 STRIKE = Statement(
     "turns.strike",
     f"""
@@ -325,8 +339,8 @@ STRIKE = Statement(
     """,
 )
 
-# Releases a session until a model may answer. Records the error and the number of steps in the turn: the API shows the
-# turn as delayed until it has committed another step, even while a worker retries it.
+# Releases a session until a model may answer. Records the error and the number of steps in the turn's row. The API
+# shows the turn as delayed until it has committed another step, even while a worker retries the turn.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""
@@ -345,7 +359,8 @@ PARK_FOR = Statement(
     """,
 )
 
-# Makes a session that was just parked due at once: its turn was cancelled concurrently, and a worker must settle it.
+# Makes a just parked session due at once, because its turn was cancelled concurrently and a worker must settle the
+# turn.
 MAKE_DUE = Statement(
     "turns.make_due",
     f"""
@@ -354,8 +369,9 @@ MAKE_DUE = Statement(
     """,
 )
 
-# Makes parked turns due; the sweeper wakes them in the order of acceptance (see WAKE_DUE). `woken_at` is set to
-# the present time: if it is in the future later, the clock was set back, and `not_before` is ignored (see `_IN_TIME`).
+# Makes all turns due that wait for a model. The sweeper wakes them in the order of acceptance (see WAKE_DUE).
+# `woken_at` is set to the present time. If a later statement finds `woken_at` in the future, the clock was set back in
+# between, and `not_before` is ignored (see `_IN_TIME`).
 RECALL = Statement(
     "turns.recall",
     """
@@ -371,7 +387,7 @@ RECALL = Statement(
     """,
 )
 
-# Releases all sessions of a process that exits: running turns are parked. A session that is being ended or
+# Releases all sessions of a process that exits, and parks their running turns. A session that is being ended or
 # consolidated keeps its state.
 RELEASE_ALL = Statement(
     "turns.release_all",
@@ -394,7 +410,8 @@ RELEASE_ALL = Statement(
     """,
 )
 
-# Releases a session after its time slice. If the user has queued sessions, this one is queued behind them (see ADMIT).
+# Releases a session after its time slice. If the session has more turns and its user has queued sessions, the session
+# is queued behind them (see ADMIT).
 RELEASE = Statement(
     "turns.release",
     f"""

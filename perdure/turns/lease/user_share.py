@@ -1,10 +1,12 @@
-"""A user's share of the fleet: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
+"""A user's share of the workers: at most `PERDURE_TURN__USER_CONCURRENCY` turns of one user run concurrently.
 
-The user's further sessions are queued: no wake-up is published for them and they occupy no worker thread, so one user's
-many messages do not delay other users. If the user has no free place, a session is queued when a message for it is
-accepted or a worker tries to claim it. A runner that frees a place calls `admit_next` after its commit. The sweeper
-admits sessions that `admit_next` missed: a place may be freed while a session is being queued, and a process may crash
-before it publishes the wake-up.
+Each running turn takes one of its user's places. If no place is free, a session is queued, either when a message for
+the session is accepted or when a worker tries to claim the session. No wake-up is published for a queued session, and
+it occupies no worker thread. So many messages of one user do not delay other users.
+
+A runner that frees a place calls `admit_next` after its commit. The sweeper admits the sessions that `admit_next`
+missed: a place may become free while a session is being queued, and a process may crash before it publishes the
+wake-up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MOST_USERS = 2_000
 
 
 def admit_next(runtime: Runtime, user_id: str) -> None:
-    """Wake the user's next queued session, if the user has a free place."""
+    """Admit and wake the user's next queued session, if the user has a free place."""
     given = {"user_id": user_id, "user_concurrency": runtime.settings.turn.user_concurrency}
     try:
         rows = runtime.database.run(queries.ADMIT, given)
@@ -36,6 +38,9 @@ def admit_next(runtime: Runtime, user_id: str) -> None:
 
 
 def admit_due(executor: Executor, user_concurrency: int, most: int) -> list[tuple[UUID, int]]:
-    """Admit up to `most` queued sessions of users with free places; returns them with their priorities, to be woken."""
+    """Admit up to `most` queued sessions of users with free places.
+
+    Returns the sessions with their priorities. The caller must wake the sessions.
+    """
     given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS}
     return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]

@@ -1,8 +1,9 @@
 """The system message: the agent's instructions, the user's channel, and sections about the past.
 
-Built once per turn. The past is in sections of bounded size (`memory.sections`): memories of the user, cases that are
-similar to the question, and the previous session (its summary or, until that exists, its last messages). All sections
-are quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues without
+A worker builds the message before its first model call for a turn. The sections have a bounded size
+(`memory.sections`). They contain memories of the user, cases that are similar to the question, and the summary of the
+previous session. While the previous session has no summary, its last messages are shown instead. All sections are
+quoted as data (`text.quoting`). If memory is unavailable, the turn waits for a bounded time and continues without
 memories and cases.
 """
 
@@ -35,10 +36,10 @@ from perdure.turns.run.transcript import Transcript
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 20
-"""The newest messages of the previous session that are shown while it has no summary."""
+"""The most messages of the previous session that are shown while that session has no summary."""
 
 MOST_CASES = 4
-"""Cases of the CaseBank in one prompt."""
+"""The most cases of the CaseBank in one prompt."""
 
 _MAX_CHARS = 500
 _CASE_CHARS = 2_000
@@ -58,7 +59,7 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
 
     Raises:
-        CallAborted: the turn must stop; the hold has the reason.
+        CallAborted: the turn must stop; `hold` has the reason.
         Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.memory
@@ -74,7 +75,10 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The tools that are sent to the model, within `budget` tokens; a warning is logged if tools are left out."""
+    """The tools that are sent to the model: the first ones of `schemas` that fit in `budget` tokens together.
+
+    Logs a warning if tools are left out.
+    """
     sent = affordable(schemas, budget)
     if len(sent) < len(schemas):
         log.warning(
@@ -94,7 +98,7 @@ def _recall(
     quoter: Quoter,
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The sections of the past, and the ids of the cases in them; both empty if memory is unavailable."""
+    """The sections about the past, and the ids of the cases in them. There are no sections if memory is unavailable."""
     in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
     embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(

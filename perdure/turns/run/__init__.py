@@ -1,4 +1,4 @@
 """Running a session's turns: the step loop, the commit of each step, the snapshot and the settlement.
 
-Called by the Celery task of a session; `Runner.run` is the entry point.
+Called by the Celery task `turns.run`. `Runner.run` is the entry point.
 """

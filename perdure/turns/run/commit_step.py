@@ -1,8 +1,8 @@
-"""The commit of a step: messages, tool calls' intents, tool results and changed working variables, in one statement.
+"""The commit of a step, in one statement: its messages, intents, tool results and changed working variables.
 
-The statement (`queries.STEP`) is conditional on the fence and on the session's tick. A reply is committed with the
-intents of its tool calls before a tool begins; results are committed before the model is called again. Called by the
-step loop (`react`).
+An intent records that a tool call may have begun. The statement (`queries.STEP`) is conditional on the fence and on the
+session's tick. A reply is committed with the intents of its tool calls before a tool begins. Results are committed
+before the model is called again. Called by the step loop (`react`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Step:
 
 
 class StepCommit:
-    """Commits the steps of one turn, and records them in its transcript. `spent_s`: the turn's seconds under lease."""
+    """Commits the steps of one turn, and adds them to its transcript.
+
+    `spent_s` returns the turn's run time in seconds, over all workers that ran the turn.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class StepCommit:
         """The monotonic time at which the last successful statement was sent."""
 
     def commit(self, step: Step) -> bool:
-        """Commit a step. Returns False if an earlier try committed the step, but its success was not reported.
+        """Commit a step. Returns False if a try raised an error although it had committed the step.
 
         Raises:
             LeaseLost: another worker has the session.

@@ -1,8 +1,8 @@
 """Decides when a worker kills a child process that runs a turn.
 
-A child in which a tool holds the GIL notices neither a cancellation nor a lost lease nor its time limit, so the worker
-decides when to kill the child. `Watch.see` decides; `perdure.workers.isolated.kill` kills the child and settles the
-turn.
+While a tool holds the GIL, the child cannot react to a cancellation, a lost lease or a time limit. So the worker
+decides when to kill the child. `Watch.see` makes the decision. `perdure.workers.isolated.kill` kills the child and
+settles the turn.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from perdure.turns.run.react import out_of_time
 from perdure.turns.run.settle import Cancelled, Ending, Failed
 
 LOST_S = 10.0
-"""Seconds that a process may live after the session was erased or claimed by another runner."""
+"""Seconds until a process is killed after its session was erased or claimed by another runner."""
 
 IDLE_S = 60.0
-"""Seconds that a process may take to claim the session after its start, and to end after its last turn."""
+"""The most seconds from the start of a process to its claim, and from the end of its last turn to its exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A session and its oldest unsettled turn.
 
-    `limit_s` is the turn's time limit. `spent_s` is its time under lease at the last commit. `is_silent` tells that the
-    holder has missed the time at which it should have renewed the lease.
+    `limit_s` is the turn's time limit. `spent_s` is the turn's run time at its last commit. `is_silent` tells that the
+    process that holds the session has not renewed the lease in time.
     """
 
     fence: Fence
@@ -45,14 +45,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The reason to kill a process. `ending` says how the process's turn ends; `None`: no turn is to be settled."""
+    """The reason to kill a process.
+
+    `ending` is the ending with which the worker settles the process's turn. `None`: there is no turn to settle.
+    """
 
     reason: str
     ending: Ending | None = None
 
 
 class Watch:
-    """Watches one process, which claims its session as `owner`. Times are monotonic."""
+    """Watches one process. `owner` names the process in its lease. Times are monotonic."""
 
     def __init__(self, owner: str, now: float) -> None:
         self._owner = owner
@@ -64,11 +67,12 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """The reason to kill the process, if it must be killed. `standing` is `None` if the session does not exist.
 
-        A new fence of the same owner is no reason to kill, because the process claims the session again if the broker
-        accepts no wake-up.
+        A new fence of the same owner is no reason to kill, because the process itself claims the session again if the
+        broker accepts no wake-up.
 
-        A process whose turn is cancelled or out of time is killed only if it is silent, since otherwise the turn ends
-        at its next safe point. A requested end of the session kills no process: accepted turns run first.
+        A process whose turn is cancelled or out of time is killed only if the process no longer renews its lease.
+        Otherwise the turn ends at its next safe point. A requested end of the session is not a reason to kill, because
+        accepted turns run first.
         """
         if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
             return self._idle(now, LOST_S, "its session was erased, or claimed by another runner")
@@ -81,7 +85,7 @@ class Watch:
         return self._judge(standing, now) if standing.turn_id is not None and standing.is_silent else None
 
     def _judge(self, standing: Standing, now: float) -> Overdue | None:
-        """The reason to kill a silent process, if it must be killed."""
+        """The reason to kill a process that does not renew its lease, if it must be killed."""
         if standing.cancelled:
             return Overdue("its turn is cancelled", Cancelled())
         if now >= self._until:
@@ -95,7 +99,7 @@ class Watch:
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:
-    """Read the state of sessions in one statement; the result lacks sessions that do not exist.
+    """Read the state of sessions in one statement. Sessions that do not exist are not in the result.
 
     Raises:
         Unavailable: the database cannot be reached.

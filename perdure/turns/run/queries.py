@@ -8,8 +8,8 @@ from perdure.database.fencing import HELD
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 
-# The committed messages of the last `window` turns, then the present turn's uncommitted ones from the inbox. The cost
-# depends on the window, not on the session's length.
+# The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
+# transcript does not have them yet. The cost depends on the window, not on the session's length.
 HISTORY = Statement(
     "turns.history",
     """
@@ -31,7 +31,7 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Appends `messages` to the transcript, after the `base` messages that the CTE `fenced` returns.
+# Appends `messages` to the transcript. `base`, a column of the CTE `fenced`, is the number of messages before them.
 _WITH_MESSAGES = """
     said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
@@ -45,9 +45,9 @@ _WITH_MESSAGES = """
     )
 """.strip()
 
-# One step: appends messages, writes tool calls' intents or results, and changed working variables. The tick makes a
-# repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at the next step, so that a tool
-# that kills its process has used one attempt.
+# Commits one step: appends messages, and writes changed working variables and the intents or results of tool calls. The
+# condition on the tick makes a repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at
+# the next step, so that a tool that kills its process has used one attempt.
 STEP = Statement(
     "turns.step",
     f"""
@@ -84,10 +84,11 @@ STEP = Statement(
     """,
 )
 
-# Ends a turn: last messages, outcome, delivery. Releases the session, or keeps its lease if more turns wait and the
-# runner continues. `unsettled` is read from the locked row, so a turn that is accepted concurrently is not missed.
-# `saved`: the store already has the snapshot of the tick that this statement commits. Each case that the turn used gets
-# a row; no case is locked. A non-null `tick` must be the session's, so that a repeated statement settles once.
+# Settles a turn: writes its last messages, its outcome and its delivery. Releases the session, unless `keep` is set and
+# the session has more turns. `unsettled` is read from the locked row, so that a concurrently accepted turn is counted.
+# `saved`: the snapshot store already has the snapshot of the tick that this statement commits. Inserts a row for each
+# use of a case, and locks no case. `tick`, if not null, must equal the session's tick, so that a repeated statement has
+# no effect.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -141,9 +142,9 @@ SETTLE = Statement(
     """,
 )
 
-# The rows that settling adds to the transcript: the user's messages that are not in it yet, and results of open calls.
-# Of the stored JSON it reads only the calls' ids and the token counts, so a row that this release cannot parse does not
-# prevent settling.
+# The content that settling adds to the transcript: the user's messages that the transcript does not have yet, and the
+# results of open calls. Of the stored JSON, this statement reads only the ids of the calls and the token counts. So a
+# turn can be settled even if this release cannot parse its rows.
 REMAINS = Statement(
     "turns.remains",
     """
@@ -176,9 +177,9 @@ REMAINS = Statement(
     writes=False,
 )
 
-# Commits a turn's verdict without showing it to callers: the snapshot is saved next, then SETTLE runs. Returns the
-# session's queued messages, which are the snapshot's pending events. Strikes are reset only the first time, since
-# holding the same verdict again is no progress.
+# Commits a turn's verdict in `turns.held`, which callers of the API do not see. The worker saves the snapshot next, and
+# then runs SETTLE. Returns the session's queued messages, which are the snapshot's pending events. `strikes` is reset
+# only if no verdict was held before, because holding the same verdict again is no progress.
 HOLD = Statement(
     "turns.hold",
     f"""
@@ -196,7 +197,7 @@ HOLD = Statement(
     """,
 )
 
-# Whether a session is still held under a token.
+# Returns a row if the session still has the caller's fence.
 OWNED = Statement(
     "turns.owned",
     f"SELECT token FROM sessions WHERE {HELD}",

@@ -1,7 +1,7 @@
-"""The step loop (ReAct): call the model, run the tool calls of its reply, call it again.
+"""The step loop (ReAct): call the model, run the tool calls of its reply, call the model again.
 
-Each reply and each round of tool results is committed before the loop continues (`commit_step`). No database connection
-is held during a model call or a tool call.
+Each reply and each round of tool results is committed before the loop continues (`commit_step`). The loop holds no
+database connection during a model call or a tool call.
 """
 
 from __future__ import annotations
@@ -42,24 +42,27 @@ from perdure.turns.run.transcript import Entry, Transcript, said
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The worker is shutting down; another worker continues after the last commit."""
+    """The turn is not settled. A worker continues the turn later, after its last commit.
+
+    `Turn.run` returns this if the worker shuts down.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Calls wait for a person's decision. The session is released already."""
+    """Tool calls wait for a person's decision. The session is already released."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """Calls wait for a task or a time. The session is released already."""
+    """Tool calls wait for a task or a time. The session is already released."""
 
 
 Stop = Parked | Waiting | Asleep | parking.Delayed
 
 
 class Turn:
-    """One turn under one lease, from the last commit in its transcript to its ending."""
+    """Runs one turn under one lease. Begins after the last step in the transcript."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Turn:
 
     @property
     def spent_s(self) -> float:
-        """Seconds under lease, over all runners of the turn."""
+        """The turn's run time in seconds, over all workers that ran the turn."""
         return self._runtime.clock.monotonic() - self._began
 
     @property
@@ -181,7 +184,7 @@ class Turn:
         except Awaiting as awaiting:
             return self._wait_for_calls(awaiting)
         except (CallAborted, Interrupted) as error:
-            # While the hold is stopping, the loop's next check returns the reason.
+            # If the turn is being stopped, the loop's next check returns the reason.
             return None if self._hold.stopping.is_set() else Failed(_aborted_call(error))
         except Unavailable:
             raise
@@ -190,7 +193,7 @@ class Turn:
         return None if reply is None else Replied(reply)
 
     def _wait_for_calls(self, awaiting: Awaiting) -> Asleep | None:
-        """Release the session until the turn's calls have results or are due. `None`: the turn continues."""
+        """Release the session until the turn's calls have results or are due; `None` if the turn continues now."""
         asking = self.ref.turn_id, self._seq_of_calls()
         waits = awaited.wait(self._runtime, self._hold, asking, awaiting.results, self.spent_s)
         if waits is approvals.Waits.CANCELLED:
@@ -201,14 +204,17 @@ class Turn:
         return Asleep()
 
     def _seq_of_calls(self) -> int:
-        """The `seq` of the message whose calls are open."""
+        """The `seq` of the message whose tool calls have no results yet."""
         asking = self.transcript.asking()
         if asking is None or asking.seq is None:
             raise LookupError("no call is open")
         return asking.seq
 
     def _wait_for_approval(self) -> Waiting | None:
-        """Release the session until the turn's calls are decided. `None`: the turn is cancelled or its session ends."""
+        """Release the session until a person has decided about the turn's calls.
+
+        Returns `None`, without a release, if the turn is cancelled or its session is being ended.
+        """
         seq = self._seq_of_calls()
         waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, seq, self.spent_s)
         if waits is approvals.Waits.CANCELLED:
@@ -264,7 +270,6 @@ class Turn:
         return at_once
 
     def _open_events(self) -> TurnEvents:
-        """Open the writer of this turn's events under this lease."""
         committed = sum(entry.seq is not None for entry in self.transcript.present)
         place = (self.ref.turn_id, self._hold.session_id, self._hold.token, committed)
         return TurnEvents(*place) if self._runtime.events is None else self._runtime.events.open(*place)
@@ -274,7 +279,7 @@ class Turn:
             self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
         self._load_tools()
         self._before_call_s = self.spent_s
-        # The limit for the model and its fallbacks together; each also has its own limit.
+        # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
         prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
@@ -290,7 +295,7 @@ class Turn:
         return reply
 
     def _load_tools(self) -> None:
-        """Read the agent's present tools: those of an MCP server may change between two steps."""
+        """Read the agent's tools before each model call, because an MCP server's tools may change between two steps."""
         self._tools = equip(self._runtime, self._hold, self._agent)
         schemas = self._tools.schemas()
         if schemas != self._schemas:  # so that tools beyond the budget are logged once
@@ -319,7 +324,7 @@ def out_of_time(limit_s: float) -> DeadlineExceeded:
 
 
 def _aborted_call(error: Exception) -> PerdureError:
-    """The error for a model that reported its call as aborted, although nothing had aborted the call."""
+    """The error for a model that reported its call as aborted, although the engine had not aborted the call."""
     broken = ProviderError("The model broke off its answer.")
     broken.__cause__ = error
     return broken

@@ -24,8 +24,8 @@ def remember(
 ) -> None:
     """Write a turn that `verdict` settled under the fencing `token`, unless the turn has no messages.
 
-    The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn
-    has another channel than the previous turn, also appends a `channel_switch` event to the user's stream.
+    The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn's
+    channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream.
     """
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):

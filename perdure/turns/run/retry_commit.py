@@ -1,10 +1,11 @@
 """Commits that survive a transient database error.
 
-A model's reply or a tool's result must not be lost because the database refuses its commit (a lock timeout, a deadlock,
-a restart, a lost connection). The runner keeps the reply or result in memory, reads the session's state, and commits
-again while fence, turn and tick are unchanged. If the session has advanced, the commit had succeeded despite the error.
+A model's reply or a tool's result must not be lost if its commit fails because of a lock timeout, a deadlock, a restart
+or a lost connection. The runner keeps the reply or result in memory, and reads the session's state. If the fence, the
+turn and the tick are unchanged, the runner commits again. If the session has advanced, the commit had succeeded despite
+the error.
 
-Called by the step loop for steps, and by the runner for holding and settling.
+Called by the step loop to commit steps, and by the runner to hold a verdict and to settle a turn.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
     """Retry `commit` until it succeeds; returns its result.
 
     If a try raised an error although it had committed, returns the session's state instead. Retries for at most the
-    time limit of a turn; a process that shuts down tries twice.
+    time limit of a turn. A process that shuts down tries at most twice.
 
     Raises:
-        LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
+        LeaseLost: another worker has the session, or the database is unavailable for the duration of a lease.
         Unavailable: the database answers, but refuses each try.
     """
     until = runtime.clock.monotonic() + runtime.settings.turn.timeout_s
@@ -51,7 +52,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
         except LeaseLost as error:
             if not refused:
                 raise
-            lost = error  # raised below, unless an earlier try was committed after the last read
+            lost = error  # raised below, unless the session's state shows that an earlier try had committed
         found = find_again(runtime, hold)
         if found.turn is None or found.turn.turn_id != turn_id or found.kept.tick != hold.tick:
             return found
@@ -61,7 +62,7 @@ def persist(runtime: Runtime, hold: Hold, turn_id: UUID, commit: Callable[[], Co
 
 
 def _pause(hold: Hold, refused: int) -> None:
-    """Wait before the next try; the second try follows at once, since only the connection may have failed."""
+    """Wait before the next try. The second try follows at once, because only the connection may have failed."""
     if refused > 1:
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(refused - 2, 10), _LONGEST_PAUSE_S)
         hold.step_within(pause_s)
@@ -69,10 +70,12 @@ def _pause(hold: Hold, refused: int) -> None:
 
 
 def find_again(runtime: Runtime, hold: Hold) -> Claimed:
-    """Read the session with its oldest unsettled turn, and renew the lease. Retries while the database is unavailable.
+    """Begin or read again the session's oldest unsettled turn, and renew the lease.
+
+    Retries while the database is unavailable.
 
     Raises:
-        LeaseLost: another worker has the session, or the database is unavailable for a whole lease.
+        LeaseLost: another worker has the session, or the database is unavailable for the duration of a lease.
     """
     limits = runtime.settings.turn
     until = runtime.clock.monotonic() + limits.lease_s

@@ -64,11 +64,11 @@ _LOCKED_PAUSE_S = 0.02
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_REFUSED_S = 30.0
 _MOST_LOSSES = 10
-"""Database outages within one turn after which the next one counts as a failed attempt."""
+"""The most database outages within one turn that do not count as a failed attempt."""
 _SLICE_S = 1.0
 """Seconds after which a session with more turns is released, so that other sessions get a worker."""
 _MOST_DOUBLINGS = 3
-"""Doublings of the pause between two attempts to save a snapshot. The first pause is the sweeper's interval."""
+"""The most doublings of the pause between two attempts to save a snapshot. It begins with the sweeper's interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ RunOutcome = Ran | NotNeeded | NeedsIsolation | Queued
 
 @dataclass(frozen=True, slots=True)
 class _DatabaseLost:
-    """The database became unavailable during a turn. By then, the turn had spent `spent_s` seconds under lease."""
+    """The database became unavailable when the turn had run for `spent_s` seconds."""
 
     turn_id: UUID
     spent_s: float
@@ -91,7 +91,7 @@ class _DatabaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Turns that ended in this process: settled (done, failed or cancelled), or parked for another worker."""
+    """The numbers of turns that this process settled (as done, failed or cancelled), and parked for another worker."""
 
     settled: int = 0
     parked: int = 0
@@ -101,7 +101,7 @@ class Turns:
 
 
 class Runner:
-    """Runs the turns of sessions in this process. `owner` names it in the lease."""
+    """Runs the turns of sessions in this process. `owner` names the process in its leases."""
 
     def __init__(self, runtime: Runtime, owner: str) -> None:
         self._runtime = runtime
@@ -112,7 +112,7 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """The turns that ended since the process started."""
+        """The numbers of turns that were settled and parked since the process started."""
         return self._turns
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Runner:
     def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
         """Claim the session unless another worker holds it, run and settle its turns in order, and release it.
 
-        `alone` tells that this process runs only this session, so that a turn may kill the process.
+        `alone` tells that this process runs only this session. A turn that kills the process then harms no other turn.
 
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
@@ -151,7 +151,7 @@ class Runner:
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
-            time.sleep(_LOCKED_PAUSE_S)  # another transaction held the row for the length of a commit
+            time.sleep(_LOCKED_PAUSE_S)  # another transaction holds the lock of the row until its commit
             found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
         return found
 
@@ -233,7 +233,10 @@ class Runner:
     def _verdict(
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript
     ) -> tuple[Verdict, VariableSet] | Stop:
-        """The verdict and the working variables, from the held verdict of an earlier runner or from the step loop."""
+        """The turn's verdict and working variables, or the reason why the turn stops.
+
+        Runs the step loop, unless an earlier runner has left a held verdict.
+        """
         if ref.held is not None:
             variables = VariableSet(kept_variables(self._runtime.database, claimed))
             return Verdict.from_json(ref.held), variables
@@ -258,7 +261,7 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """The ending. If the turn failed and the agent defines a message for the error, the ending has that message."""
+        """Return `ending`; for a failed turn, with the agent's own message for the error if the agent defines one."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
@@ -294,7 +297,7 @@ class Runner:
         return settled
 
     def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
-        """Write a settled turn to working memory. An error is only logged, because the cache may lack a turn."""
+        """Write a settled turn to working memory. An error is only logged, because working memory may lack a turn."""
         try:
             remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
         except Exception:
@@ -326,7 +329,10 @@ class Runner:
         return Parked()
 
     def _postpone(self, claimed: Claimed, ref: TurnRef, hold: Hold, reason: str) -> Parked:
-        """Release the session; the verdict stays held. The sweeper retries after a pause that doubles up to a limit."""
+        """Release the session, because its snapshot was not saved. The verdict stays held.
+
+        The sweeper wakes the session after a pause that doubles each time, up to a limit.
+        """
         wakes = min(claimed.kept.wakes, _MOST_DOUBLINGS)
         rows = self._runtime.database.run(
             queries.POSTPONE,
@@ -364,7 +370,7 @@ class Runner:
     def _abandon(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled:
         """Settle a turn that is out of attempts: with its held verdict, or as failed or cancelled.
 
-        Reads nothing that may have caused the failures.
+        Does not read data that may have caused the failures.
         """
         verdict = _held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
@@ -380,7 +386,7 @@ class Runner:
     def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
         """Count a turn that was settled or parked.
 
-        If the turn was parked, also admit the user's next session. For a settled turn, `_settle` has admitted it.
+        If the turn was parked, also admit the user's next session. For a settled turn, `_settle` has already done so.
         """
         if isinstance(ended, Parked) and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
@@ -391,10 +397,10 @@ class Runner:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
     def _reread_session(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
-        """Read the session's state again: at once after the first outage, then after growing pauses.
+        """Read the session's state again, at once after the first outage, and after a longer pause each further time.
 
         Without a pause, the runner would call the model in an endless loop while the database answers but refuses each
-        commit (a full disk).
+        commit, for example because its disk is full.
         """
         since = self._runtime.clock.monotonic()
         if losses:
@@ -407,7 +413,10 @@ class Runner:
         return replace(found, spent_s=lost.spent_s + self._runtime.clock.monotonic() - since)
 
     def _release(self, hold: Hold) -> bool:
-        """Release the session; returns whether it has turns to run whose wake-up the broker did not accept."""
+        """Release the session; returns whether this process must run the session's next turns.
+
+        That is the case if the session has turns to run, but the broker does not accept the session's wake-up.
+        """
         rows = self._runtime.database.run(queries.RELEASE, {**hold.held, "woken": not hold.draining})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(hold.session_id)
@@ -427,9 +436,9 @@ class Runner:
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
         """Settle a turn whose process was killed while it held the session under `fence`.
 
-        Returns False if the fence was raised since, or the turn is not the session's oldest unsettled one. A verdict
-        that the process had held (`queries.HOLD`) takes precedence over `ending`. The next claim runs the session's
-        other turns.
+        Returns False if another claim has raised the fence, or if the turn is not the session's oldest unsettled turn.
+        If the process had committed a held verdict (`queries.HOLD`), the verdict takes precedence over `ending`. The
+        next claim runs the session's other turns.
 
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
@@ -464,7 +473,7 @@ class Runner:
 
 
 def _held_verdict(ref: TurnRef) -> Verdict | None:
-    """The held verdict; `None` if the turn has no verdict that this release can parse."""
+    """The turn's held verdict; `None` if there is no held verdict or this release cannot parse it."""
     if ref.held is None:
         return None
     try:
@@ -475,7 +484,7 @@ def _held_verdict(ref: TurnRef) -> Verdict | None:
 
 
 def _log_failure(ref: TurnRef, ending: Ending) -> None:
-    """Log the error of a failed turn: the database stores only its message."""
+    """Log the error of a failed turn with its cause, because the database stores only the error's code and message."""
     if isinstance(ending, Failed):
         error = ending.error
         log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)

@@ -1,11 +1,13 @@
-"""Settling a turn: one commit with its last messages, outcome and delivery.
+"""Settling a turn: one statement commits the turn's last messages, its outcome and its delivery.
 
-A settled transcript is valid for providers, because the same commit adds a result to each open call. No channel
-receives a reply before this commit. Called by the runner, by `cancel`, and by `accept` when a message interrupts.
+The statement also adds a result to each tool call that has none, because model providers reject a transcript with an
+unanswered call. No channel receives a reply before this commit. The statement also records the use of the cases in the
+prompt.
 
-The statement also records the use of the cases in the prompt. The parameters of the statement are first assembled as a
-`Verdict`. While the session's snapshot is saved in a store other than PostgreSQL, the turn's row holds the verdict as
-JSON.
+The parameters of the statement are first assembled as a `Verdict`. While the session's snapshot is being saved in a
+store other than PostgreSQL, the turn's row holds the verdict as JSON.
+
+Called by the runner, by `cancel`, and by `accept` when a new message interrupts the turn.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ Ending = Replied | Failed | Cancelled
 class Settled:
     """The state after the commit: the number of the session's unsettled turns, and the delivery to publish.
 
-    `may_end` tells that the session's end is requested and this was its last turn. `others_wait` tells that the turn
-    freed a place and the user has queued sessions.
+    `may_end` tells that the session's end is requested and that the session has no unsettled turn left. `others_wait`
+    tells that the user has queued sessions, and that the settled turn freed one of the user's places.
     """
 
     unsettled: int
@@ -72,21 +74,25 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The fence under which a session is written. A commit renews the lease for `lease_s` seconds."""
+    """A session, and the fence under which the caller writes to it. `lease_s` is the duration of a renewed lease."""
 
     session_id: UUID
     fence: Fence
     lease_s: float
     tick: int | None = None
-    """The expected tick, so that a repeated commit settles once; `None` if the caller has locked the session's row."""
+    """The expected tick of the session, so that a repeated commit has no effect.
+
+    `None`: the caller has locked the session's row.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Everything that settling a turn writes, as JSON values.
 
-    `messages` are records of entries, in order. `variables` are the working variables, or None if they are unchanged.
-    `case_ids` names the cases in the prompt. `extra` holds members of a held verdict that this release does not know.
+    `messages` has the new messages, as made by `Entry.record`. `variables` has the working variables, or is `None` if
+    they are unchanged. `case_ids` names the cases in the prompt. `extra` has the members of a held verdict that this
+    release does not know.
     """
 
     status: str
@@ -101,7 +107,7 @@ class Verdict:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The verdict with its `extra` members at the top level."""
+        """The verdict as a JSON object, with the members of `extra` at the top level."""
         record = asdict(self)
         return as_json({**record.pop("extra"), **record})
 
@@ -187,8 +193,8 @@ def settle(
 ) -> Settled:
     """Settle a turn.
 
-    With `keep`, the lease is kept if the session has more turns. `saved` tells that the snapshot store has the snapshot
-    of the new tick.
+    With `keep`, the lease is kept if the session has more turns. `saved` tells that the snapshot store already has the
+    snapshot of the tick that this commit creates.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -224,7 +230,7 @@ def settle(
 def _close_calls(
     executor: Executor, session_id: UUID, turn: TurnRef, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Results for the open calls, and the working variables with the changes of the calls that finished."""
+    """Results for the open calls, and the working variables with the changes of finished calls; `None` if unchanged."""
     asking = transcript.asking()
     if asking is None:
         return [], None
@@ -239,13 +245,13 @@ def _close_calls(
 
 
 def _inbox_entry(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
-    """An uncommitted message of the inbox as an entry."""
+    """Convert a message of the inbox to an entry."""
     accepted_at = datetime.fromisoformat(message["accepted_at"])
     return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
 
 
 def closings(turn_id: UUID, asking: Entry | None, texts: Sequence[str]) -> list[Entry]:
-    """Results for the calls of `asking`, in the order of the calls."""
+    """The entries that answer the calls of `asking` with `texts`, in the order of the calls."""
     if asking is None:
         return []
     return [result_of(turn_id, call, text) for call, text in zip(asking.tool_calls, texts, strict=True)]

@@ -1,9 +1,13 @@
-"""A session's snapshot in the configured store: loaded after a claim, saved before the reply.
+"""Loads a session's snapshot from the configured store after a claim, and saves it before the reply.
 
 Every step commits the working variables to PostgreSQL, so the PostgreSQL store needs no save. With another store, the
-turn's verdict is committed first, invisible to callers (`queries.HOLD`). Then the snapshot is saved with the session's
-fencing token and the tick that settling will commit, and the turn is settled. After a crash in between, the next worker
-saves and settles the held turn without calling the model again. Called by the runner.
+runner takes three steps at the end of a turn:
+
+1. It commits the turn's verdict as held (`queries.HOLD`). Callers of the API do not see a held verdict.
+2. It saves the snapshot with the session's fencing token and with the tick that step 3 will commit.
+3. It settles the turn.
+
+If the worker crashes after step 1, the next worker repeats steps 2 and 3 without calling the model again.
 """
 
 from __future__ import annotations
@@ -34,14 +38,14 @@ from perdure.turns.run.settle import Verdict
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 100
-"""The most pending messages, oldest first, in a snapshot that is saved with a turn. An export has all of them."""
+"""The most pending messages in a snapshot that is saved with a turn: the oldest ones. An export has all of them."""
 
 _STEP_S = 10.0
 """Seconds within which a store must answer or raise; see `SnapshotStore`."""
 
 
 class NotSaved(Exception):
-    """The store refused the snapshot. The message is for the operator."""
+    """The store refused the snapshot. The exception's message is for the operator."""
 
 
 def is_elsewhere(store: SnapshotStore) -> bool:
@@ -52,8 +56,8 @@ def is_elsewhere(store: SnapshotStore) -> bool:
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
     """The session's working variables: from the store if its snapshot is of the last commit, otherwise from PostgreSQL.
 
-    A snapshot whose version no commit recorded is set aside and logged. A recorded snapshot that is older than the last
-    commit, because a turn stopped between two steps, stays in the store and is not used.
+    If no commit has recorded the version of the store's snapshot, the snapshot is set aside. If a turn stopped between
+    two steps, the recorded snapshot is older than the last commit. It then stays in the store, but is not used.
 
     Raises:
         LeaseLost: another worker has the session.
@@ -64,7 +68,7 @@ def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
 
 
 def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
-    """The working variables in PostgreSQL; a statement is run only if the claim could not read them.
+    """The working variables in PostgreSQL. Runs a statement only if `claimed` does not have valid variables.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -77,12 +81,12 @@ def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
             return checked_variables(load_object(kept.variables))
         except (ValueError, PerdureError) as error:
             log.debug("session %s: %s", claimed.session_id, loggable(error))
-    found = PostgresSnapshots(database).load(claimed.session_id)  # sets a damaged one aside
+    found = PostgresSnapshots(database).load(claimed.session_id)  # sets a damaged snapshot aside
     return {} if found is None else found.snapshot.memory.working_variables
 
 
 def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: Memory) -> None:
-    """Commit the turn's verdict as held, and save the snapshot of the session as it will be once the turn is settled.
+    """Commit the turn's verdict as held, and save the snapshot of the state that settling the turn will commit.
 
     `memory` is the session's memory at the last commit.
 

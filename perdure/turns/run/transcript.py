@@ -1,8 +1,9 @@
-"""The transcript of a turn: committed messages, and calls without a result.
+"""The transcript: the messages of a turn and of the session's earlier turns.
 
-Every transcript that is sent to a model or settled is valid for providers: each tool call has exactly one result, in
-the order of the calls, right after the message that asks for them. Pending work is derived from the entries (a call
-without a result), so resuming after a crash needs only the rows.
+Model providers accept only a transcript in which each tool call has exactly one result. The results must follow the
+message with the calls, in the order of the calls. Every transcript that is sent to a model or settled has this form.
+
+A call without a result is pending work. So a worker that continues after a crash needs only the committed rows.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from perdure.turns.run import queries
 log = logging.getLogger(__name__)
 
 WINDOW_TURNS = 20
-"""Turns that are read for a prompt, before it is cut to its token budget.
+"""The number of turns that are read for a prompt, before the prompt is cut to its token budget.
 
-The default of `PERDURE_MEMORY__WORKING_TURNS`.
+This is the default of `PERDURE_MEMORY__WORKING_TURNS`.
 """
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
@@ -39,7 +40,7 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a transcript; `seq` is None until it is committed."""
+    """One message of a transcript; `seq` is `None` until the message is committed."""
 
     turn_id: UUID
     role: Role
@@ -55,7 +56,7 @@ class Entry:
 
     @property
     def token_count(self) -> int:
-        """A conservative estimate: three bytes of UTF-8 are one token."""
+        """A conservative estimate of the number of tokens: one token for every three bytes of UTF-8."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
         return (len(self.content.encode()) + calls) // 3 + 4
 
@@ -64,7 +65,7 @@ class Entry:
         return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
 
     def record(self, position: int) -> dict[str, Any]:
-        """The entry as a row for the statements that append; `position` counts from 1."""
+        """The entry as a record for the statements that append messages; `position` counts from 1."""
         return {
             "position": position,
             "role": self.role,
@@ -81,7 +82,7 @@ class Entry:
 
 
 class Transcript:
-    """A session's recent turns and the present one, in the runner's memory."""
+    """The messages of a session's recent turns and of the present turn, in the runner's memory."""
 
     def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
         self.turn_id = turn_id
@@ -110,7 +111,7 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """The uncommitted entries: the user's messages until the turn's first commit, none after it."""
+        """The uncommitted entries: the user's messages before the turn's first commit, none after it."""
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
@@ -138,7 +139,7 @@ class Transcript:
         return sum((entry.usage for entry in self.present if entry.usage), Usage())
 
     def last_seq(self, first_seq: int) -> int:
-        """The number of the session's last message, given that this turn's messages begin at `first_seq`."""
+        """The `seq` of the session's last message. The present turn's messages begin at `first_seq`."""
         return max((entry.seq for entry in self.present if entry.seq is not None), default=first_seq - 1)
 
     @property
@@ -152,7 +153,7 @@ class Transcript:
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
-        """Replace the uncommitted entries with `appended`, committed after the session's message number `base`."""
+        """Replace the uncommitted entries with `appended`, which were committed directly after the `seq` `base`."""
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
@@ -164,7 +165,7 @@ class Transcript:
         return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
 
     def first_seen(self, budget: int) -> int:
-        """The number of the first committed message in a prompt of `budget` tokens; 0 if there is none."""
+        """The `seq` of the first committed message in a prompt of `budget` tokens; 0 if there is none."""
         return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
 
     def _within(self, budget: int) -> list[Entry]:
