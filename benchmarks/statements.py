@@ -1,7 +1,7 @@
-"""Statements and commits of one turn, by name.
+"""The number of SQL statements and commits that one turn needs, by statement name.
 
-The benchmark runs in one process. It counts named statements in `Database.run` and commits in `Database.observe`. An
-event of SQLAlchemy's engine counts all statements that reach the driver.
+The benchmark runs in one process. `CountingDatabase` counts named statements in `Database.run` and commits in the
+callback `Database.observe`. As a check, an event of SQLAlchemy's engine counts all statements that reach the driver.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ _ACCEPTING = "turns.enqueue"
 
 
 class SilentWaker:
-    """Publishes no wake-ups: the benchmark runs the session itself."""
+    """A `Waker` that publishes no wake-ups, because the benchmark runs the session itself."""
 
     def session(self, _session_id: UUID, _priority: int) -> bool:
-        """Nothing is published."""
+        """Publish nothing."""
         return True
 
     def ending(self, _session_id: UUID) -> bool:
-        """Nothing is published."""
+        """Publish nothing."""
         return True
 
     def delivery(self, _delivery_id: UUID) -> bool:
-        """Nothing is published."""
+        """Publish nothing."""
         return True
 
     def consolidation(self, _session_id: UUID | None) -> bool:
-        """Nothing is published."""
+        """Publish nothing."""
         return True
 
     def casebank(self) -> bool:
-        """Nothing is published."""
+        """Publish nothing."""
         return True
 
 
 class CountingDatabase(Database):
-    """A database that counts its statements and commits by name, and all statements that reach the driver."""
+    """A database that counts statements and commits by name. `driven` counts all statements that reach the driver."""
 
     def __init__(self, url: URL) -> None:
         super().__init__(url, observe=self._observe)
@@ -88,7 +88,7 @@ class CountingDatabase(Database):
 
 
 class Bench:
-    """Accepts messages and runs their turns in this process, one after the other, with `model`."""
+    """Accepts messages and runs their turns in this process, one turn at a time. The turns call `model`."""
 
     def __init__(self, url: URL) -> None:
         self.database = CountingDatabase(url)
@@ -120,10 +120,11 @@ def bench(url: URL) -> Iterator[Bench]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Averages per turn.
+    """Average counts per turn.
 
-    `sent` and `committed` contain the number of statements and commits by statement name. `driven` is the number of all
-    statements that reach the driver. `transactions` is PostgreSQL's own count of transactions.
+    `sent` is the number of statements for each statement name. `committed` is the number of commits for each name of a
+    statement or transaction. `driven` is the number of all statements that reach the driver. `transactions` is the
+    number of transactions that PostgreSQL counted.
     """
 
     sent: dict[str, float]
@@ -133,12 +134,12 @@ class Counts:
 
     @property
     def worker_commits(self) -> int:
-        """Commits in the worker: all except the one that accepts the message."""
+        """The number of commits per turn in the worker: all commits except the one that accepts the message."""
         return round(sum(self.committed.values()) - self.committed[_ACCEPTING])
 
 
 def count(setup: Setup, turns: int) -> Counts:
-    """Count the statements and commits of `turns` turns in an existing session."""
+    """Run `turns` turns in an existing session, and return the average counts per turn."""
     setup.progress("counting statements")
     with setup.database("bench_statements") as url:
         before = ledger(url)
@@ -157,7 +158,7 @@ def count(setup: Setup, turns: int) -> Counts:
 
 
 def measure(setup: Setup) -> Section:
-    """Count the statements of turns; returns the section."""
+    """Measure the statements and commits of one turn."""
     counts = count(setup, setup.scaled(200))
     sent, committed = sum(counts.sent.values()), sum(counts.committed.values())
     return Section(

@@ -1,7 +1,8 @@
-"""Event streams: CPU of a turn with and without a listener, delay of the first text, memory of open streams.
+"""The cost of event streams: CPU time per turn, delay of the first text, and memory per open stream.
 
-A real worker and a real gateway run. The worker calls a simulated server through the OpenAI SDK; the server streams
-each answer in pieces. The clients of all streams are in this process.
+The benchmark measures the CPU time with and without a listener. A listener is a client that reads a turn's event
+stream. The worker and the gateway are separate processes. The worker calls a simulated model server through the OpenAI
+SDK. The model server streams each answer in pieces. The model server and all clients run in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LAST_PERCENTILE = 98
 
 @dataclass
 class _Model:
-    """The replies of the simulated server: `answer` streams text in pieces, and records when each question arrived."""
+    """Answers the requests to the simulated model server, and records when each question arrived."""
 
     arrived_at: dict[str, float] = field(default_factory=dict)
 
@@ -53,9 +54,10 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU milliseconds of one turn in the worker and in the gateway.
+    """Average CPU milliseconds per turn, in the worker and in the gateway.
 
-    `delays_ms` contains each turn's delay until its first text.
+    `delays_ms` has one delay for each turn with a listener: the milliseconds from the question's arrival at the model
+    server to the first text at the listener.
     """
 
     worker_ms: float
@@ -65,7 +67,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Installation:
-    """A worker and a gateway."""
+    """The processes of a worker and of a gateway. `url` is the gateway's URL."""
 
     url: str
     worker: psutil.Popen
@@ -73,7 +75,7 @@ class _Installation:
 
 
 def measure(setup: Setup) -> Section:
-    """Measure turns with and without listeners, then open streams; returns the section."""
+    """Measure the cost of turns with and without a listener, and the memory of open streams."""
     turns, streams = setup.scaled(_TURNS), setup.scaled(_OPEN)
     model = _Model()
     with OpenAIServer(player=model.answer) as server, setup.database("bench_streaming") as url:
@@ -159,9 +161,9 @@ def _run(installation: _Installation, model: _Model, name: str, turns: int, *, l
 
 
 async def _all_turns(url: str, model: _Model, name: str, turns: int, *, listen: bool) -> list[float]:
-    """Run the turns, `_AT_ONCE` of them concurrently.
+    """Run `turns` turns, at most `_AT_ONCE` of them concurrently, and return `Cost.delays_ms`.
 
-    If `listen` is true, returns the milliseconds until the first text of each turn. Otherwise, returns an empty list.
+    If `listen` is true, each turn has a listener. Otherwise, the returned list is empty.
     """
     room = asyncio.Semaphore(_AT_ONCE)
     delays: list[float] = []
@@ -193,7 +195,10 @@ async def _events(client: Any, turn_id: str) -> AsyncIterator[tuple[str, float]]
 
 
 def _memory(setup: Setup, url: URL, streams: int) -> float:
-    """Measure a gateway's resident memory per open stream, in KiB. No worker runs."""
+    """Measure a gateway's resident memory per open stream, in KiB.
+
+    No worker runs, so the turns do not end and their streams stay open.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
     with _gateway(setup, setup.environment(url)) as (address, gateway), connected(url):

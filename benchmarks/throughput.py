@@ -1,8 +1,11 @@
-"""Turns per second from acceptance to settling, compared with bare Celery tasks and with LangGraph.
+"""Compares perdure's turns per second with bare Celery tasks per second and with LangGraph's turns per second.
 
-perdure and the bare tasks have one producer process and one worker process each, the same broker and
-PostgreSQL server, and the same number of messages in flight. The rate is measured by the database's clock,
-from the end of the warm-up to a time at which messages are still in flight.
+A bare task makes as many commits as a turn, but runs no agent (`benchmarks.floor`). perdure and the bare tasks use the
+same broker and the same PostgreSQL server. Each of the two has one producer process, one worker process and `_WINDOW`
+messages in flight.
+
+The rate of perdure and of the bare tasks is computed from the database's timestamps of finished turns and tasks. The
+measurement starts at the end of the warm-up and ends while messages are still in flight.
 """
 
 from __future__ import annotations
@@ -26,20 +29,26 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The turns to send: `warm_up`, then `counted`, then `_WINDOW` more. The rate includes only `counted`."""
+    """The turns or tasks to send. The rate excludes the first `warm_up` and counts the next `counted`."""
 
     counted: int
     warm_up: int
 
     @property
     def total(self) -> int:
-        """The number of turns that are sent: the warm-up, the counted turns, and `_WINDOW` more."""
+        """The number of turns or tasks to send: `warm_up`, `counted`, and `_WINDOW` more at the end."""
         return self.warm_up + self.counted + _WINDOW
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: the worker's application, the producer's arguments, and a query that counts finished turns."""
+    """One of the two systems that run on Celery: perdure or the bare tasks.
+
+    Attributes:
+        application: the worker's Celery application.
+        producer: the arguments of `benchmarks.producer`.
+        done: a query that counts the finished turns or tasks.
+    """
 
     application: str
     producer: Sequence[str]
@@ -47,7 +56,7 @@ class Side:
 
 
 def measure(setup: Setup) -> Section:
-    """Measure perdure, bare Celery tasks and LangGraph; returns the section."""
+    """Measure perdure, bare Celery tasks and LangGraph."""
     commits = statements.count(setup, setup.scaled(100)).worker_commits
     turns = Load(setup.scaled(1_200), warm_up=2 * _WINDOW)
     tasks = Load(setup.scaled(2_500), warm_up=2 * _WINDOW)
@@ -94,7 +103,7 @@ def measure(setup: Setup) -> Section:
 
 
 def perdure_rate(setup: Setup, load: Load) -> Rate:
-    """Measure perdure's turns per second, from the times at which turns are settled."""
+    """Measure perdure's turns per second, based on the time at which each turn is settled."""
     side = Side("perdure", ["perdure", "--users", str(_USERS)], "SELECT count(settled_at) FROM turns")
     with setup.database("bench_turns") as url:
         counted = _run(setup, url, side, load)
@@ -105,7 +114,7 @@ def perdure_rate(setup: Setup, load: Load) -> Rate:
 
 
 def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
-    """Measure bare tasks per second, from the time of each task's last commit."""
+    """Measure bare tasks per second, based on the time of each task's last commit. A task makes `commits` commits."""
     last = f"FROM floor_rows WHERE step = {commits}"
     side = Side("benchmarks.floor", ["floor", "--commits", str(commits)], f"SELECT count(*) {last}")
     with setup.database("bench_floor", tables=False) as url:
@@ -117,7 +126,7 @@ def floor_rate(setup: Setup, load: Load, commits: int) -> Rate:
 
 
 def _run(setup: Setup, url: URL, side: Side, load: Load) -> Ledger:
-    """Run the producer and a worker until all turns are done; returns PostgreSQL's counts for that time."""
+    """Run a worker and the producer until all turns or tasks are done; return the run's commits and WAL bytes."""
     before, environment = ledger(url), setup.environment(url)
     arguments = [*side.producer, "--total", str(load.total), "--window", str(_WINDOW)]
     with (
@@ -129,9 +138,9 @@ def _run(setup: Setup, url: URL, side: Side, load: Load) -> Ledger:
 
 
 def _seconds(url: URL, moments: str, load: Load) -> float:
-    """Seconds from the end of the warm-up to the end of the last counted turn.
+    """Seconds from the end of the warm-up to the end of the last counted turn or task.
 
-    `moments` is a query for the times at which the turns or tasks ended, in order.
+    `moments` is a query that returns the end time of each turn or task, in ascending order.
     """
     sql = f"SELECT extract(epoch FROM ({moments} OFFSET :last LIMIT 1) - ({moments} OFFSET :first LIMIT 1))"  # noqa: S608 (ours)
     return float(scalar(url, sql, first=load.warm_up - 1, last=load.warm_up + load.counted - 1))

@@ -1,8 +1,8 @@
 """Threads and memory of one worker process while many turns wait for a slow model.
 
-Two models are measured. The first sleeps in the process. The second calls a simulated server through the OpenAI SDK, so
-each waiting turn also holds a connection. The benchmark checks that all turns wait at the same time: each turn has
-begun and none has finished its first step.
+The benchmark runs with two models. The first model sleeps in the worker process. The second model calls a simulated
+server through the OpenAI SDK, so each waiting turn holds an open connection. Before the benchmark samples the threads
+and memory, it checks that all turns wait: each turn has begun, and none has its first reply from the model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The size of one worker process before `turns` turns wait, and while they wait."""
+    """The threads and memory of a worker process before `turns` turns wait, and while they wait."""
 
     turns: int
     before: Size
@@ -60,7 +60,7 @@ class Waited:
 
 
 def measure(setup: Setup) -> Section:
-    """Measure with both models; returns the section."""
+    """Measure a worker with the model that sleeps, then a worker with the model that calls a server."""
     turns = setup.scaled(_TURNS)
     inside = _wait(setup, turns, {"PERDURE_MODEL": f"benchmark:{_LATENCY_S:g}"})
     with OpenAIServer(player=_slow_first()) as server:
@@ -110,7 +110,7 @@ def _wait(setup: Setup, turns: int, model: dict[str, str]) -> Waited:
 
 @contextmanager
 def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
-    """Yield a function that accepts a message in this process; its arguments are the user and the text."""
+    """Yield the function `send(user_id, text)`, which accepts a message in the benchmark's process."""
     settings = Settings(_env_file=None, agents="benchmarks.agents")
     broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
@@ -121,9 +121,9 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
 
 
 def _slow_first() -> Player:
-    """Make the simulated server's replies to turns of two steps.
+    """Return a player for the simulated server. In each turn, the player first calls a tool and then replies.
 
-    The first reply takes `_LATENCY_S` seconds if the question starts with `PATIENT`.
+    The tool call takes `_LATENCY_S` seconds if the question starts with `PATIENT`.
     """
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 

@@ -1,7 +1,8 @@
 """The Celery application of workers, beat, Flower and publishers.
 
-Messages are JSON. A wake-up is acknowledged on delivery, since PostgreSQL has the work. A submission is acknowledged
-once its message is committed. Every wait for the broker has a timeout.
+Messages are JSON. A wake-up names work that is stored in PostgreSQL, so the worker acknowledges it before running its
+task. A submission contains a message to an agent; the worker acknowledges the submission once that message is
+committed. Every wait for the broker has a timeout.
 """
 
 from __future__ import annotations
@@ -62,17 +63,18 @@ TASKS = frozenset(
         "maintenance.retain",
     }
 )
-"""The names of all tasks, for a process that does not load them."""
+"""The names of all of perdure's tasks, for processes that do not load the task modules."""
 
 PRIORITIES = {"ingress": 9, "turns": 5, "deliveries": 5, "sessions": 5, "memory": 2, "maintenance": 2}
-"""The priority of each queue's tasks; 9 is the highest. A session's wake-up has the priority of its turn instead.
+"""The priority of each queue's tasks; 9 is the highest. `turns.run` has the priority of its turn instead.
 
 On Redis the priorities also order the queues: workers consume `ingress` first, `memory` and `maintenance` last. No
-queue starves, since each has its own room (`perdure.workers.consumer.room`).
+queue starves, since a worker stops consuming a queue that has reached its limit of concurrent tasks
+(`perdure.workers.consumer.room`).
 """
 
 CONCURRENCY = 100
-"""The concurrent turns of a worker process by default (`--concurrency`). Turns mostly wait for a model."""
+"""The default of `--concurrency`, the most concurrent turns of a worker process. Turns mostly wait for a model."""
 
 _PRIORITIES = 10
 _WORKER_WAIT_S = 5.0
@@ -83,7 +85,7 @@ REDELIVER_S = 60
 
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
-    """Make the application for the servers at `where`. A `publisher` has timeouts of 0.5 s, a worker of 5 s."""
+    """Make the application for the servers at `where`. Broker timeouts are 0.5 s for a `publisher`, otherwise 5 s."""
     app = IsolatedApp("perdure", broker=where.broker_url, backend=where.redis_url)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
@@ -103,19 +105,20 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         worker_pool="threads",
         worker_concurrency=CONCURRENCY,
         worker_prefetch_multiplier=1,
-        worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` limits consumption
+        worker_enable_prefetch_count_reduction=False,  # `perdure.workers.consumer.room` limits consumption instead
         worker_send_task_events=False,  # events take a sixth of a worker's time; Flower enables them while it runs
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # If Redis refuses a command, the worker reconnects and does not end (`perdure.workers.consumer.broken_keys`).
+        # If Redis refuses a command, the worker reconnects instead of ending (`perdure.workers.consumer.broken_keys`).
         broker_channel_error_retry=not is_amqp(where.broker_url),
         broker_pool_limit=16,
         broker_heartbeat=10,
         broker_connection_timeout=wait_s,
         broker_transport_options=transport_options(where.broker_url, wait_s, settings.redis_prefix),
-        # Other applications on the broker do not see these workers in `celery inspect`, Flower and gossip.
+        # With exchanges of their own, these workers do not appear in the `celery inspect`, Flower and gossip of other
+        # applications on the broker.
         control_exchange=f"{settings.redis_prefix}celery",
         event_exchange=f"{settings.redis_prefix}celeryev",
         redis_socket_timeout=_WORKER_WAIT_S,
@@ -141,28 +144,29 @@ def load_tasks(app: Celery) -> None:
 
 
 def registered() -> frozenset[str]:
-    """The names of perdure's and Celery's own tasks. Imports all task modules."""
+    """The names of perdure's tasks and of Celery's built-in tasks. Imports all task modules."""
     app = Celery("perdure", set_as_current=False)
     load_tasks(app)
     return frozenset(app.tasks)
 
 
 def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, Any]:
-    """The transport's options: timeouts of `wait_s` seconds, and on Redis the keys of unacknowledged messages.
+    """The options of kombu's transport. Connecting, reading and writing time out after `wait_s` seconds.
 
-    The keys begin with `prefix`. Under kombu's default keys, which all applications on the database share, the short
-    visibility timeout would redeliver the running and postponed tasks of other applications.
+    On Redis, the keys of unacknowledged messages begin with `prefix`. All applications on a Redis database share
+    kombu's default keys. Under these keys, perdure's short visibility timeout would redeliver the running and postponed
+    tasks of other applications.
     """
     if is_amqp(broker_url):
         return {"confirm_publish": True, "connect_timeout": wait_s, "read_timeout": wait_s, "write_timeout": wait_s}
     return {
-        # All ten levels, so that the four levels of publishers with kombu's defaults are among them.
+        # All ten levels, which include the four levels of publishers with kombu's defaults.
         "priority_steps": list(range(_PRIORITIES)),
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
         "health_check_interval": int(_WORKER_WAIT_S),
-        # After this time the unacknowledged submissions of a killed worker are redelivered. A wake-up that waits longer
-        # in a busy worker is delivered twice, which is harmless.
+        # After this time, kombu redelivers the unacknowledged submissions of a killed worker. It also redelivers a
+        # wake-up that waits longer than that in a busy worker, which is harmless.
         "visibility_timeout": REDELIVER_S,
         "unacked_key": f"{prefix}unacked",
         "unacked_index_key": f"{prefix}unacked_index",
@@ -173,10 +177,11 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
 
 
 def broker_priority(broker_url: str, priority: int) -> int:
-    """The broker's value for perdure's `priority`, from 0 to 9 (highest).
+    """Translate perdure's `priority`, which is 0 to 9 (highest), to the broker's value.
 
-    RabbitMQ delivers priority 9 first. On Redis each level is a list, and level 0 is read first. Consumers with kombu's
-    defaults read only the levels 0, 3, 6 and 9, so perdure publishes to these four; its own workers read all ten.
+    RabbitMQ delivers priority 9 first. On Redis each priority level is a list, and consumers read level 0 first.
+    Consumers with kombu's defaults read only the levels 0, 3, 6 and 9, so perdure publishes to these four. perdure's
+    own workers read all ten.
     """
     if is_amqp(broker_url):
         return priority
@@ -184,11 +189,11 @@ def broker_priority(broker_url: str, priority: int) -> int:
 
 
 def restored_level(level: int) -> int:
-    """The Redis level to which a message of `level` returns.
+    """The priority level on Redis to which perdure returns a message that kombu would return to `level`.
 
-    kombu computes the level from the message's priority and the `priority_steps` of the process that returns it. With
-    the ten steps of perdure's workers, a message that a default publisher put on level 3 would return to level 4 or 5,
-    which no default consumer reads.
+    kombu computes `level` from the message's priority and the `priority_steps` of the process that returns the message.
+    A publisher with kombu's defaults puts a message of priority 4 on level 3. With the ten steps of perdure's workers,
+    kombu would return this message to level 4, which no consumer with kombu's defaults reads.
     """
     return level // 3 * 3
 
@@ -204,7 +209,7 @@ def queues(broker_url: str) -> list[Queue]:
 
 
 def routes(broker_url: str) -> dict[str, dict[str, Any]]:
-    """The queue and priority of each task that this application publishes."""
+    """The queue and priority of perdure's tasks, by the task names and globs in `ROUTES`."""
     return {
         task: {"queue": queue, "priority": broker_priority(broker_url, PRIORITIES[queue])}
         for task, queue in ROUTES.items()
@@ -212,8 +217,8 @@ def routes(broker_url: str) -> dict[str, dict[str, Any]]:
 
 
 def _queue(name: str, broker_url: str) -> Queue:
-    # RabbitMQ refuses a declaration whose arguments differ from those of the existing queue. Other publishers declare
-    # queues without arguments, so only `turns`, to which they do not publish, has an argument.
+    # RabbitMQ refuses a declaration whose arguments differ from those of the existing queue. Publishers of other
+    # applications declare queues without arguments. They do not publish to `turns`, so only `turns` has an argument.
     ranked = name == "turns" and is_amqp(broker_url)
     arguments = {"x-max-priority": _PRIORITIES - 1} if ranked else None
     return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)

@@ -1,8 +1,10 @@
-"""Assembles a process: the addresses of its servers, and the parts of its runtime.
+"""Finds the addresses of a process's servers, and assembles the parts of its runtime.
 
 If the settings omit a server's address, a process uses the embedded server that `perdure up` runs under the data
-directory. This module opens a process's connections and passes them on; nothing is opened at import. Modules that only
-some processes need are imported in functions, since `perdure send` starts a process for each message.
+directory. The functions open a process's connections; importing this module opens none.
+
+Modules that only some processes need are imported inside functions. `perdure send` starts a process for each message,
+so it must import few modules.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_REDIS = "redis://127.0.0.1:0"
-"""The URL that is used if no Redis runs. Every command to it fails with a connection error."""
+"""A placeholder URL for a process without Redis. Every command fails with a connection error."""
 
 BUILT_IN_AGENT = "assistant"
 """The name of the agent in `perdure.builtin`."""
@@ -41,7 +43,7 @@ _LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder
 """The settings that `check` resolves by name, in addition to `PERDURE_BREAKER__REGISTRY`."""
 
 _NO_DATABASE = "postgresql://"
-"""The URL that is used in a process without a database."""
+"""A placeholder URL for a process that does not use the database."""
 
 _START_IT = "Start it with `perdure up`, or set {variable} to a server of your own."
 
@@ -87,7 +89,7 @@ def database_address(settings: Settings) -> str:
 
 
 def migration_address(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
-    """`PERDURE_MIGRATE_URL`, or else `PERDURE_DATABASE_URL` in `environment`, or else `database_address`.
+    """The setting `PERDURE_MIGRATE_URL`, else `PERDURE_DATABASE_URL` in `environment`, else `database_address`.
 
     Raises:
         Unavailable: no address is set and no embedded PostgreSQL runs.
@@ -99,7 +101,7 @@ def migration_address(settings: Settings, environment: Mapping[str, str] | None 
 
 
 def open_database(settings: Settings, database_url: str) -> Database:
-    """The database at `database_url`, with the pool and the timeouts of the settings."""
+    """The database at `database_url`, configured from `settings`."""
     return Database(
         database_url,
         schema=settings.database_schema,
@@ -127,12 +129,12 @@ def redis_address(settings: Settings) -> str:
 def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True) -> None:
     """Check the settings that name agents, models, the embedder, breakers, the snapshot store and channels.
 
-    Every program calls this before it connects to a server, so a wrong value stops the gateway, a worker, beat and
-    Flower alike. It opens no connection and loads no model. Without `asks_models` or `asks_embedder`, the vendor's key
-    for models or the embedder may be missing.
+    The gateway, the channels, workers, beat and Flower call this before they connect to a server, so a wrong value
+    stops each of them at its start. This opens no connection and loads no model. Without `asks_models`, the models' API
+    keys may be missing. Without `asks_embedder`, the embedder's API key may be missing.
 
     Raises:
-        SettingsError: a setting or an agent names something that does not exist or cannot be set up, or
+        SettingsError: a setting or an agent names something that does not exist or cannot be set up. Also raised if
             `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
     from perdure.channels.chat import configured
@@ -191,7 +193,7 @@ def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> Ac
     """Assemble the parts of a process that only accepts messages.
 
     Raises:
-        SettingsError: see `check`. A vendor's key may be missing.
+        SettingsError: see `check`. Missing API keys raise no error.
     """
     agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
@@ -212,8 +214,8 @@ def assemble(
 
     `calls` sends the tasks of Celery tools.
 
-    With `turns`, the agents' MCP servers are connected (so call this after a fork), and the keys of the models are
-    required. Without `turns`, a missing key raises an error when a model is called.
+    With `turns`, this connects to the agents' MCP servers (so call it after a fork), and requires the models' API keys.
+    Without `turns`, a missing key raises an error only when a model is called.
 
     Raises:
         SettingsError: see `check`; or the embedder's model cannot be loaded.
@@ -258,19 +260,19 @@ def assemble(
         redis_file=_embedded_file(settings, redis_url),
     )
     if connections is not None:
-        connections.open(servers)  # the last step, since no code would end the server processes if a later one failed
+        connections.open(servers)  # the last step, since no code would end the server processes if a later step failed
     return made
 
 
 def _agents_by_name(settings: Settings) -> Agents:
-    """The agents by name. The built-in agent lacks its tools, whose import would slow `perdure send` down."""
+    """The configured agents. The built-in agent has no tools here: importing them would slow down `perdure send`."""
     if settings.agents == type(settings).model_fields["agents"].default:
         return Agents([Agent(BUILT_IN_AGENT, instructions="")])
     return Agents.from_module(settings.agents)
 
 
 def _has_defaults(settings: Settings, agents: Agents) -> bool:
-    """Whether all settings in `_LOOKED_UP` have their defaults: then `check`, which imports models, can be skipped."""
+    """Whether everything that `check` looks up has its default value. The slow `check` can then be skipped."""
     fields, breaker = type(settings).model_fields, type(settings.breaker).model_fields
     return (
         all(getattr(settings, name) == fields[name].default for name in _LOOKED_UP)
@@ -286,7 +288,7 @@ def _servers(agents: Agents) -> list[McpServer]:
 def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
     """Set up each model that a setting or an agent names, so that a wrong name stops the program at its start.
 
-    A vendor's key may be missing if the process calls no model (`called` is False).
+    An API key may be missing if the process calls no model (`called` is False).
     """
     of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
     named = [(settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")]
@@ -311,7 +313,7 @@ def _embedded_file(settings: Settings, redis_url: str | None) -> AppendOnlyFile 
 
 
 def _redis_of_snapshots(settings: Settings) -> str:
-    """The URL for the snapshot store `redis`, in a process that does not use Redis otherwise."""
+    """The URL of Redis for the snapshot store, in a process that does not otherwise use Redis."""
     return (_redis_if_found(settings) if settings.snapshots == "redis" else None) or _NO_REDIS
 
 

@@ -19,7 +19,7 @@ _CHECKED = frozenset({"worker", "beat", "flower"})
 
 
 def _make() -> Celery:
-    """The application for the command that imports this module.
+    """Make the application for the `celery` subcommand that this process runs.
 
     Raises:
         SettingsError: a setting is invalid.

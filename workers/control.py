@@ -11,10 +11,10 @@ from perdure.workers.lifecycle import Lifecycle
 
 @inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
 def inspect_perdure(state: Any) -> dict[str, Any]:
-    """The worker's running turns, leaked threads, phase of the intake, and counts of its tasks."""
+    """The worker's counts of running turns, leaked threads and tasks, and the phase of its intake."""
     lifecycle = getattr(state.app, "perdure", None)
     if not isinstance(lifecycle, Lifecycle):
-        return {}  # an application's worker that consumes none of perdure's queues
+        return {}  # the worker consumes none of perdure's queues
     process = lifecycle()
     fleet_drain = {} if lifecycle.fleet_drain is None else lifecycle.fleet_drain.report()
     return {

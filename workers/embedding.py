@@ -1,4 +1,4 @@
-"""Embeds new messages and memories in a background thread of the worker that sweeps.
+"""Embeds new messages and memories in a background thread of a worker.
 
 Keyword search needs no vectors, so a slow or unavailable embedder delays neither a turn nor the sweep.
 """
@@ -36,7 +36,7 @@ class Embedding:
         self._requested.set()
 
     def stop(self) -> None:
-        """Stop the thread and abort its call. Another worker embeds the batch later."""
+        """Stop the thread and abort its call of the embedder. Another worker embeds the batch later."""
         with self._lock:
             self._stopping.set()
             call = self._call
@@ -59,7 +59,7 @@ class Embedding:
                 log.exception("embedding failed; the next sweep requests it again")
 
     def _batch(self) -> bool:
-        """Embed one batch; returns whether more remain."""
+        """Embed one batch; returns whether messages or memories without a vector remain."""
         call = ModelCall(self._runtime.clock, self._runtime.settings.model_timeout_s)
         with self._lock:
             if self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""Django's commands for the shop."""
+"""Run Django's management commands for the shop."""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""A FastAPI shop with agents mounted at /agents: `uvicorn app:app`. Customers sign in with the shop's own tokens."""
+"""A FastAPI shop with agents mounted at /agents. `uvicorn app:app` serves the shop.
+
+Customers sign in with the shop's own tokens.
+"""
 
 import os
 from typing import Annotated
@@ -10,7 +13,7 @@ from sqlalchemy import create_engine, text
 import perdure
 
 TOKENS = {"token-of-ana": "ana", "token-of-ben": "ben"}
-"""The shop's own authentication: customers by token."""
+"""Maps each of the shop's own tokens to the customer who signs in with that token."""
 
 worker = Celery("shop", broker=os.environ.get("SHOP_BROKER_URL", "redis://127.0.0.1:6379/0"))
 worker.conf.broker_connection_retry_on_startup = True

@@ -14,10 +14,10 @@ from perdure.users import queries
 
 
 def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> dict[str, Any]:
-    """The user's rows by table, and the events of the user's stream.
+    """Return the user's rows, by table, and the events of the user's Redis stream.
 
-    `user` is the user's key; the document shows the id without the tenant. Working memory and snapshot stores are left
-    out, because they hold copies of these rows.
+    `user` is the user key; the document shows only the user's id, without the tenant. It omits working memory and
+    snapshots, because they are copies of these rows.
 
     Raises:
         NotFound: there is no data about that user.
@@ -39,5 +39,5 @@ def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
 
 
 def _with_id(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the user's id in place of the key."""
+    """The row, with the user key in `user_id` replaced by the user's id."""
     return {**row, "user_id": user_of(row["user_id"])} if row.get("user_id") else row

@@ -1,14 +1,14 @@
 """Linked identities: a person on several channels is one user, with the same sessions and the same memory.
 
 An identity is a person on a channel: `(channel, external id)` within a tenant. Without a link, each identity is a
-separate user. To link an identity to another user, that user mints a one-time code (`perdure link`, `POST /v1/links`)
-and sends it from the channel to be linked (`/link CODE`). Messages that the identity sent before stay with its separate
-user.
+separate user. To link an identity to an existing user, the person mints a one-time code as that user (`perdure link`,
+`POST /v1/links`), and sends the code from the identity's channel (`/link CODE`). Messages that the identity sent before
+the link stay with its separate user.
 
 A code has 60 random bits, is stored as its hash, is valid for ten minutes, and is used up by one atomic statement. An
-identity has five attempts in ten minutes, successful ones included.
+identity may send five codes in ten minutes, counting valid ones.
 
-Called by commands, routes and the channels.
+The CLI's commands, the HTTP routes and the channels call this module.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A code as shown to people, and its expiry time."""
+    """A one-time code, with the hyphens that people see, and its expiry time."""
 
     code: str
     expires_at: datetime
@@ -62,7 +62,9 @@ class Link:
 
 
 def mint_code(database: Database, user: str) -> Code:
-    """A new code for the user with the key `user`, who need not exist. The user's earlier code becomes invalid.
+    """Return a new one-time code for the user with the key `user`. The user's earlier code becomes invalid.
+
+    Creates the user if it does not exist.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -79,16 +81,16 @@ def mint_code(database: Database, user: str) -> Code:
 
 
 def redeem(database: Database, channel: str, external_id: str, code: str, tenant: str | None) -> str:
-    """Link an identity to the user who minted `code`; returns the user's key. An earlier link is replaced.
+    """Link an identity to the user who minted `code`; returns the user's key. Replaces an earlier link.
 
-    Each call counts as an attempt, in a commit of its own. The code may be written in any case, with or without
-    hyphens and blanks.
+    Each call counts as an attempt, and commits the count separately. The code may be written in any case, with or
+    without hyphens and blanks.
 
     Raises:
         InvalidRequest: the channel or the external id cannot be stored.
         NotFound: the code is wrong, used, expired or another tenant's.
         RateLimited: the identity has made too many attempts.
-        Unavailable: the database cannot be reached; the code may be used up.
+        Unavailable: the database cannot be reached. The code may nevertheless have been used up.
     """
     identity = _identity(tenant, channel, external_id)
     [counted] = database.run(queries.COUNT_ATTEMPT, {**identity, "most": MOST_ATTEMPTS, "window_s": WINDOW_S})
@@ -101,7 +103,7 @@ def redeem(database: Database, channel: str, external_id: str, code: str, tenant
 
 
 def user_of_identity(executor: Executor, tenant: str | None, channel: str, external_id: str) -> str | None:
-    """The key of the user that an identity is linked to, `None` if it is not linked.
+    """The key of the user that an identity is linked to; `None` if the identity is not linked.
 
     Raises:
         InvalidRequest: the channel or the external id cannot be stored.
@@ -144,6 +146,6 @@ def _is_identity(channel: str, external_id: str) -> bool:
 
 
 def _hashed(code: str) -> bytes:
-    """The hash of a code as a person may type it."""
+    """The hash of a typed code. Ignores case, hyphens and blanks, and reads I, L and O as digits."""
     typed = code[:_LONGEST_CODE].upper().replace("-", "").translate(_LOOKALIKES)
     return hashlib.sha256("".join(typed.split()).encode("utf-8", "replace")).digest()

@@ -7,7 +7,7 @@ from perdure.database.fencing import RAISED
 from perdure.database.tables import metadata
 from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
 
-# Fences the processes that run these sessions: they can no longer write. Locks the sessions until the commit.
+# Fences the processes that run the user's sessions: these processes can no longer write. Locks the sessions.
 RAISE_TOKENS = Statement(
     "erasure.raise_tokens",
     f"""
@@ -16,15 +16,16 @@ RAISE_TOKENS = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Locks the user: until the commit no new row can reference it, so no session opens and no memory is stored.
+# Locks the user's row. Until the commit, no new row can reference it, so no session opens and no memory is stored.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
-# Locks cases before plan items, in the lock order of a CaseBank run.
+# Locks the user's cases before the erasure deletes plan items. A CaseBank run takes these locks in the same order.
 LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"
 )
 
-# Calls of Celery tools whose tasks may be queued. `parts`: the elements of a list of arguments whose tasks may be.
+# Tool calls with a Celery task that may still be queued. A call with a list of arguments has one task for each element;
+# `parts` has the indexes of the elements whose tasks may still be queued.
 QUEUED_CALLS = Statement(
     "erasure.queued_calls",
     f"""
@@ -37,7 +38,7 @@ QUEUED_CALLS = Statement(
     writes=False,
 )
 
-# Schedules the second pass one lease later, when every paused process has lost its session.
+# Schedules the second pass one lease later. By that time, every paused process has lost its session's lease.
 NOTE = Statement(
     "erasure.note",
     """
@@ -105,7 +106,7 @@ def _export(user_table: UserTable) -> Statement:
 ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}
 EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}
 
-# A user has one code: a new one replaces it. The user need not exist.
+# Replaces the user's earlier code, since a user has at most one. Inserts the user if it does not exist.
 MINT_CODE = Statement(
     "links.mint",
     """
@@ -119,7 +120,7 @@ MINT_CODE = Statement(
     """,
 )
 
-# Counts an attempt, up to `most` + 1. `wait_s`: seconds until the window ends and the count restarts.
+# Counts an attempt, up to `most` + 1 in a window. `wait_s`: seconds until the window ends and the count restarts.
 COUNT_ATTEMPT = Statement(
     "links.count_attempt",
     """
@@ -135,7 +136,8 @@ COUNT_ATTEMPT = Statement(
     """,
 )
 
-# Uses up a valid code of a user of the tenant. Locks the user first, as an erasure does, so that they do not deadlock.
+# Deletes a valid code of a user of the tenant, and links the identity to that user. Locks the user before the code: an
+# erasure takes these locks in the same order, so the two cannot deadlock.
 REDEEM_CODE = Statement(
     "links.redeem",
     """

@@ -1,8 +1,9 @@
-"""Removes an erased user's texts from the planner's statistics.
+"""Removes an erased user's texts from the statistics of PostgreSQL's query planner.
 
 `ANALYZE` stores samples of each column (`pg_stats`). Samples of erased rows stay until the next `ANALYZE`: by
-default, autovacuum analyzes a table once 50 rows plus a tenth of the table have changed. Called by the second pass of
-an erasure.
+default, autovacuum analyzes a table once 50 rows plus a tenth of the table have changed.
+
+The second pass of an erasure (`perdure.users.erase`) calls `forget_samples`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from perdure.database.engine import Database, Statement
 from perdure.users.tables import USER_TABLES
 
 _CAN_CLEAR = 180_000
-"""The server version from which statistics can be deleted: PostgreSQL 18."""
+"""The lowest `server_version_num` with the function `pg_clear_attribute_stats` (PostgreSQL 18)."""
 
-# `ANALYZE` does not change the statistics of an empty table.
+# `ANALYZE` does not change the statistics of an empty table, so this statement deletes them.
 CLEAR_EMPTY = Statement(
     "erasure.clear_statistics",
     """
@@ -46,9 +47,10 @@ _VERSION = Statement(
 
 
 def forget_samples(database: Database) -> None:
-    """Analyze the tables with users' data, one commit each. `ANALYZE` reads a sample of a table and blocks no writer.
+    """Analyze each table with users' data, in its own commit, and delete the statistics of empty tables.
 
-    Before PostgreSQL 18, an empty table keeps its samples until it has rows and is analyzed again.
+    `ANALYZE` blocks no writer. Before PostgreSQL 18, an empty table keeps its samples until it has rows and is analyzed
+    again.
 
     Raises:
         Unavailable: the database cannot be reached.

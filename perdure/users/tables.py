@@ -1,7 +1,7 @@
 """The tables with users' data, and the conditions that find one user's rows.
 
-Erasure and export both use this list. A test requires each table of the schema to be listed here, either among the
-tables with users' data or among those without.
+Erasure and export use `USER_TABLES`. A test requires each table of the schema to be in `USER_TABLES`, in
+`TABLES_WITHOUT_USER_DATA` or in `ERASURE_TABLES`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
 OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
-# Deliveries of the user's turns, and of refused messages, which have no turn.
+# Deliveries of the user's turns and of the user's refused messages. A refused message has no turn.
 _OF_DELIVERIES = f"""
     turn_id IN (
         SELECT turn_id FROM turns WHERE {_OF_SESSIONS}
@@ -22,7 +22,8 @@ _OF_MEMORIES = "memory_id IN (SELECT memory_id FROM memories WHERE user_id = %(u
 _OF_CASES = "SELECT case_id FROM cases WHERE user_id = %(user_id)s"
 _OF_USER = "user_id = %(user_id)s"
 
-# Rows of the identities that are linked to the user or, if the user is an unlinked identity, of that identity.
+# Rows of the identities that are linked to the user. If the user is an unlinked identity, its user key consists of the
+# tenant, the channel and the external id; the last condition finds the rows of that identity.
 _OF_IDENTITIES = """
     (tenant, channel, external_id) IN (
         SELECT tenant, channel, external_id FROM identities WHERE user_id = %(user_id)s
@@ -32,10 +33,10 @@ _OF_IDENTITIES = """
 
 @dataclass(frozen=True, slots=True)
 class UserTable:
-    """A table with users' data; the condition `of_user` finds the rows of `%(user_id)s`.
+    """A table with users' data. `of_user` is the SQL condition for the rows of the user `%(user_id)s`.
 
-    An export omits the columns `left_out`: search data derived from exported texts, and delivery errors, which
-    describe the operator's network.
+    An export omits the columns `left_out`: search data derived from exported texts, hashes of link codes, and delivery
+    errors. Delivery errors describe the operator's network.
     """
 
     table: str
@@ -55,13 +56,13 @@ USER_TABLES = (
     UserTable("unembedded", _OF_USER),
     UserTable("message_vectors", _OF_USER, ("vector",)),
     UserTable("message_words", _OF_USER, ("words",)),
-    # A plan's item quotes the words in which a case differs from a similar case.
+    # An item of a CaseBank plan may quote words of its case and of the similar case `keeper_id`.
     UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
     UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {OF_TURNS}"),
     UserTable("case_history", f"case_id IN ({_OF_CASES})"),
     UserTable("case_archive", _OF_USER, ("query_vector",)),
     UserTable("cases", _OF_USER, ("query_vector",)),
-    UserTable("unrouted", _OF_USER),  # before deliveries: a refusal locks this row, then inserts a delivery
+    UserTable("unrouted", _OF_USER),  # before deliveries: refusing a message locks its row, then inserts a delivery
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", OF_TURNS),
     UserTable("messages", _OF_SESSIONS),
@@ -78,11 +79,11 @@ USER_TABLES = (
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),
 )
-"""In the order of erasure: a table with a foreign key comes before the table that it references."""
+"""In the order in which an erasure deletes rows: a table with a foreign key precedes the table that it references."""
 
 TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
 
 ERASURE_TABLES = frozenset({"erasures"})
-"""The tables of erasure itself, whose rows the second pass deletes."""
+"""The tables that record unfinished erasures. The second pass of an erasure deletes the erasure's row."""

@@ -1,12 +1,12 @@
 """Keeps workers running when a key of the Redis broker has a type that kombu does not expect.
 
-Without this module, one such key ends every worker, since Redis refuses kombu's command (WRONGTYPE). Any program with
-the broker's URL can create such a key.
+Without this module, one such key would end every worker, since Redis refuses kombu's command (WRONGTYPE). Any program
+with the broker's URL can create such a key.
 
-- Keys under `PERDURE_REDIS_PREFIX`, and kombu's bindings of perdure's exchanges, belong to perdure alone. A worker
-  renames such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
-- The queues have common names, which another program may use for its own data. A worker does not rename or change the
-  key of a queue: it logs an error, and stops consuming the queue until the key is deleted or is a list.
+- Keys under `PERDURE_REDIS_PREFIX`, and the keys in which kombu stores the bindings of perdure's exchanges, belong to
+  perdure alone. A worker renames such a key to `PREFIX…KEY.broken-TIME` and logs it. The renamed key does not expire.
+- The queues have common names, such as `memory`, and another program may store its own data under such a key. A worker
+  does not change a queue's key. It logs an error, and stops consuming the queue until the key is deleted or is a list.
 
 `perdure.workers.consumer.consumer` checks the keys when a worker connects, every `CHECK_S` seconds, and when Redis
 refuses a command.
@@ -31,7 +31,8 @@ _REPORT_S = 60.0
 """Seconds between two log lines about one key that another program uses."""
 
 # KEYS: the key, its new name. ARGV: the expected type.
-# A string is kombu's mutex. While a mutex without expiry exists, kombu restores no messages.
+# The only key that may be a string is kombu's mutex. A mutex without expiry is broken, too: while it exists, kombu
+# restores no messages.
 _RENAME = """
 local found = redis.call('TYPE', KEYS[1]).ok
 local endless = found == 'string' and redis.call('PTTL', KEYS[1]) == -1
@@ -43,16 +44,16 @@ return found
 
 
 class BrokenKeys:
-    """Finds and renames broken keys for one worker of `app`. Call its methods in the consumer's event loop only."""
+    """Finds and renames broken keys for one worker of `app`. Call its methods only in the consumer's event loop."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._report_at: dict[str, float] = {}
         self.taken: frozenset[str] = frozenset()
-        """The queues that have a key which another program uses."""
+        """The queues with a key that is not a list, because another program uses the key."""
 
     def skip_taken(self, channel: Any) -> None:
-        """Make `channel`, of kombu's Redis transport, neither consume nor count queues in `taken`."""
+        """Make `channel`, of kombu's Redis transport, ignore queues in `taken` when it consumes and counts messages."""
         size = channel._size  # noqa: SLF001 (kombu has no public way)
 
         def count(queue: str) -> int:
@@ -64,7 +65,7 @@ class BrokenKeys:
         channel._size, channel._update_queue_cycle = count, update_cycle  # noqa: SLF001 (as above)
 
     def check(self, channel: Any) -> list[str]:
-        """Rename each broken key that belongs to perdure, and update `taken`; returns the former names of the keys.
+        """Rename each broken key that belongs to perdure, and update `taken`; returns the former names of renamed keys.
 
         An error reply of Redis is logged, not raised.
         """
@@ -124,7 +125,7 @@ def _rename(client: Any, key: str, expected: str, prefix: str) -> bool:
 
 
 def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key that belongs to perdure alone (by perdure's prefix, or as a binding of its exchanges), and its type."""
+    """Each key that belongs to perdure alone, with the type that kombu expects."""
     whole = channel.global_keyprefix
     yield whole + channel.unacked_key, "hash"
     yield whole + channel.unacked_index_key, "zset"
@@ -138,7 +139,7 @@ def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
 
 
 def _queues(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key of each queue (one for each priority level), with the queue's name."""
+    """Each key of a queue, with the queue's name. A queue has a key for each priority level."""
     for queue in app.amqp.queues:
         for level in channel.priority_steps:
             yield channel.global_keyprefix + channel._q_for_pri(queue, level), queue  # noqa: SLF001 (as above)

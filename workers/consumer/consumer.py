@@ -1,9 +1,9 @@
-"""A worker's consumer: Celery's, with a limit for each queue.
+"""A worker's consumer: Celery's consumer, with a limit on the concurrent tasks of each queue.
 
-It survives the loss of Redis, and Redis keys that another program has broken or uses
-(`perdure.workers.consumer.broken_keys`). It consumes a queue only while it can start a task of that queue at once
-(`perdure.workers.consumer.room`), returns messages of other applications to their queue
-(`perdure.workers.consumer.unknown_tasks`), and drops malformed messages (`perdure.workers.consumer.malformed`).
+- It survives the loss of Redis, and Redis keys of a wrong type (`perdure.workers.consumer.broken_keys`).
+- It consumes a queue only while it can start a task of that queue at once (`perdure.workers.consumer.room`).
+- It returns messages of other applications to their queue (`perdure.workers.consumer.unknown_tasks`).
+- It drops malformed messages (`perdure.workers.consumer.malformed`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from perdure.workers.consumer.unknown_tasks import UnknownTasks
 log = logging.getLogger(__name__)
 
 _BUILT_IN = "celery."
-"""The prefix of Celery's built-in tasks. perdure does not publish them, so in a shared queue they belong to another
-application and call its tasks."""
+"""The prefix of Celery's built-in tasks. perdure does not publish such tasks. In a queue that perdure shares with
+another application, they belong to that application."""
 
 _AHEAD = 8
-"""Messages that RabbitMQ prefetches in addition to those of `ingress`: enough to save round trips, but few to return if
-there is no room."""
+"""The part of the prefetch count on RabbitMQ that exceeds the limit of `ingress`. It is high enough to save round
+trips, and low enough that few messages return to the broker when a queue has no room."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
     """Celery's consumer, with these changes.
 
-    Each queue has its own room. A message of another application is returned to its queue after a pause; Celery would
-    discard it. A malformed item is dropped; Celery would exit, or log the item in full. The channel of a lost
-    connection is closed completely. A broken key affects only its own queue.
+    - Each queue has its own limit on concurrent tasks.
+    - A message of another application returns to its queue after a pause. Celery would discard the message.
+    - A malformed item is dropped. Celery would exit, or log the item in full.
+    - The channel of a lost connection is closed completely. Celery would leave it half closed.
+    - A Redis key of a wrong type affects at most its own queue. Celery would exit.
     """
 
     rooms: Rooms | None = None
-    """The room of each queue. None if the pool is not `threads`: Celery's prefetch count is then the only limit."""
+    """Limits the concurrent tasks of each queue. `None` for a pool other than `threads`, which has no such limits."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._unknown = UnknownTasks(self)
@@ -59,17 +61,17 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self.pool.executor = ThreadPoolExecutor(max_workers=threads)
         self._ahead = threads
         if self.conninfo.transport.driver_type == "amqp":
-            self._ahead = rooms.of("ingress") + _AHEAD  # submissions stay unacknowledged while they are accepted
+            self._ahead = rooms.of("ingress") + _AHEAD  # a submission stays unacknowledged until its task ends
         self.initial_prefetch_count = self._ahead
         self.on_task_request = self._begin
 
     @property
     def max_prefetch_count(self) -> int:
-        """The broker's limit on unacknowledged messages of this worker."""
+        """The most messages that this worker may hold unacknowledged."""
         return self._ahead if self.rooms is not None else super().max_prefetch_count
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        """Celery's message handler, except that it holds a message without room and drops a malformed one."""
+        """Wrap Celery's message handler, to drop malformed messages and to hold messages of a queue without room."""
         handle: Callable[[Any], Any] = super().create_task_handler(*args, **options)
 
         def receive(message: Any) -> Any:
@@ -95,8 +97,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def consume(self, queue: str) -> None:
         """Consume a queue again.
 
-        Does nothing while the worker stops, the queue is deselected (the intake is closed), the queue has no room, or
-        too many of its messages are held. The code that ends such a condition calls this again.
+        Does nothing if the worker is stopping, the queue is deselected (because the intake is closed), the queue has no
+        room, or the worker holds too many messages of the queue. The code that ends such a state calls this again.
         """
         tasks, queues = self.task_consumer, self.app.amqp.queues
         if tasks is None or queue not in queues.consume_from or tasks.consuming_from(queue):
@@ -114,10 +116,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _end_wait(self, channel: Any) -> None:
         """Make Redis answer the pending BRPOP now, so that the next BRPOP includes the queue that was added.
 
-        kombu sends the next BRPOP only after Redis has answered the pending one, up to a second later. With a shorter
-        timeout of BRPOP, every idle worker would send 10 to 20 commands a second. CLIENT UNBLOCK runs on another
-        connection, and has no effect if BRPOP already has a message. If the server refuses the command (by an access
-        list), or sends no client id (with RESP2), the added queue is read up to a second later.
+        Otherwise kombu sends the next BRPOP up to a second later, when Redis answers the pending one. With a shorter
+        timeout of BRPOP, every idle worker would send 10 to 20 commands a second. CLIENT UNBLOCK, sent on another
+        connection, has no effect if BRPOP already has a message. The server may refuse the command (by an access list),
+        or send no client id (with RESP2). Then the worker reads the added queue up to a second later.
         """
         if not isinstance(channel, redis.Channel):
             return
@@ -163,9 +165,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
-        """Connect, and make kombu restore Redis messages at levels that every consumer of the queue reads.
+        """Connect, and on Redis prepare the channel. Right after connecting, kombu restores messages on this channel.
 
-        This must be done here, since kombu restores messages on this channel right after it connects.
+        Restored messages return to priority levels that every consumer of the queue reads. Broken keys are renamed, and
+        queues whose keys another program uses are skipped.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):
@@ -183,7 +186,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             hub.call_repeatedly(broken_keys.CHECK_S, self._check_keys, channel)
 
     def _check_keys(self, channel: Any) -> list[str]:
-        """Rename broken keys, and consume only queues whose keys no other program uses; returns the renamed keys."""
+        """Rename broken keys, and consume only queues whose keys no other program uses; returns the former names."""
         before = self._keys.taken
         renamed = self._keys.check(channel)
         if self._keys.taken != before:
@@ -216,11 +219,11 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _record_as_sent_by_name(self, channel: Any) -> None:
         """Record each unacknowledged message as sent directly to its queue, so that kombu restores it there.
 
-        Otherwise kombu publishes a restored message to the message's exchange. Every queue that is bound to the
+        Otherwise kombu would publish a restored message to the message's exchange. Every queue that is bound to the
         exchange would get the message. If this process has not declared the exchange, no queue would get it.
 
-        At this point Redis has already popped the message. If a broken key prevents the record, the key is renamed and
-        the message is recorded again.
+        Redis has already popped the message, so a message without a record would be lost. If a broken key prevents the
+        record, this renames the key and records the message again.
         """
         append = channel.qos.append
 
@@ -239,7 +242,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         channel.qos.append = append_as_sent_by_name
 
     def update_strategies(self) -> None:
-        """Build the strategies of perdure's tasks, without Celery's built-in ones."""
+        """Build the strategies of perdure's tasks, without those of Celery's built-in tasks."""
         super().update_strategies()
         for name in [name for name in self.strategies if name.startswith(_BUILT_IN)]:
             del self.strategies[name]
@@ -270,7 +273,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         self._drop(message, malformed.reason(exc))
 
     def on_close(self) -> None:
-        """Log the counts of dropped items, and return the held messages, or forget them if the connection is lost."""
+        """Log the counts of dropped items. Return the held messages, or forget them if the connection is lost."""
         self._dropped.report()
         if self.connection is None:
             self._unknown.forget()
@@ -290,7 +293,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return self._current_queue or self._queue_by_tag(message.delivery_info)
 
     def _queue_by_tag(self, delivery: Mapping[str, Any]) -> str:
-        """The queue of a RabbitMQ message, found by its consumer tag: another application may use any routing key."""
+        """The queue of a RabbitMQ message, found by its consumer tag, since the routing key may be any text."""
         tags = getattr(self.task_consumer, "_active_tags", {})
         queues = [queue for queue, tag in tags.items() if tag == delivery.get("consumer_tag")]
         return str(queues[0] if queues else delivery.get("routing_key", ""))
@@ -298,11 +301,11 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the channel of a lost connection completely, so that the worker can reconnect.
 
-        To close a Redis channel, kombu first reads the pending reply. If the server is unavailable, that raises and
-        leaves the channel half closed. Celery then discards the connection, and the next use of the channel (a second
-        close, a late acknowledgement) raises `AttributeError: 'NoneType' object has no attribute 'hostname'`, which
-        ends the worker. So the channel is closed twice before the connection is discarded: the second call has no reply
-        to read.
+        To close a Redis channel, kombu first reads the pending reply. If the server is unavailable, the read raises an
+        error and leaves the channel half closed. Celery then discards the connection. The next use of the channel (a
+        second close, a late acknowledgement) would raise `AttributeError: 'NoneType' object has no attribute
+        'hostname'`, which ends the worker. So this closes the channel twice before Celery discards the connection: the
+        second call has no reply to read.
         """
         channel = getattr(self.task_consumer, "channel", None)
         if isinstance(channel, virtual.Channel):

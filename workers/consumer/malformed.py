@@ -1,8 +1,8 @@
-"""Malformed items on a queue: dropped, counted, and logged without their text.
+"""Drops malformed items of queues, counts them, and logs the counts without the items' text.
 
 Any program with the broker's URL can publish any bytes to a queue. kombu and Celery parse an item in the worker's event
 loop, where an unexpected error ends the worker. `screen` drops items that are not JSON before kombu parses them.
-`fault` detects JSON that is not a kombu message. `UNREADABLE` has the errors that Celery raises for a message that is
+`fault` detects JSON that is not a kombu message. `UNREADABLE` lists the errors that Celery raises for a message that is
 not a task.
 
 `perdure.workers.consumer.consumer` calls this module.
@@ -24,27 +24,27 @@ from kombu.utils.json import loads
 log = logging.getLogger(__name__)
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""The errors that Celery raises for headers or a body that are not a task's. No connection error is among them."""
+"""The errors that Celery raises if a message's headers or body are not those of a task. None is a connection error."""
 
 REPORT_S = 60.0
-"""Seconds between two log lines about dropped items of one kind."""
+"""Seconds between two log lines about dropped items of the same kind (queue and reason)."""
 
 _MOST_KINDS = 1_000
 
 Drop = Callable[[str, str], None]
-"""Records a dropped item: its queue and the reason."""
+"""A function that records a dropped item, given the item's queue and the reason."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """The number of items dropped since the last log line, and the monotonic time of the next possible log line."""
+    """The items dropped since the last log line, and the monotonic time until which later items are only counted."""
 
     count: int = 0
     counted_until: float = 0.0
 
 
 class Dropped:
-    """Logs dropped items: the first of each kind (queue and reason) at once, later ones as a count.
+    """Logs dropped items: the first of each kind (queue and reason) at once, later items as a count.
 
     Call `report` every `REPORT_S` seconds, and when the consumer closes.
     """
@@ -63,7 +63,7 @@ class Dropped:
             self._write(queue, reason, tally)
 
     def report(self) -> None:
-        """Log the items of each kind that were dropped since its last log line."""
+        """Log the number of items of each kind that were dropped since the kind's last log line."""
         for (queue, reason), tally in self._tallies.items():
             if tally.count:
                 self._write(queue, reason, tally)
@@ -75,9 +75,10 @@ class Dropped:
 
 
 def screen(transport: Any, channel: Any, drop: Drop) -> None:
-    """Drop items that are not JSON, on `channel` of kombu's Redis `transport` and on channels that it creates later.
+    """Drop items that are not JSON: from queues on `channel`, and from pub/sub on channels that are created later.
 
-    Celery creates later channels for remote-control commands and events.
+    `transport` is the Redis transport of `channel`. Celery creates the later channels for remote-control commands and
+    events.
     """
     create = transport.create_channel
 
@@ -108,10 +109,11 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
 
 
 def _screen_published(channel: Any, drop: Drop) -> None:
-    """Drop items that are not JSON from pub/sub, which carries commands and events.
+    """Drop pub/sub items that are not JSON. Celery sends remote-control commands and events by pub/sub.
 
-    kombu would raise an unexpected error, or log such an item in full and raise `Empty`. After `Empty`, the items that
-    follow stay unread until a further item arrives. So a dropped item is replaced by an empty one, which kombu skips.
+    For such an item, kombu would raise an unexpected error, or log the item in full and raise `Empty`. After `Empty`,
+    kombu leaves the next items unread until a further item arrives. So this replaces the item's data by `None`, which
+    makes kombu skip the item.
     """
     handle = channel._handle_message  # noqa: SLF001 (kombu has no public way)
 
@@ -154,7 +156,7 @@ def fault(item: Any, channel: Any) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """The type, file and line of an error, without its message, which may quote the item."""
+    """The type, file and line of an error. Its message is omitted, since it may quote the item."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return type(error).__name__

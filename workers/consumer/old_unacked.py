@@ -1,10 +1,12 @@
-"""Restores messages that workers of a release before `PERDURE_REDIS_PREFIX` did not acknowledge.
+"""Restores unacknowledged messages of workers of an old release, one without the setting `PERDURE_REDIS_PREFIX`.
 
-That release kept unacknowledged messages under kombu's default keys, `unacked` and `unacked_index`, which all
+The old release kept unacknowledged messages under kombu's default keys, `unacked` and `unacked_index`, which all
 applications on a Redis database share. This release has its own keys, so kombu does not restore the messages of a
-killed worker of the old release. Each worker restores them at its start. During a rolling upgrade, a worker of the old
-release may still process an entry that is younger than the visibility timeout, so the check is repeated while there are
-such entries. Entries of other applications are not changed.
+killed worker of the old release. Each worker of this release restores those messages at its start.
+
+During a rolling upgrade, a worker of the old release may still process a message that is younger than the visibility
+timeout. So this module leaves such a message, and checks again later. It does not change messages of other
+applications.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _RETRY_S = 30.0
 _BATCH = 100
 
 # KEYS: the unacknowledged messages, the times of their delivery, the queue. ARGV: the delivery tag, the latest delivery
-# time of an abandoned message, the message. Like kombu, RPUSH makes the message the next one to be consumed.
+# time of an abandoned message, the message. Like kombu, the script uses RPUSH, so the message is consumed next.
 _RESTORE = """
 local delivered_at = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if delivered_at and tonumber(delivered_at) > tonumber(ARGV[2]) then return 'young' end
@@ -42,9 +44,9 @@ return 'restored'
 
 
 class OldUnacked:
-    """The entries of perdure's queues under kombu's default keys on the broker of `app`.
+    """Restores the old release's unacknowledged messages of perdure's queues on the broker of `app`.
 
-    An entry is abandoned when it is older than `abandoned_s`, the visibility timeout of the old release.
+    A message is abandoned when its delivery is more than `abandoned_s` ago, the visibility timeout of the old release.
     """
 
     def __init__(self, app: Celery, abandoned_s: float = REDELIVER_S) -> None:
@@ -52,7 +54,7 @@ class OldUnacked:
         self._abandoned_s = abandoned_s
 
     def run(self, ends: threading.Event) -> None:
-        """Restore messages repeatedly until no entry of perdure's queues remains, or `ends` is set."""
+        """Restore messages repeatedly, until no unacknowledged message of perdure's queues remains or `ends` is set."""
         pause_s: float = 0
         while not ends.wait(pause_s):
             try:
@@ -64,9 +66,9 @@ class OldUnacked:
                 pause_s = _RETRY_S
 
     def restore(self) -> int:
-        """Return abandoned messages to their queues; returns the number of entries that are still too young.
+        """Put abandoned messages back into their queues; returns the number of messages that are not abandoned yet.
 
-        Does nothing unless the broker is Redis.
+        Does nothing if the broker is not Redis, and returns 0.
         """
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)
@@ -78,7 +80,7 @@ class OldUnacked:
 
     def _restore(self, channel: Any, client: Any) -> int:
         counts = {b"restored": 0, b"young": 0, b"gone": 0}
-        abandoned = time.time() - self._abandoned_s  # the local clock, since kombu dates the index by workers' clocks
+        abandoned = time.time() - self._abandoned_s  # the local clock, which kombu also uses for the index
         for tag, entry in client.hscan_iter(_KEYS[0], count=_BATCH):
             if (found := self._own(entry)) is None:
                 continue
@@ -94,9 +96,9 @@ class OldUnacked:
         return counts[b"young"]
 
     def _own(self, entry: bytes) -> tuple[str, dict[str, Any]] | None:
-        """The queue and the message of an entry; `None` if the message is not perdure's.
+        """The queue and the message of an entry in `unacked`; `None` if the message is not perdure's.
 
-        The task must be perdure's, too, since another application may have a queue with the same name.
+        The queue and the task must both be perdure's, since another application may have a queue with the same name.
         """
         try:
             message, exchange, routing_key = json.loads(entry)

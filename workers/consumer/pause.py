@@ -1,8 +1,10 @@
 """Pauses and resumes a worker's consumption, and returns unstarted messages when the worker stops.
 
-`Consumption` pauses the queues of turns while the fleet's intake is closed. `Step` is a boot step between Celery's pool
-and its consumer: Celery stops `Step` after the consumer and before joining the pool. So prefetched messages whose tasks
-have not begun return to the broker at once, and not only when the last running task has ended.
+`Consumption` pauses the queues that start turns while the intake of all workers is closed (`perdure drain`).
+
+`Step` is a boot step between Celery's pool and its consumer. At shutdown, Celery stops `Step` after the consumer and
+before it joins the pool. So prefetched messages whose tasks have not begun return to the broker before the running
+tasks end.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from perdure.workers.shutdown.signals import install_handlers
 log = logging.getLogger(__name__)
 
 INTAKE = ("ingress", "turns")
-"""The queues that start turns. The tasks of the other queues finish accepted work."""
+"""The queues whose tasks start turns. The tasks of the other queues finish accepted work."""
 
 
 class Consumption:
-    """Pauses and resumes a worker's consumption. Its methods may be called outside of the consumer's thread."""
+    """Pauses and resumes a worker's consumption. Threads other than the consumer's may call its methods."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -41,7 +43,7 @@ class Consumption:
         self._worker = worker
 
     def wake(self) -> None:
-        """Wake the event loop, so that it notices a stop now. Otherwise it checks about once a second."""
+        """Wake the event loop, so that it notices a requested stop at once. Otherwise it checks about once a second."""
         hub = getattr(self._worker, "hub", None)
         if hub is not None:
             hub.call_soon(lambda: None)
@@ -52,7 +54,7 @@ class Consumption:
             return
         app, consumer = self._worker.app, self._worker.consumer
         self._paused = [name for name in INTAKE if name in app.amqp.queues.consume_from]
-        # Deselect them before cancelling: after a broker failure, Celery consumes the queues that are selected.
+        # Deselect the queues before cancelling them: after a broker failure, Celery consumes all selected queues.
         app.amqp.queues.deselect(self._paused)
         if consumer.task_consumer is not None:
             consumer.call_soon(_cancel, consumer, self._paused)
@@ -63,7 +65,7 @@ class Consumption:
         if not paused:
             return
         app, consumer = self._worker.app, self._worker.consumer
-        # Select all before consuming, for the same reason.
+        # Select the queues before consuming them: after a broker failure, Celery consumes all selected queues.
         for name in paused:
             app.amqp.queues.select_add(app.amqp.queues[name])
         if consumer.task_consumer is not None:
@@ -96,7 +98,7 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         return not is_prefork(worker)
 
     def create(self, worker: Any) -> Step:
-        """Attach the worker, and return the step itself as the object that Celery starts and stops."""
+        """Attach the worker to the lifecycle's `Consumption`; returns this step, which Celery starts and stops."""
         self._lifecycle.consumption.attach(worker)
         return self
 
@@ -106,14 +108,20 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
             install_handlers(worker, self._lifecycle.request_shutdown)
 
     def close(self, worker: Any) -> None:  # noqa: ARG002 (the step's signature)
-        """Record the received tasks when the worker stops, after a signal or a remote `shutdown` command."""
+        """Begin the shutdown unless it has begun, and record the received tasks.
+
+        Celery calls this when the worker stops, after a signal or a remote `shutdown` command.
+        """
         self._lifecycle.ensure_shutdown()
         self._began = time.monotonic()
         # Copied here and not in `stop`, since closing the consumer clears `state.requests`.
         self._held = list(state.requests.values())
 
     def stop(self, worker: Any) -> None:
-        """Return the messages whose tasks have not begun. Celery calls this once the consumer has stopped."""
+        """Return to the broker the messages whose tasks have not begun.
+
+        Celery calls this once the consumer has stopped.
+        """
         worker.pool.executor.shutdown(wait=False, cancel_futures=True)
         waiting = [each for each in self._held if each not in state.active_requests and not each.acknowledged]
         count = _return_requests(waiting)
@@ -135,9 +143,9 @@ def is_prefork(worker: Any) -> bool:
 
 
 def _return_requests(requests: Iterable[Request]) -> int:
-    """Return the messages of `requests` to the broker; returns how many the broker accepted. Stops at an error.
+    """Give the messages of `requests` back to the broker; returns how many the broker accepted. Stops at an error.
 
-    The other messages are safe: the sweeper issues a wake-up again, and the broker redelivers a submission.
+    An error loses no message: the sweeper publishes a wake-up again, and the broker redelivers a submission.
     """
     count = 0
     for request in requests:
@@ -156,7 +164,7 @@ def _return_requests(requests: Iterable[Request]) -> int:
 
 
 def _return_pending_reply(channel: Any) -> None:
-    """Read the reply to the pending BRPOP of a Redis channel, and return its message to the queue.
+    """Read the reply to the pending BRPOP of a Redis channel, and put the reply's message back into its queue.
 
     Takes up to a second. kombu would read the reply only when it closes the channel, after the last running task has
     ended.
@@ -165,7 +173,7 @@ def _return_pending_reply(channel: Any) -> None:
         return  # RabbitMQ redelivers the messages that a closed channel has not acknowledged
     try:
         with suppress(Empty):
-            # This worker has no consumer of the queue any more, so kombu returns the message to the queue's front.
+            # This worker no longer consumes the queue, so kombu puts the message back at the queue's front.
             channel._brpop_read()  # noqa: SLF001 (kombu reads it elsewhere only when it closes the channel)
     except Exception as error:  # noqa: BLE001 (as above)
         log.warning(
@@ -174,7 +182,7 @@ def _return_pending_reply(channel: Any) -> None:
 
 
 def _return_held(rooms: Rooms) -> None:
-    """Return the messages that were received without room for them."""
+    """Return the messages that arrived while their queues had no room."""
     try:
         rooms.return_held()
     except Exception as error:  # noqa: BLE001 (each transport has errors of its own)

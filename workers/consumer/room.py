@@ -1,15 +1,19 @@
 """Limits the concurrent tasks of each queue in a worker process, and consumes only queues with room.
 
-A queue has room while fewer tasks of it run than its limit. The pool has threads for the limits of all queues, so turns
-that wait on a slow model do not delay deliveries, endings or submissions, and these do not delay turns. The worker
-consumes a queue only while the queue has room. Otherwise a message stays in the broker or returns there, so that an
-idle worker can consume it. Only a task with a countdown waits in this process: until it is due, and then for room.
+A queue has room while the number of its running tasks is below its limit. The pool has as many threads as the limits
+of all queues together. So turns that wait for a slow model do not delay tasks of other queues, and those tasks do not
+delay turns.
+
+The worker consumes a queue only while the queue has room. Otherwise messages stay in the broker or are returned to it,
+so that an idle worker can consume them. Only a task with a countdown waits in this process, first until it is due and
+then for room.
 
 Redis sends a message only on request, so the worker requests no messages of a queue without room. RabbitMQ sends
-messages in advance, up to the prefetch count: messages that arrive without room are held until the consumer is
-cancelled, and then returned.
+messages in advance, up to the prefetch count. The worker holds messages that arrive without room, stops consuming their
+queue, and then returns the messages.
 
-Used by `perdure.workers.consumer.consumer`. All methods but `leave` run in the thread of the worker's event loop.
+`perdure.workers.consumer.consumer` uses `Rooms`. All methods of `Rooms` except `leave` run in the thread of the
+worker's event loop.
 """
 
 from __future__ import annotations
@@ -31,16 +35,16 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""The limit on concurrent tasks of each queue. `--concurrency`, if it is smaller, is the limit instead.
+"""The limit on concurrent tasks of each queue. If `--concurrency` is smaller, it is the limit instead.
 
-`sessions` and `memory` allow two tasks more than their semaphores (`ENDINGS`, `CONSOLIDATIONS`), for the tasks that
-beat sends. If `--concurrency` is not above a semaphore, hung tasks can use up the limit of that queue, but not of
-others.
+Semaphores limit the tasks that end and consolidate sessions (`ENDINGS`, `CONSOLIDATIONS`). `sessions` and `memory`
+allow two tasks more than their semaphores, for the tasks that beat sends. If `--concurrency` does not exceed the
+count of a semaphore, hung tasks can use up the limit of its queue, but not the limits of other queues.
 """
 
 
 class Tap(Protocol):
-    """The consumer, as `Rooms` uses it."""
+    """The methods of the consumer that `Rooms` calls."""
 
     def soon(self, work: Any, queue: str) -> None:
         """Schedule `work(queue)` on the event loop. Any thread may call this."""
@@ -81,9 +85,9 @@ class Rooms:
         return self._running[queue] < self.of(queue)
 
     def begin(self, queue: str, start: Callable[[], None]) -> bool:
-        """Call `start` now, or once a task of `queue` has ended; returns whether it was called now.
+        """Call `start` now if `queue` has room, else once a task of `queue` ends; returns whether it was called now.
 
-        Only a task with a countdown can be without room at this point, since its message was received earlier.
+        Only a task with a countdown can lack room at this point: its message arrived earlier, while there was room.
         """
         if not self.has_room(queue):
             with self._lock:
@@ -110,12 +114,12 @@ class Rooms:
             self._tap.soon(self._reopen, queue)
 
     def hold(self, queue: str, message: Any) -> None:
-        """Hold a message that arrived without room, and return it to the broker once the queue is cancelled."""
+        """Hold a message that arrived without room, and return it to the broker once `queue` is no longer consumed."""
         self._without_room.append((queue, message))
         self._tap.soon(self._close, queue)
 
     def forget(self) -> None:
-        """Forget held and waiting messages, and cancelled queues. Call this when the connection is lost.
+        """Forget held messages, waiting tasks and cancelled queues. Call this when the connection is lost.
 
         The next connection consumes every queue.
         """
@@ -135,7 +139,7 @@ class Rooms:
     def _close(self, queue: str) -> None:
         if not self.has_room(queue):
             with self._lock:
-                self._cancelled.add(queue)  # before `cancel`, so that a task which ends during it reopens the queue
+                self._cancelled.add(queue)  # before the call, so that a task that ends during it reopens the queue
             self._tap.cancel(queue)
             self._reopen(queue)
         self.return_held()

@@ -1,14 +1,16 @@
-"""Returns messages that this worker cannot run to the queue from which it received them.
+"""Holds messages that this worker cannot process, and returns each to its queue after a pause.
 
 An application on the same broker may have a queue with the name of one of perdure's queues. A worker then also receives
-that application's tasks. Celery would discard them and record a failure. perdure holds each of them, unacknowledged,
-for `DELAY_S`, and then returns it. If it were returned at once while no consumer of the application waits, this worker
-would receive it again within a millisecond, in a busy loop. Waiting for the visibility timeout instead would delay the
-message by a minute on Redis, and RabbitMQ has no such timeout.
+that application's messages. Celery would discard these messages and record a failure. perdure holds each message,
+unacknowledged, for `DELAY_S`, and then returns it to its queue.
+
+Without the pause, if no worker of that application waits for the message, this worker would receive it again within a
+millisecond, in a busy loop. Leaving the message unacknowledged until the visibility timeout would delay it by a minute
+on Redis. RabbitMQ has no such timeout.
 
 Held messages do not use the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of one
-queue stops consuming that queue until it has returned them all, so the backlog of another application neither fills the
-worker's memory nor stops its other queues. The broker redelivers the held messages of a worker that dies.
+queue stops consuming that queue until it has returned all of them. So the backlog of another application neither fills
+the worker's memory nor stops the worker's other queues. The broker redelivers the held messages of a worker that dies.
 """
 
 from __future__ import annotations
@@ -34,21 +36,21 @@ _REPORT_S = 60.0
 
 @dataclass(slots=True)
 class _Tally:
-    """The number of messages of a queue held since the last log line, and the monotonic time of the next line."""
+    """The messages held since the last log line, and the monotonic time until which later ones are only counted."""
 
     count: int = 0
     report_at: float = 0.0
 
 
 class Holder(Tap, Protocol):
-    """Celery's consumer, as `UnknownTasks` uses it."""
+    """The attributes and methods of the consumer that `UnknownTasks` uses."""
 
     timer: Any
     qos: Any
 
 
 class UnknownTasks:
-    """Holds and returns messages of `consumer`. Call its methods in the consumer's event loop only."""
+    """Holds messages of `consumer`, and returns them. Call its methods only in the consumer's event loop."""
 
     def __init__(self, consumer: Holder) -> None:
         self._consumer = consumer
@@ -58,11 +60,11 @@ class UnknownTasks:
         self._tallies: dict[str, _Tally] = {}
 
     def is_full(self, queue: str) -> bool:
-        """Whether too many messages of `queue` are held, so that it must not be consumed now."""
+        """Whether the worker must not consume `queue`, because it holds too many messages of the queue."""
         return queue in self._full
 
     def hold(self, message: Any, queue: str, what: str) -> None:
-        """Return `message` to `queue` after `DELAY_S`. `what` describes it in the log."""
+        """Hold `message`, and return it to `queue` after `DELAY_S`. `what` describes the message in the log."""
         self._report(queue, what)
         self._consumer.qos.increment_eventually()
         timer = self._consumer.timer.call_after(DELAY_S, self._release, (id(message),))
@@ -70,10 +72,10 @@ class UnknownTasks:
         self._of[queue] += 1
         if self._of[queue] >= HELD:
             self._full.add(queue)
-            self._consumer.soon(self._cancel, queue)  # later, since the consumer that would be cancelled calls this
+            self._consumer.soon(self._cancel, queue)  # later, since `hold` runs in a callback of the consumer to cancel
 
     def release_all(self) -> None:
-        """Return all held messages now. If the broker is unavailable, it redelivers the rest itself later."""
+        """Return all held messages now. Stops at an error: the broker redelivers the remaining messages later."""
         messages = [message for message, _, _ in self._held.values()]
         self.forget()
         for message in messages:

@@ -1,8 +1,8 @@
-"""Restricts Flower to requests for its own host names, and removes the arguments of perdure's tasks from its events.
+"""Restricts Flower to requests for its own host names, and hides the arguments of perdure's tasks in stored events.
 
-A web page can make a browser on this machine send requests to the page's host name, after that name has been changed to
-resolve to 127.0.0.1 (DNS rebinding). So Flower refuses each request for a host that is not its own. This includes
-`/metrics` and `/healthcheck`, which Flower's authentication does not protect.
+An attacker can make the host name of a web page resolve to 127.0.0.1 (DNS rebinding). A browser on this machine then
+sends the page's requests to Flower. So Flower refuses each request for a host name that is not its own. This protects
+`/metrics` and `/healthcheck`, too, which do not require Flower's authentication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORBIDDEN = 403
 
 
 def guard(hosts: Collection[str]) -> None:
-    """Make the command `flower` serve the guarded application. `hosts`: host names in addition to loopback's."""
+    """Make the command `flower` check host names and hide arguments. `hosts` are accepted, as are loopback names."""
     from flower import command  # noqa: PLC0415 (only Flower needs it)
 
     command.Flower = _guarded(command.Flower, frozenset(host.lower() for host in hosts))
@@ -29,8 +29,8 @@ def guard(hosts: Collection[str]) -> None:
 def serves(host: str, address: str, hosts: Collection[str]) -> bool:
     """Whether a Flower bound to `address` answers a request with the header `Host: host`.
 
-    On loopback the name must be a loopback name or one of `hosts`. On another address any name is accepted, unless
-    `hosts` are configured.
+    It answers requests for loopback names, for `hosts` and for `address` itself. If `hosts` is empty and `address` is
+    not loopback, it answers requests for any host.
     """
     if not hosts and not is_loopback(address):
         return True
@@ -47,9 +47,9 @@ def is_loopback(host: str) -> bool:
 
 
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """`event` as Flower may store it. Arguments are removed if it is an event of one of perdure's tasks.
+    """`event` as Flower may store it: the arguments of perdure's tasks are hidden.
 
-    Publishers with `task_send_sent_event`, and workers of an earlier release, send events with the arguments.
+    Publishers with `task_send_sent_event`, and workers of an earlier release, send events that contain arguments.
     """
     if not any(fnmatchcase(str(event.get("name")), glob) for glob in ROUTES):
         return event

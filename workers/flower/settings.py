@@ -1,8 +1,9 @@
-"""Flower's own settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command.
+"""Checks Flower's own settings, and makes Flower require a password.
 
-Flower reads them itself. Its pages can shut workers down, so it requires a password unless `PERDURE_FLOWER__AUTH` is
-`none`. If the operator configures no password, a Flower on loopback uses one that is generated once under the data
-directory. `perdure.workers.flower.guard` restricts the host names.
+Flower itself reads these settings: `FLOWER_*` variables, `flowerconfig.py` and options of its command. Its pages can
+shut workers down, so this module makes it require a password unless `PERDURE_FLOWER__AUTH` is `none`. If the operator
+configures no password, a Flower on loopback requires a generated one, which is stored under the data directory.
+`perdure.workers.flower.guard` restricts the host names.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _LAST_PORT = 65_535
 
 
 STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
-"""The Celery subcommand that the command `perdure` runs. `command` cannot see it, since typer has its own contexts."""
+"""The Celery subcommand that the `perdure` CLI runs. `command` cannot find it, since typer has its own contexts."""
 
 
 def command() -> str | None:
-    """The subcommand of `celery` that this process runs; None in another program."""
+    """The subcommand of `celery` that this process runs; `None` in a program other than `celery`."""
     context = click.get_current_context(silent=True)
     while context is not None and context.parent is not None:
         context = context.parent
@@ -54,7 +55,7 @@ def check_environment() -> None:
     """Check each `FLOWER_*` variable that Flower reads. Removes empty variables from the environment.
 
     Raises:
-        SettingsError: a value is invalid; the message names the variable, the value and what is accepted.
+        SettingsError: a value is invalid. The message names the variable, the value and the accepted values.
     """
     from flower.options import default_options  # noqa: PLC0415 (only Flower needs it)
     from flower.utils import strtobool  # noqa: PLC0415 (as above)
@@ -80,7 +81,7 @@ def require_authentication(address: str) -> None:
     """Check that a Flower bound to `address` requires credentials. Does nothing if a configuration file exists.
 
     Raises:
-        SettingsError: `address` is not loopback, and no variable has credentials.
+        SettingsError: `address` is not loopback, and the `FLOWER_*` variables have no credentials.
     """
     if config_file() is None:
         pairs = os.environ.get(f"{_PREFIX}BASIC_AUTH", "")
@@ -90,7 +91,7 @@ def require_authentication(address: str) -> None:
 def follow(app: Celery, settings: Settings) -> None:
     """If Flower runs with `app`, make it require credentials, and guard its host names.
 
-    This happens when Flower imports the application's tasks: after it has read its options and before it listens.
+    The credentials are set when Flower imports the tasks of `app`: after it has read its options, before it listens.
     """
     import_modules.connect(partial(_require, settings), sender=app, weak=False)
     if command() == "flower":  # else `perdure flower` calls `guard` itself
@@ -98,13 +99,13 @@ def follow(app: Celery, settings: Settings) -> None:
 
 
 def config_file() -> Path | None:
-    """The Python file from which Flower reads options in addition to the variables; None if it does not exist."""
+    """The Python file from which Flower reads options in addition to the variables; `None` if no such file exists."""
     path = Path(os.environ.get(f"{_PREFIX}CONF", "flowerconfig.py"))
     return path if path.is_file() else None
 
 
 def own_credentials(settings: Settings) -> tuple[str, str] | None:
-    """The user and the generated password; None if authentication is configured by a variable or disabled."""
+    """The user and the generated password; `None` if a variable configures authentication, or a setting disables it."""
     configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
     if configured or settings.flower.auth is FlowerAuth.NONE:
         return None
@@ -112,9 +113,10 @@ def own_credentials(settings: Settings) -> tuple[str, str] | None:
 
 
 def _require(settings: Settings, **_: Any) -> None:
-    """If no credentials are configured, add the generated password, and bind loopback if no address is configured.
+    """If no credentials are configured, set the generated password, and bind loopback unless an address is configured.
 
-    Exits with status 2 if Flower would bind another address than loopback without configured credentials.
+    Exits with status 2 if the configured address is not loopback and no credentials are configured, or if a configured
+    user has no password.
     """
     if command() != "flower":
         return
@@ -148,7 +150,7 @@ def _check_address(address: str, basic_auth: Sequence[str], auth: str) -> None:
 
 
 def _authenticates(basic_auth: Sequence[str], auth: str) -> bool:
-    """Whether the options require credentials. Flower accepts each pair of `basic_auth`, so each needs a password."""
+    """Whether the options require credentials. Each user in `basic_auth` can log in, so each needs a password."""
     if basic_auth:
         return all(pair.partition(":")[2] for pair in basic_auth)
     return bool(auth)

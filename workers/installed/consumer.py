@@ -1,8 +1,8 @@
-"""The consumer of an application's worker that also consumes perdure's queues.
+"""The consumer of an application's worker, if the worker consumes queues of perdure.
 
-Each of perdure's queues has its own room, and their unknown or malformed messages are handled as in perdure's workers.
-The application's queues are consumed as by Celery's own consumer: unknown tasks are discarded, and Celery's own tasks
-run. The broker's keys belong to the application, so they are neither checked nor renamed.
+perdure's queues have the same limits as in perdure's own workers, and an unknown task returns to its queue. For the
+application's queues, this consumer discards unknown tasks and runs Celery's built-in tasks, as Celery's consumer does.
+The broker's keys belong to the application, so this consumer neither checks nor renames them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.workers.consumer.consumer import Consumer
 
 
 class InstalledConsumer(Consumer):
-    """perdure's consumer, whose changes to Celery's behaviour apply to perdure's queues only."""
+    """perdure's consumer, except that Celery's own methods handle invalid messages of the application's queues."""
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
         """Connect as Celery does, with the application's transport options only."""
@@ -39,15 +39,15 @@ class InstalledConsumer(Consumer):
         transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Register as Celery does, without checks of the broker's keys, which belong to the application."""
+        """Register as Celery does. The broker's keys are not checked, since they belong to the application."""
         super(Consumer, self).register_with_event_loop(hub)
 
     def update_strategies(self) -> None:
-        """Build the strategies of all tasks, Celery's own included."""
+        """Build the strategies of all tasks, including Celery's built-in tasks."""
         super(Consumer, self).update_strategies()
 
     def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
-        """Return a message of perdure's queues to its queue after a pause; discard any other, as Celery does."""
+        """Return a message of perdure's queues to its queue after a pause; discard other messages, as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_unknown_task(body, message, exc)
 
@@ -57,7 +57,7 @@ class InstalledConsumer(Consumer):
         handler.on_unknown_message(body, message)
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
-        """Handle a message of perdure's queues as perdure's consumer does; any other as Celery does."""
+        """Handle a message of perdure's queues as perdure's consumer does; handle other messages as Celery does."""
         handler: Any = super() if self._is_perdures(message) else super(Consumer, self)
         handler.on_decode_error(message, exc)
 

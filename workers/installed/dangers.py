@@ -1,7 +1,6 @@
-"""Finds dangerous settings of a Celery application: they can lose tasks, run tasks twice, or run foreign code.
+"""Finds dangerous settings of a Celery application, which can lose tasks, run tasks twice, or run an attacker's code.
 
-`perdure doctor --app MODULE` lists them. The settings concern the application's own tasks; `perdure.install` does not
-change them.
+`perdure doctor --app MODULE` lists these settings. `perdure.install` does not change them.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def dangers(app: Celery) -> Iterator[Danger]:
     """The dangerous settings of `app`, whose tasks must be loaded.
 
     Raises:
-        Unavailable: its broker cannot be reached.
+        Unavailable: the broker of `app` is Redis and cannot be reached.
     """
     name = f"Celery application {app.main!r}"
     own = [task for task in app.tasks.values() if not task.name.startswith("celery.") and not _is_perdures(task)]
@@ -117,7 +116,7 @@ def _eviction(url: str) -> Iterator[Danger]:
     with connect(url) as client:
         try:
             policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
-        except redis.ResponseError:  # a managed server forbids CONFIG
+        except redis.ResponseError:  # a managed server may forbid CONFIG
             return
         except redis.RedisError as error:
             raise Unavailable(f"{name} cannot be reached. {remedy(error)}") from error

@@ -1,8 +1,8 @@
-"""`perdure.gateway()`: the gateway as an ASGI application, to be mounted in another one.
+"""`perdure.gateway()`: the gateway as an ASGI application, for mounting in another ASGI application.
 
 A mounted application gets no lifespan events, so the gateway opens its connections with the first request, and closes
-them when the program ends. In the lifespan of the outer application, `async with agents.running()` opens and closes
-them.
+them when the program ends. To open and close them earlier, use `async with agents.running()` in the lifespan of the
+outer application, where `agents` is the result of `perdure.gateway()`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
     """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
 
     Args:
-        app: The Celery application to whose broker wake-ups are published. Default: the application in this process
-            that `perdure.install` was called with, or else one for `PERDURE_BROKER_URL`.
+        app: The gateway publishes wake-ups to the broker of this Celery application. Default: the application in this
+            process to which `perdure.install` added perdure, or else an application for `PERDURE_BROKER_URL`.
         authenticate: A function or coroutine function that returns the `user_id` of a request, or `None` if the request
             has no user. A request then reaches only that user's data, as with a user token. API keys and user tokens
             are not accepted.
@@ -61,7 +61,7 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
 
 
 class MountedGateway:
-    """The gateway. Its first request or `running` opens it. It belongs to one event loop at a time."""
+    """The gateway. The first request opens it, or `running` does. It runs in one event loop at a time."""
 
     def __init__(self, settings: Settings, app: Celery | None, authenticate: Authenticate | None) -> None:
         self._settings = settings
@@ -81,7 +81,7 @@ class MountedGateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the gateway, and close it after the block, which is the lifespan of the outer application."""
+        """Open the gateway, and close it after the block. Use this in the lifespan of the outer application."""
         await self._app()
         try:
             yield
@@ -100,7 +100,7 @@ class MountedGateway:
         if self._opened is None or self._opened.loop is not loop:
             async with self._opening:
                 if self._opened is None or self._opened.loop is not loop:
-                    self._close_parts()  # those of an event loop that has ended
+                    self._close_parts()  # of a gateway opened in an event loop that has ended
                     self._opened = await self._open(loop)
         return self._opened.app
 
@@ -110,7 +110,7 @@ class MountedGateway:
         return opened
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Handle lifespan events, which the gateway gets if it is not mounted: open at startup, close at shutdown."""
+        """Open at startup and close at shutdown. The gateway gets these lifespan events only if it is not mounted."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":

@@ -1,8 +1,8 @@
 """`perdure.install(app)`: adds perdure to an application's own Celery application.
 
 `install` opens no connection, starts no thread, and loads no task: only a worker of perdure loads the tasks. Any
-process may publish them by name. `install` may precede the application's configuration: queues and routes are added
-when Celery creates the application's own, and beat's entries when beat starts.
+process may publish them by name. The application may be configured after `install`, since perdure's parts are added
+later: queues and routes when Celery creates those of the application, beat's entries when beat starts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from perdure.workers.installed.schedule import add_entries
 
 
 def install(app: Celery) -> None:
-    """Add perdure's tasks, queues, routes, beat entries and worker to `app`. Idempotent.
+    """Add perdure's queues, routes, beat entries and boot step for workers to `app`. Idempotent.
 
     `celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads -c 100` then starts a
-    worker of perdure. It reads perdure's settings from the environment, and uses the application's broker.
+    worker of perdure. The worker reads perdure's settings from the environment, and uses the application's broker.
 
     Raises:
         SettingsError: a setting is invalid. If the application has a queue or a task with one of perdure's names, this

@@ -1,4 +1,4 @@
-"""The shop as an ASGI application, with the agents mounted at /agents: `uvicorn shop.asgi:application`."""
+"""The shop as an ASGI application with agents mounted at /agents. `uvicorn shop.asgi:application` serves the shop."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The shop's Celery application: `celery -A shop worker`."""
+"""The shop's Celery application. `celery -A shop worker` starts a worker."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The shop's pages: Django's admin, in which users sign in, and a page for orders."""
+"""The shop's URLs: Django's admin, where users sign in, and the view that takes orders."""
 
 from django.contrib import admin
 from django.urls import path

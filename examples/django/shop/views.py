@@ -13,7 +13,7 @@ import perdure
 @require_POST
 @transaction.atomic
 def order(request: HttpRequest) -> JsonResponse:
-    """Record an order in the log of Django's admin, and send the agent a message, in one transaction."""
+    """In one transaction, record an order in Django's admin log and send the agent a message about the order."""
     item = request.POST["item"]
     LogEntry.objects.create(user=request.user, action_flag=ADDITION, object_repr=item, change_message="ordered")
     sent = perdure.send(connection, user_id=str(request.user.pk), text=f"I have ordered: {item}", conversation="orders")
