@@ -12,8 +12,10 @@ from uuid import UUID
 
 import psutil
 import pytest
+import redis as redis_py
 from celery import Celery
 
+from perdure.embedded.redis import client_url
 from perdure.workers.installed.install import install
 from tests.processes.faults import done, wait_until
 from tests.processes.installation import Installation
@@ -21,6 +23,7 @@ from tests.processes.model_server import answer_to
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import Worker, WorkerContainer
 from tests.processes.shop import PERDURES, QUEUE
+from tests.processes.test_malformed import ITEMS, LINES
 
 AT_ONCE_S = 10.0
 
@@ -88,6 +91,24 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
     (turn,) = installation.settled(row.turn_id, within_s=AT_ONCE_S)
     assert turn["reply"]["text"] == answer_to("hello")
     wait_until(lambda: shop.runs() == {"quick": 1, "expired-carts": 1}, "its own tasks run")
+    installation.check()
+
+
+@pytest.mark.long
+def test_a_malformed_item_does_not_end_the_applications_worker(installation: Installation, shop: Shop) -> None:
+    """A malformed item in one of perdure's queues is dropped, as perdure's own workers drop it."""
+    worker = shop.perdures()
+    pid = worker.pid
+    with redis_py.Redis.from_url(client_url(installation.redis.url)) as client:
+        for number, (name, item) in enumerate(ITEMS.items()):
+            client.lpush("turns", item)
+            behind = installation.accept(f"hello {number}", user=f"user {number}")
+            (turn,) = installation.settled(behind.turn_id)
+            assert (name, turn["status"]) == (name, "done")
+            assert (name, worker.container.status, worker.pid) == (name, "running", pid), worker.logs()
+        shop.app.send_task("shop.quick")
+        wait_until(lambda: shop.runs() == {"quick": 1}, "its own tasks run")
+    assert worker.logs().count("queue turns: dropped") >= LINES
     installation.check()
 
 

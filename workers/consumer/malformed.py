@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,11 @@ def screen(transport: Any, channel: Any, drop: Drop) -> None:
         return created
 
     transport.create_channel = create_screened
-    _screen_queues(channel, drop)
+    screen_queues(channel, drop)
 
 
-def _screen_queues(channel: Any, drop: Drop) -> None:
+def screen_queues(channel: Any, drop: Drop, only: Collection[str] | None = None) -> None:
+    """Drop items that are not JSON from the queues on a Redis channel; by default from all queues."""
     client = channel.client
     convert = client.response_callbacks.get("BRPOP")
 
@@ -100,8 +101,9 @@ def _screen_queues(channel: Any, drop: Drop) -> None:
         if not popped:
             return popped
         key, item = popped
-        if (wrong := _not_json(item)) is not None:
-            drop(bytes_to_str(key).rsplit(channel.sep, 1)[0], wrong)
+        queue = bytes_to_str(key).rsplit(channel.sep, 1)[0]
+        if (only is None or queue in only) and (wrong := _not_json(item)) is not None:
+            drop(queue, wrong)
             return None
         return popped
 

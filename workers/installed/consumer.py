@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu.transport import virtual
+from kombu.transport import redis, virtual
 
 from perdure.network.queues import QUEUES
+from perdure.workers.consumer import malformed
 from perdure.workers.consumer.consumer import Consumer
 
 
@@ -26,21 +27,30 @@ class InstalledConsumer(Consumer):
         """Connect, and record each message's queue when it is delivered: the message itself does not name its queue."""
         connection: Any = super(Consumer, self).connect()
         if isinstance(connection.transport, virtual.Transport):
-            self._note_queues(connection.transport)
+            self._note_queues(connection.transport, connection.default_channel)
+        if isinstance(connection.transport, redis.Transport):
+            malformed.screen_queues(connection.default_channel, self._dropped.note, QUEUES)
         return connection
 
-    def _note_queues(self, transport: Any) -> None:
+    def _note_queues(self, transport: Any, channel: Any) -> None:
         deliver = transport._deliver  # noqa: SLF001 (kombu passes the queue's name only here)
 
         def note_and_deliver(message: Any, queue: str) -> None:
+            if queue in QUEUES and (wrong := malformed.fault(message, channel)) is not None:
+                self._dropped.note(queue, wrong)
+                return
             self._current_queue = queue
             deliver(message, queue)
 
         transport._deliver = note_and_deliver  # noqa: SLF001 (as above)
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Register as Celery does. The broker's keys are not checked, since they belong to the application."""
+        """Register as Celery does, and log the counts of dropped items at intervals.
+
+        The broker's keys are not checked, since they belong to the application.
+        """
         super(Consumer, self).register_with_event_loop(hub)
+        hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
 
     def update_strategies(self) -> None:
         """Build the strategies of all tasks, including Celery's built-in tasks."""
