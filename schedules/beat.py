@@ -1,7 +1,7 @@
-"""The entries as a schedule for Celery's beat.
+"""Converts the schedule's entries to a schedule for Celery beat.
 
-Beat only publishes messages and stores no state: the ledger ignores repeated firings, and the sweepers fire slots that
-beat missed. So any number of beats may run, and beat needs no file.
+Beat only publishes messages and stores no state. The ledger in PostgreSQL (`perdure.schedule.ledger`) ignores repeated
+firings, and the workers' sweepers fire slots that beat missed. So any number of beats may run, and beat needs no file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from perdure.settings import Settings
 from perdure.tasks.scheduled import ScheduledTask
 
 _SCHEDULER = "celery.beat:Scheduler"
-"""Celery's scheduler in memory. Celery's default scheduler writes a file."""
+"""Celery's scheduler that keeps its state in memory. Celery's default scheduler writes a file."""
 
 
 class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no types
-    """A cadence as a Celery schedule. It is due if the time of a slot has passed since the last run."""
+    """A cadence as a Celery schedule. It is due if a slot lies between the last run and now."""
 
     def __init__(self, cadence: Cadence, clock: Clock) -> None:
         super().__init__(nowfun=clock.now)

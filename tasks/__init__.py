@@ -1,7 +1,7 @@
-"""The Celery tasks: one task class, and one module for each domain.
+"""The Celery tasks: their base classes, and one module of tasks for each domain.
 
-A task takes ids, calls one function of the domain and maps its outcome. Wake-ups are hints: they are acknowledged on
-delivery, and the sweeper issues lost ones again.
+A task takes ids, calls one function of its domain, and handles the function's outcome. Wake-ups are hints: a worker
+acknowledges a wake-up on delivery, and the sweeper issues lost wake-ups again.
 """
 
 from contextvars import ContextVar

@@ -1,7 +1,8 @@
-"""Masks the arguments of tasks in events, Flower and `celery inspect`, which show only ids.
+"""Masks the arguments of tasks, except ids, in Celery's events, Flower and `celery inspect`.
 
 Celery copies the `argsrepr` and `kwargsrepr` of a message into events, which Flower stores. perdure's publishers set
-both with `described`. For messages of other publishers, the worker masks the arguments (`perdure.tasks.request`).
+both options with `described`. For messages of other publishers, the worker masks the arguments
+(`perdure.tasks.request`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DESCRIBED = compiled(rf"\(\)|\{{\}}|\(hidden\)|\{{(('({'|'.join(_SHOWN)})': '[0
 
 
 def described(positional: object, named: object) -> dict[str, str]:
-    """The options `argsrepr` and `kwargsrepr` of Celery's `apply_async`, with all arguments but ids masked."""
+    """The options `argsrepr` and `kwargsrepr` of Celery's `apply_async`. They show only the ids among `named`."""
     return {"argsrepr": HIDDEN if positional else "()", "kwargsrepr": _named(named)}
 
 

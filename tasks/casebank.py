@@ -1,6 +1,7 @@
-"""The CaseBank's tasks: pruning each week, reflection each day, counting uses each minute.
+"""The CaseBank's tasks: weekly pruning, daily rating of cases (reflection), and counting of uses each minute.
 
-`casebank.advance` runs each minute and continues an approved or interrupted run.
+Two more tasks run each minute. `casebank.advance` continues a pruning run that was requested, approved or interrupted.
+`casebank.suggest` requests suggestions for flagged cases.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ log = logging.getLogger(__name__)
 
 @declare("casebank.prune", base=ScheduledTask, ignore_result=False)
 def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None:
-    """Plan a run, and apply the plan unless `dry_run`; returns the body of `POST /v1/consolidation/run`.
+    """Plan a pruning run, and apply the plan unless `dry_run`.
 
-    While another run is in progress or waits for approval, a scheduled run is skipped and returns `None`.
+    Returns the response body of `POST /v1/consolidation/run`.
+
+    If another run is in progress or waits for approval, a scheduled call does nothing and returns `None`.
     """
     bank = _bank(self.process)
     try:
@@ -45,7 +48,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
 
 @declare("casebank.advance", base=ScheduledTask)
 def advance(self: ScheduledTask) -> dict[str, Any] | None:
-    """Expire a plan that was not approved in time, then continue an approved or interrupted run."""
+    """Expire a plan that was not approved in time, then continue a requested, approved or interrupted pruning run."""
     runtime = self.process.runtime
     if state.expire(runtime.database):
         log.warning("a plan of the CaseBank was not approved in time and has expired")
@@ -55,7 +58,7 @@ def advance(self: ScheduledTask) -> dict[str, Any] | None:
 
 @declare("casebank.count", base=ScheduledTask)
 def count(self: ScheduledTask) -> int:
-    """Add the uses of cases that turns have recorded to the cases' usage counts; returns the number of uses."""
+    """Increase each case's use count by the uses that turns have recorded; returns the number of uses added."""
     leaving = self.process.leaving
     return executions.count(self.process.runtime.database, lambda: not leaving.is_set())
 
@@ -71,7 +74,7 @@ def reflect(self: ScheduledTask) -> dict[str, Any]:
 
 @declare("casebank.suggest", base=ScheduledTask)
 def suggest(self: ScheduledTask) -> int | None:
-    """Make the summary model suggest improvements of a few flagged cases; see `reflection.suggest`."""
+    """Ask the summary model how to improve a few flagged cases; see `reflection.suggest`."""
     runtime = self.process.runtime
     settings = runtime.settings
     model = runtime.models(settings.summary_model or settings.model)
@@ -79,10 +82,10 @@ def suggest(self: ScheduledTask) -> int | None:
 
 
 def _without_quotations(result: dict[str, Any]) -> dict[str, Any]:
-    """`result` without users' words, because an erasure does not reach the result backend and Flower.
+    """`result` without users' words: the result backend and Flower keep the result even if a user is erased.
 
-    A similar case may be spared because the two questions differ in one word. The reason then names the kind of this
-    word, but not the word itself.
+    The plan may spare a case because its question differs from a similar case's question in one word. The returned
+    reason names the kind of the word, but not the word itself.
     """
     details = result["details"]
     spared = [{**line, "reason": _without_words(line)} for line in details["spared"]]

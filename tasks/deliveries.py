@@ -1,4 +1,4 @@
-"""`deliveries.send`: attempts one delivery once."""
+"""The task `deliveries.send`, which attempts a delivery once, and the carrier that delivers replies as tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TaskCarrier:
 
 @declare("deliveries.send", base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery if it is due. If this process has no room, the sweeper publishes the task again."""
+    """Attempt the delivery if it is due. If `DELIVERIES` attempts already run, the sweeper publishes the task again."""
     process = self.process
     if not process.deliveries.acquire(blocking=False):
         return

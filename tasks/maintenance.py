@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @declare("maintenance.retain", base=ScheduledTask, ignore_result=False)
 def retain(self: ScheduledTask) -> dict[str, int]:
-    """Delete rows that are older than their retention; returns their number by kind."""
+    """Delete the rows whose retention period has passed; returns the number of deleted rows by kind."""
     process = self.process
     deleted = delete_old(process.runtime.database, lambda: not process.leaving.is_set())
     log.info("retention deleted: %s", ", ".join(f"{count} {what}" for what, count in deleted.items()))

@@ -30,7 +30,10 @@ def consolidate(self: ScheduledTask) -> dict[str, int]:
 
 @declare("memory.consolidate_session", base=PerdureTask)
 def consolidate_session(self: PerdureTask, session_id: str) -> None:
-    """Consolidate one ended session. If this process has no room, the sweeper publishes the task again."""
+    """Consolidate one ended session.
+
+    If this process already runs `CONSOLIDATIONS` of these tasks, the sweeper publishes the task again.
+    """
     wanted = _id(session_id)
     if not self.process.consolidations.acquire(blocking=False):
         return
@@ -51,7 +54,7 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
 
 @declare("memory.decay", base=ScheduledTask)
 def decay(self: ScheduledTask) -> int:
-    """Compute each memory's value after decay as of now; returns the number of changed memories."""
+    """Recompute each memory's decayed value; returns the number of changed memories."""
     done = decay_all(self.process.runtime.database)
     log.info("decayed: %s", done)
     return done.changed
@@ -59,9 +62,9 @@ def decay(self: ScheduledTask) -> int:
 
 @declare("memory.refresh_hot", base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Recompute all users' hot memories; returns their number.
+    """Recompute the hot (most often recalled) memories of all users; returns the number of hot memories.
 
-    Also builds the index on vectors once there are `PERDURE_MEMORY__INDEX_ROWS` vectors.
+    Builds the vector index once there are `PERDURE_MEMORY__INDEX_ROWS` vectors.
     """
     runtime = self.process.runtime
     hot = refresh(runtime.database)
@@ -74,7 +77,7 @@ def refresh_hot(self: ScheduledTask) -> int:
 
 
 def consolidator(process: Process) -> Consolidator:
-    """Make a consolidator. The keeper of `process` renews its leases."""
+    """Make a consolidator. The keeper of `process` renews the consolidator's leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Consolidator(

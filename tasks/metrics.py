@@ -15,7 +15,10 @@ class _Tally:
 
 
 class TaskMetrics:
-    """The counts by task name, which `celery -A perdure inspect perdure` shows. Threads may share it."""
+    """Counts task runs by task name. Threads may share an instance.
+
+    `celery -A perdure inspect perdure` shows the counts.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -15,29 +15,43 @@ from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
-"""Writes to PostgreSQL a session's turns that only Redis has; returns the number of entries written.
+"""Writes to PostgreSQL a session's turns that only Redis has; returns the number of turns written.
 
-Returns `None` if the session's next worker must write them: the fence is stale, or a turn must run first.
+Returns `None` if the session's next worker must write the turns: the fence is stale, or a turn must run first.
 """
 
 DELIVERIES = 20
-"""The most concurrent deliveries of a process. A receiver that hangs occupies a thread until the timeout."""
+"""The maximum number of concurrent deliveries in a process.
+
+A receiver that hangs occupies a thread until the timeout.
+"""
 
 ENDINGS = 20
-"""The most sessions that a process ends concurrently, so that a hanging summary model does not occupy all threads."""
+"""The maximum number of sessions that a process ends concurrently.
+
+The limit leaves threads for other tasks while the summary model hangs.
+"""
 
 CONSOLIDATIONS = 8
-"""The most sessions that a process consolidates concurrently, in addition to a batch, for the same reason."""
+"""The maximum number of concurrent `memory.consolidate_session` tasks in a process.
+
+The limit leaves threads for other tasks while the summary model hangs.
+"""
 
 
 @dataclass(frozen=True)
 class Process:
     """The parts of one worker process.
 
-    `carriers` deliver replies, by kind of target. `isolate` runs a session's turns in a child process; see
-    `Isolation.run`. `entries` are the schedule's entries, by name. `leaving` is set when the shutdown begins. The
-    shutdown calls the `flushers` for each session that the process has held. `deliveries`, `endings` and
-    `consolidations` limit concurrent tasks; a task without room returns, and the sweeper publishes it again.
+    `deliveries`, `endings` and `consolidations` limit concurrent tasks. A task over the limit returns at once, and the
+    sweeper publishes the task again.
+
+    Attributes:
+        carriers: The carriers of replies, by kind of target.
+        isolate: Runs a session's turns in a child process; see `Isolation.run`.
+        entries: The schedule's entries, by name.
+        flushers: The functions that a flush calls for each session that the process has held.
+        leaving: Set when the shutdown begins.
     """
 
     runtime: Runtime

@@ -1,7 +1,7 @@
 """Masks the arguments of a task message in the worker's events, log lines and replies to `celery inspect`.
 
-Other publishers send `argsrepr` and `kwargsrepr` in full, and `celery inspect` reports the arguments themselves, so the
-worker masks the arguments of each message.
+Publishers other than perdure send `argsrepr` and `kwargsrepr` in full, and `celery inspect` reports the arguments
+themselves. So the worker masks the arguments of every message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perdure.tasks.arguments import described
 
 
 class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
-    """Celery's request for the tasks of perdure, which name this class in `PerdureTask.Request`."""
+    """Celery's request with masked arguments. `PerdureTask.Request` names this class."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -24,6 +24,6 @@ class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
         self._request_dict.update(shown, shadow=None)
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002 (Celery's signature)
-        """The description of the task in replies to `celery inspect active` and similar commands."""
+        """The masked description of the task in replies to `celery inspect active` and similar commands."""
         hidden: dict[str, Any] = super().info(safe=True)
         return hidden

@@ -1,8 +1,8 @@
 """Tasks that do the work of schedule slots. Beat or a sweeper fires them.
 
 A firing is a message with the name of a schedule entry in a header. The task claims the entry's newest slot, runs its
-function and marks the slot done; it does nothing if no slot is due. A message without the header is a manual call: the
-task runs its function and claims no slot.
+function and marks the slot done. If the newest slot is not due, the task does nothing. A message without the header is
+a manual call: the task runs its function and claims no slot.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 
 
 def fire(publisher: Publisher, entry: Entry) -> bool:
-    """Publish a firing of `entry` within about a second; returns whether the broker accepted it."""
+    """Publish the message that fires `entry`, within about a second; returns whether the broker accepted it."""
     return publisher.publish(entry.task, dict(entry.arguments), **options(entry))
 
 
 class ScheduledTask(PerdureTask):
-    """A task that an entry of the schedule may name."""
+    """A task that schedule entries may fire."""
 
     abstract = True
 
     @property
     def is_firing(self) -> bool:
-        """Whether the current message is a firing; False for a manual call."""
+        """Whether a schedule entry fired the current message; False for a manual call."""
         return self._entry_name is not None
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task's function. A firing calls it only if a slot is due; a manual call always calls it."""
+        """Call the task's function. If a schedule entry fired the task, call the function only if a slot is due."""
         name = self._entry_name
         work = partial(super().perform, *args, **kwargs)
         return work() if name is None else self._run_slot(name, work)

@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 @declare("sessions.end", base=PerdureTask, hint=False)
 def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
-    """End a session whose turns are all settled. With a `reason`, request its end first.
+    """End a session whose turns are all settled. If `reason` is given, request the end first.
 
-    A session with unsettled turns ends after the last of them is settled. If this process has no room, the session is
-    due again in the next sweep.
+    A session with unsettled turns ends after its last turn is settled. If this process is already
+    ending `ENDINGS` sessions, the sweeper wakes the session again later.
     """
     wanted = _id(session_id)
     if reason is not None:
@@ -65,7 +65,7 @@ def expire(self: ScheduledTask) -> int:
 
 
 def ender(process: Process) -> Ender:
-    """Make an ender of sessions. The keeper of `process` renews its leases."""
+    """Make an ender of sessions. The keeper of `process` renews the ender's leases."""
     runtime = process.runtime
     settings = runtime.settings
     return Ender(
@@ -80,7 +80,7 @@ def ender(process: Process) -> Ender:
 
 
 def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
-    """Delete an ending session's data outside of PostgreSQL, once PostgreSQL has that data.
+    """Move an ending session's memory from Redis to PostgreSQL, then delete the session's snapshots.
 
     Raises:
         Unavailable: a store cannot be reached; the session's end is continued later.

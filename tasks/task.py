@@ -1,10 +1,11 @@
 """The base class of all tasks: logging context, metrics, and the mapping of errors.
 
-If the database cannot be reached, a wake-up is dropped (the sweeper issues it again) and a submission is retried. Any
-other error of the domain fails the task with its code and message. The caller never receives a stack trace.
+If the database cannot be reached, a wake-up is dropped, and the sweeper issues the wake-up again. Other tasks, such as
+submissions, are retried. Any other `PerdureError` fails the task with the error's code and message. The caller never
+receives a stack trace.
 
-The task modules declare their functions with `declare`, and `register` adds them to one application as tasks. Celery's
-`shared_task` would add them to every application in the process.
+The task modules declare functions with `declare`, and `register` adds the functions to one application as tasks.
+Celery's `shared_task` would add them to every application in the process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MOST_DOUBLINGS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Declared:
-    """A function that `register` adds to an application as the task `name`. Importing its module declares it."""
+    """A function that `register` adds to an application as the task `name`."""
 
     name: str
     function: Callable[..., Any]
@@ -42,7 +43,7 @@ _declared: dict[str, Declared] = {}
 
 
 def declare(name: str, **options: Any) -> Callable[[Callable[..., Any]], Declared]:
-    """Declare the decorated function as the task `name`, whose first argument is the task. `options` are Celery's."""
+    """Declare the decorated function, whose first argument is the task, as the task `name`. `options` are Celery's."""
 
     def of(function: Callable[..., Any]) -> Declared:
         made = _declared[name] = Declared(name, function, options)
@@ -52,10 +53,10 @@ def declare(name: str, **options: Any) -> Callable[[Callable[..., Any]], Declare
 
 
 def register(app: Celery) -> None:
-    """Add all functions that have been declared to `app` as tasks. Idempotent.
+    """Add every declared function to `app` as a task. Idempotent.
 
     Raises:
-        SettingsError: the application itself has a task with one of the names.
+        SettingsError: `app` has a task of its own with one of the names.
     """
     for each in list(_declared.values()):
         existing = app.tasks.get(each.name)
@@ -72,14 +73,14 @@ class Refused(Exception):
 
 
 class PerdureTask(Task):  # type: ignore[misc]
-    """The base class of perdure's tasks. `hint`: whether the loss of a message only causes a delay."""
+    """The base class of perdure's tasks. `hint`: whether losing a message of the task only causes a delay."""
 
     abstract = True
     hint = True
     Request = f"{__package__}.request:Request"
-    """The class of the task's messages in a worker, by the name that Celery imports."""
+    """The import path of the class that represents a message of the task in a worker."""
     from_config = ()
-    """Empty: the application's defaults (`task_acks_late` and others) do not apply. The attributes below do."""
+    """Empty, so the application's settings (`task_acks_late` and others) do not apply. The attributes below apply."""
 
     serializer = "json"
     ignore_result = True

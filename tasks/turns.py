@@ -37,9 +37,9 @@ _FAILED = "The task failed. Its error is not known here: the task has no result 
     reject_on_worker_lost=True,
 )
 def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any]:
-    """Accept a message; returns the ids of its turn and session, and whether it is a duplicate.
+    """Accept a message; returns the ids of its turn and session, and whether the message is a duplicate.
 
-    `message_id` identifies duplicates; by default it is the task's id.
+    `message_id` identifies duplicates; by default, `message_id` is the task's id.
     """
     if positional:
         raise InvalidRequest("Give the message's members as keyword arguments.")
@@ -65,10 +65,10 @@ def route(self: PerdureTask, user: str) -> None:
 def tool_result(
     self: PerdureTask, value: Any = None, effect_id: str = "", *, failed: bool = False, part: int | None = None
 ) -> None:
-    """Record the result of a Celery tool's task. Celery calls this task as a link of that task.
+    """Record the result of a Celery tool's task. This task is the callback and the errback of the tool's task.
 
-    A repeated result changes nothing. If the task `failed`, Celery passes its id as `value`, and the error is read from
-    the result backend.
+    A repeated result changes nothing. If the tool's task `failed`, Celery passes the id of that task as `value`. The
+    error is then read from the result backend.
     """
     runtime = self.process.runtime
     wanted = _effect_id(effect_id)
@@ -91,7 +91,7 @@ def _effect_id(text: object) -> UUID:
 
 @declare("turns.run", base=PerdureTask)
 def run(self: PerdureTask, session_id: str) -> None:
-    """Run a session's turns, unless another worker has claimed it."""
+    """Run a session's turns, unless another worker has claimed the session."""
     outcome = self.process.runner.run(UUID(session_id))
     match outcome:
         case Ran() | NotNeeded() | Queued():

@@ -1,7 +1,7 @@
 """The lifecycle of a worker process: assembles the runtime, starts the sweeper, runs the shutdown.
 
 Celery's signals call this module. `worker_shutting_down` fires inside the operating system's signal handler, where I/O
-is unsafe, so it only puts an event into the queue of the shutdown thread (`perdure.workers.shutdown.phases`).
+is unsafe, so its receiver only puts an event into the queue of the shutdown thread (`perdure.workers.shutdown.phases`).
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The parts of one worker process: assembled on first use, closed by `close`.
+    """Assembles the parts of one worker process on first use, and closes the parts in `close`.
 
     Args:
         app: The worker's application.
         settings: The settings.
         where: The servers' addresses.
-        waker: Makes the publisher of wake-ups; by default one for the broker of `where`.
-        calls: Makes the sender of Celery tools' tasks; by default one for the broker of `where`.
-        others: Returns the number of running tasks that are not perdure's. The shutdown waits for them without a limit.
-        environment: Variables for the worker's child processes.
+        waker: Makes the publisher of wake-ups. By default, the publisher uses the broker of `where`.
+        calls: Makes the sender of Celery tools' tasks. By default, the sender uses the broker of `where`.
+        others: Returns the number of running tasks that are not perdure's. The shutdown waits for these tasks without a
+            limit.
+        environment: Environment variables for the worker's child processes.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Lifecycle:
         self._pid = 0
 
     def __call__(self) -> Process:
-        """The parts of this process, assembled by the first call. A forked child assembles its own."""
+        """The parts of this process, assembled by the first call. A forked child assembles its own parts."""
         with self._lock:
             if self._process is None or self._pid != os.getpid():
                 self._process = self._assemble()
@@ -126,11 +127,11 @@ class Lifecycle:
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def restore_old(self) -> None:
-        """Start a thread that restores messages which a release before `PERDURE_REDIS_PREFIX` did not acknowledge."""
+        """Start a thread that restores unacknowledged messages of older releases, which lack `PERDURE_REDIS_PREFIX`."""
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
-        """Start the watchdog, which kills the worker `name` if none of its threads runs. The worker must be ready."""
+        """Start the watchdog, which kills this process if none of its threads runs. The worker `name` must be ready."""
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
 
@@ -139,7 +140,7 @@ class Lifecycle:
         self._shutdown.request()
 
     def ensure_shutdown(self) -> None:
-        """Begin the shutdown unless it has begun. A remote `shutdown` command stops the worker without a signal."""
+        """Begin the shutdown if no signal has begun it, for example after a remote `shutdown` command."""
         if not self._shutdown.requested:
             self._shutdown.request()
 
@@ -206,13 +207,13 @@ class Lifecycle:
 
 
 def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
-    """Connect a `Lifecycle` to the signals of the application's worker; returns it."""
+    """Connect a `Lifecycle` to the signals of the application's worker; returns the `Lifecycle`."""
     lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
     app.steps["worker"].add(pause.Step)
 
     def begin(sender: Any = None, **_: Any) -> None:
-        logs.configure()  # the signal `setup_logging` fires later, and earlier lines would be lost
+        logs.configure()  # the signal `setup_logging` fires later, and lines logged before it would be lost
         or_exit(lifecycle.check)
         if sender is None or not pause.is_prefork(sender):  # with prefork, each child assembles its own parts
             or_exit(lifecycle.start)
@@ -238,7 +239,10 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
 
 
 def or_exit(step: Callable[[], None]) -> None:
-    """Run `step`, or exit with its message: Celery only logs an error that a receiver raises, and starts the worker."""
+    """Run `step`; exit the process if `step` raises `SettingsError` or `Unavailable`.
+
+    If the receiver of a signal raises an error, Celery itself only logs the error and starts the worker.
+    """
     with exit_unless_startable():
         step()
 

@@ -1,7 +1,7 @@
 """Logging to stderr: one line for each event, with the task that logged it.
 
-A log outlives the erasure of a user, so no line may have a user's text. An exception is logged with its frames and
-type, and with its message if that cannot quote the arguments of a tool, a hook or a statement
+A log outlives the erasure of a user, so no line may contain a user's text. An exception is logged with its stack frames
+and its type. Its message is logged only if the message cannot quote the arguments of a tool, a hook or an SQL statement
 (`perdure.errors.loggable`).
 """
 
@@ -20,7 +20,7 @@ from perdure.tasks import current_task
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
-# At INFO, Celery logs each task twice, and the domain already logs the turn's outcome.
+# At INFO, Celery logs each task twice, although perdure itself logs each turn's outcome.
 _WARNINGS_ONLY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
 
 
@@ -67,7 +67,7 @@ def _frames(trace: TracebackType | None) -> list[str]:
 
 
 def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
-    """Log the error that ended a thread. By default Python prints the error to stderr, with its message."""
+    """Log the error that ended a thread. By default, Python prints the error's message, which may quote a user."""
     if ended.exc_type is SystemExit or ended.exc_value is None:
         return
     name = ended.thread.name if ended.thread else "?"
@@ -75,7 +75,7 @@ def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
 
 
 def repeat_sparingly(*loggers: str) -> None:
-    """Limit each of `loggers` to one record per second and kind. Call this once in a process."""
+    """Limit each of `loggers` to one record per second and kind (see `_OncePerSecond`). Call this once in a process."""
     for name in loggers:
         logging.getLogger(name).addFilter(_OncePerSecond())
 

@@ -1,8 +1,7 @@
-"""Adds perdure's queues and routes to an application's Celery application, and makes a publisher for its broker.
+"""Adds perdure's queues and routes to the Celery application of another project, and makes publishers for its broker.
 
-Celery creates an application's queues and router on first use. perdure's queues and routes are added at that time, so
-the application may be configured after `perdure.install`. perdure's queues can be selected with `-Q`; a worker without
-`-Q` does not consume them.
+Celery creates an application's queues and router on first use. perdure adds its queues and routes at that time, so the
+application may be configured after `perdure.install`. A worker consumes perdure's queues only if `-Q` names them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _COPIED = (
     "task_default_exchange_type",
     "task_default_routing_key",
 )
-"""Settings of the application that a publisher to its broker needs."""
+"""The settings that `publisher` copies from the application."""
 
 
 _installed: WeakSet[Celery] = WeakSet()
@@ -42,25 +41,25 @@ _installed: WeakSet[Celery] = WeakSet()
 
 
 def note(app: Celery) -> bool:
-    """Record that perdure is added to `app`; returns False if that was recorded before."""
+    """Record that perdure is added to `app`; returns False if `app` is already recorded."""
     is_new = app not in _installed
     _installed.add(app)
     return is_new
 
 
 def forget(app: Celery) -> None:
-    """Record that perdure could not be added to `app`."""
+    """Delete the record of `app`, because perdure could not be added to `app`."""
     _installed.discard(app)
 
 
 def installed() -> Celery | None:
-    """The only application of this process with perdure; `None` if there is none, or more than one."""
+    """The application of this process to which perdure was added; `None` unless there is exactly one."""
     found = list(_installed)
     return found[0] if len(found) == 1 else None
 
 
 def broker_url(app: Celery) -> str:
-    """The URL of the application's broker, with the transport's full name. If there are several URLs, the first."""
+    """The complete URL of the application's broker. If the application has several URLs, the first one."""
     connection: Connection = app.connection_for_write()
     url: str = connection.as_uri(include_password=True)
     return url
@@ -71,10 +70,10 @@ def add_queues(app: Celery) -> None:
     given: type[AMQP] = symbol_by_name(app.amqp_cls)
 
     class WithPerdure(given):  # type: ignore[misc]  # the application may have a class of its own
-        """The application's `app.amqp` with perdure's queues and routes."""
+        """The application's AMQP class, extended by perdure's queues and routes."""
 
         def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
-            """Return the application's queues and perdure's. By default workers consume only the application's own."""
+            """Return the application's and perdure's queues. By default, workers consume only the application's own."""
             made = super().Queues(*args, **options)
             for each in queues(broker_url(self.app)):
                 if each.name in made:
@@ -86,24 +85,24 @@ def add_queues(app: Celery) -> None:
             return made
 
         def TaskConsumer(self, channel: Any, queues: Any = None, accept: Any = None, **options: Any) -> Any:  # noqa: N802
-            """Return a worker's consumer, which also accepts JSON if the worker consumes perdure's queues."""
+            """Return a worker's consumer. If the worker consumes perdure's queues, add JSON to `accept`."""
             accept = self.app.conf.accept_content if accept is None else accept
             if accept is not None and consumed(self.app):
                 accept = {*accept, "json"}
             return super().TaskConsumer(channel, queues, accept, **options)
 
         def Router(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (as above)
-            """Return the application's router, with perdure's routes for perdure's tasks added."""
+            """Return the application's router, extended by the routes of perdure's tasks."""
             made = super().Router(*args, **options)
             made.routes = [_Route(self.app), *made.routes]
             return made
 
     app.amqp_cls = WithPerdure
-    vars(app).pop("amqp", None)  # created if the application was used before
+    vars(app).pop("amqp", None)  # an instance from earlier use lacks perdure's queues
 
 
 class _Route:
-    """Routes perdure's tasks before any route of the application, even one for `*`, applies to them."""
+    """Routes perdure's tasks. Takes precedence over all routes of the application, even a route for `*`."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -116,7 +115,7 @@ class _Route:
 
 
 def publisher(app: Celery) -> Celery:
-    """Make an application that publishes to the broker of `app`, with its transport options but short timeouts."""
+    """Make an application that publishes to the broker of `app`, with the same transport options but short timeouts."""
     url = broker_url(app)
     made = IsolatedApp("perdure", broker=app.conf.broker_write_url or app.conf.broker_url or url, set_as_current=False)
     waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _WAIT_S)

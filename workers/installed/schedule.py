@@ -1,9 +1,10 @@
-"""Adds perdure's entries to an application's beat, which may have any scheduler.
+"""Adds perdure's schedule entries to an application's Celery beat, whatever scheduler that beat uses.
 
-An entry only fires a task, which claims the entry's slot in PostgreSQL. A late, repeated or missing message is
-therefore harmless: a task without a due slot does nothing, and workers fire the slots that no task has claimed. So the
-entries may fire more often than they have slots, and are plain intervals and crontabs, which every scheduler can store.
-A crontab fires at the minutes of the slots in every hour, since the application's time zone may differ from
+Beat only publishes an entry's task. The task claims the entry's slot in PostgreSQL. A late, repeated or missing message
+is therefore harmless: a task without a due slot does nothing, and workers fire the slots that no task has claimed.
+
+So an entry may fire more often than it has slots. Each entry is a plain interval or crontab, which every scheduler can
+store. A crontab fires in every hour, at the minutes of the slots, since the application's time zone may differ from
 `PERDURE_TIMEZONE`.
 """
 
@@ -27,9 +28,9 @@ PREFIX = "perdure."
 
 
 def add_entries(app: Celery, settings: Settings) -> None:
-    """Add perdure's entries to the `beat_schedule` of `app` when its modules are loaded, and again when beat starts.
+    """Add perdure's entries to the schedule of `app` when Celery loads the modules of `app`, and when beat starts.
 
-    They are added again because the application may replace `beat_schedule` in a module that is loaded later.
+    At the start of beat, this adds the entries that are missing because a module has replaced `beat_schedule`.
     """
 
     def load(**_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The boot step that makes a worker of the application a worker of perdure, if it consumes one of perdure's queues.
+"""The boot step that lets an application's worker run perdure's tasks, if the worker consumes one of perdure's queues.
 
 Other workers of the application skip the step, so perdure opens no connection and starts no thread in them.
 """
@@ -35,7 +35,7 @@ class InstalledStep(pause.Step):
         return bool(consumed(worker.app))
 
     def create(self, worker: Any) -> pause.Step:
-        """Check the worker's pool and the settings, start perdure's parts, and install perdure's consumer."""
+        """Check the worker's pool and the settings, start a `Lifecycle`, and install perdure's consumer."""
         or_exit(partial(_require_threads, worker))
         or_exit(partial(self._begin, worker))
         given = symbol_by_name(worker.consumer_cls)
@@ -74,7 +74,7 @@ def _require_threads(worker: Any) -> None:
 
 
 def _follow(worker: Any, lifecycle: Lifecycle) -> None:
-    """Connect `lifecycle` to the signals of this worker."""
+    """Connect `lifecycle` to the signals of `worker`."""
 
     def ready(sender: Any, **_: Any) -> None:
         if sender.controller is worker:

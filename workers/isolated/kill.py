@@ -1,9 +1,9 @@
-"""Kills isolated children that cannot exit by themselves, and settles their turns.
+"""Kills child processes that cannot exit by themselves, and settles their turns.
 
 While a call holds the interpreter lock of a child, the child does not notice a cancellation, a lost lease or its time
-limit. The worker's thread `perdure-warden` checks all children once a second, with one statement
-(`perdure.turns.run.isolated`). A turn is settled only after its process has ended, under the fence that the process
-held.
+limit. The worker's thread `perdure-warden` checks all children once a second, with one SQL statement
+(`perdure.turns.run.isolated`). The thread settles a turn only after the turn's process has ended, and uses the fence
+that the process held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _END_S = 5.0
 
 
 def owner(pid: int | None = None) -> str:
-    """The name under which the isolated child `pid` owns leases; by default the name of this process."""
+    """The name under which the child process `pid` owns leases. `pid` is this process by default."""
     return f"{socket.gethostname()}:{pid or os.getpid()} alone"
 
 
@@ -45,7 +45,7 @@ class _Unsettled:
 
 
 class Warden:
-    """Kills overdue children and settles their turns. Only one thread may use it."""
+    """Kills overdue child processes and settles their turns. Only one thread may use an instance."""
 
     def __init__(self, runtime: Runtime, runner: Runner) -> None:
         self._runtime = runtime
@@ -54,7 +54,7 @@ class Warden:
         self._unsettled: list[_Unsettled] = []
 
     def check(self, children: Mapping[UUID, subprocess.Popen[bytes]]) -> None:
-        """Kill those of `children` (by session id) that are overdue, and settle their turns.
+        """Kill the overdue `children` (keyed by session id), and settle their turns.
 
         Raises:
             Unavailable: the database cannot be reached; the next call settles the remaining turns.
@@ -83,7 +83,7 @@ class Warden:
             child.wait(_END_S)
         except subprocess.TimeoutExpired:
             log.warning("the process %d has not ended %g s after SIGKILL", child.pid, _END_S)
-            return  # it may still write: the next check kills it again
+            return  # the process may still write, so its turn is not settled yet
         if overdue.ending is not None and standing is not None and standing.turn_id is not None:
             self._unsettled.append(_Unsettled(session_id, standing.fence, standing.turn_id, overdue.ending))
 

@@ -1,11 +1,12 @@
 """Runs a session's turns in a child process, so that a crash harms no other turn.
 
-Starting with its third claim without progress, a turn runs in a child process. `python -m
-perdure.workers.isolated.run SESSION_ID` claims the session, runs its turns and exits; the parent waits. At most
-`MOST_AT_ONCE` children run concurrently. If there is no room for a session, the sweeper issues its wake-up again.
+After two claims without progress, a turn runs in a child process. The child process is
+`python -m perdure.workers.isolated.run SESSION_ID`. It claims the session, runs its turns and exits, while the parent
+waits. At most `MOST_AT_ONCE` children run concurrently. If no further child may run, the sweeper wakes the session
+again.
 
-A child that cannot exit by itself is killed: by its parent if its turn was cancelled, claimed by another worker or has
-exceeded its time limit (`perdure.workers.isolated.kill`), or by the kernel if its parent ends (Linux only).
+The parent kills an unresponsive child whose turn was cancelled, was claimed by another worker, or has exceeded its time
+limit (`perdure.workers.isolated.kill`). On Linux, the kernel kills the children if the parent ends.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _LOOK_S = 1.0
 
 
 class Isolation:
-    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and one for each session.
+    """Starts the child processes: at most `MOST_AT_ONCE` at a time, and at most one for each session.
 
-    `environment`: variables of the children, in addition to this process's.
+    `environment`: environment variables for the children, in addition to this process's variables.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -60,11 +61,11 @@ class Isolation:
         return len(self._children)
 
     def run(self, session_id: UUID) -> bool:
-        """Run a session's turns in a child process, and wait until it has ended.
+        """Run a session's turns in a child process, and wait until the process has ended.
 
-        Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has one. The
-        latter happens because the sweeper may issue another wake-up before the child has claimed the session. After
-        `stop`, returns True without starting a child.
+        Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has a child. A
+        session may already have a child, because the sweeper may issue another wake-up before the child claims the
+        session. After `stop`, returns True without starting a child.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
@@ -81,7 +82,7 @@ class Isolation:
         return True
 
     def watch(self, warden: Warden) -> None:
-        """Call `warden.check` with the children once a second. Does not return."""
+        """Call `warden.check` once a second, with the running children. Does not return."""
         while True:
             time.sleep(_LOOK_S)
             with self._lock:
@@ -94,7 +95,7 @@ class Isolation:
                 log.exception("a check of the child processes failed; the next one follows")
 
     def park(self) -> int:
-        """Send SIGTERM to each child, so that it parks its turn; returns the number of children.
+        """Send SIGTERM to each child, so that the child parks its turn; returns the number of children.
 
         A second call makes the children release their leases and exit.
         """
@@ -104,13 +105,13 @@ class Isolation:
             return len(self._children)
 
     def stop(self) -> None:
-        """Park all turns, and start no further children."""
+        """Park the turns of all children. Later calls of `run` start no child."""
         with self._lock:
             self._stopping = True
         self.park()
 
     def end(self, within_s: float) -> None:
-        """Wait up to `within_s` seconds for the children, then kill those that have not ended."""
+        """Wait up to `within_s` seconds for the children to end, then kill the remaining children."""
         until = time.monotonic() + within_s
         with self._lock:
             children = list(self._children.values())
@@ -159,7 +160,7 @@ def main(session_id: UUID) -> None:
 
 
 def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
-    """A signal handler that drains on the first signal and exits on the second."""
+    """Make a signal handler. The first signal parks the turn; the second signal makes the process exit at once."""
     actions = iter((runner.keeper.drain, partial(_exit_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,8 @@
 """Publishes the gateway's wake-ups on a background thread, in batches.
 
-A message is accepted when it is committed, so the request does not wait for the broker. On Redis a batch takes one
-round trip. If wake-ups are lost because the process dies or the broker is unavailable, the sweeper issues them again.
+The gateway accepts a message by committing it to PostgreSQL, so a request does not wait for the broker. On Redis, a
+batch takes one round trip. If wake-ups are lost because the process dies or the broker is unavailable, the sweeper
+issues them again.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE, CeleryWaker
 log = logging.getLogger(__name__)
 
 _MOST = 10_000
-"""The most queued wake-ups. Further ones are dropped, and the sweeper issues them."""
+"""The maximum number of queued wake-ups. Further wake-ups are dropped, and the sweeper issues them later."""
 
 _BATCH = 200
 _PAUSE_S = 0.01
-"""Seconds between two batches. A batch takes far less time than publishing its messages one by one."""
+"""Seconds between two batches. The pause lets wake-ups accumulate, since a batch is faster than single messages."""
 
 _TRIES = 2
 _CLOSE_S = 3.0
 
 _ERRORS_OF_ONE = (EncodeError, ResponseError)
-"""Errors that concern a single wake-up: its arguments are not JSON, or another program uses the key of its queue."""
+"""Errors of a single wake-up: its arguments are not JSON, or another program uses the Redis key of its queue."""
 
 _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 
@@ -51,7 +52,7 @@ class BackgroundWaker(CeleryWaker):
         self._reset()
 
     def _reset(self) -> None:
-        """Set the initial state. A forked child calls this too: it lacks the thread, and may inherit a held lock."""
+        """Set the initial state. A forked child calls this, too: it lacks the thread and may inherit a held lock."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: dict[str, _Wake] = {}
@@ -60,10 +61,10 @@ class BackgroundWaker(CeleryWaker):
         self._thread: threading.Thread | None = None
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Queue one task message, unless an equal one is queued; returns whether it is queued.
+        """Queue one task message, unless an equal message is already queued; returns whether the message is queued.
 
-        Returns False for `PAUSE_S` seconds after a batch has failed, after `close`, and while `_MOST` messages are
-        queued.
+        Returns False in three cases: a batch has failed in the last `PAUSE_S` seconds, `close` has been called, or
+        `_MOST` messages are queued.
         """
         if os.getpid() != self._pid:
             self._reset()
@@ -78,7 +79,7 @@ class BackgroundWaker(CeleryWaker):
         return True
 
     def close(self) -> None:
-        """Publish the queued wake-ups within `_CLOSE_S`, and close the connections to the broker."""
+        """Publish the queued wake-ups for at most `_CLOSE_S` seconds, then close the connections to the broker."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -111,7 +112,7 @@ class BackgroundWaker(CeleryWaker):
     def _publish_batch(self, wakes: list[_Wake]) -> Exception | None:
         """Publish a batch; returns the error, or None.
 
-        Tries again after an error, since a pooled connection may be closed. A repeated wake-up is harmless.
+        Tries again after an error, since a pooled connection may have been closed. A repeated wake-up is harmless.
         """
         failed: Exception | None = None
         for _ in range(_TRIES):
@@ -125,7 +126,7 @@ class BackgroundWaker(CeleryWaker):
         return failed if len(wakes) == 1 else self._publish_singly(wakes)
 
     def _publish_singly(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish the wake-ups one by one, since an invalid one fails its whole batch. Returns the broker's error."""
+        """Publish the wake-ups one by one, since an invalid wake-up fails its batch; returns the broker's error."""
         for wake in wakes:
             failed = self._publish_batch([wake])
             if isinstance(failed, _ERRORS_OF_ONE):
@@ -135,7 +136,7 @@ class BackgroundWaker(CeleryWaker):
         return None
 
     def _send(self, producer: Producer, wakes: list[_Wake]) -> None:
-        """Send `wakes`. Unlike `Celery.send_task`, this does not route, and declares each queue once for a batch."""
+        """Send `wakes`. Unlike `Celery.send_task`, this uses no routes, and declares each queue once per batch."""
         amqp, declared = self.app.amqp, set()
         for task, arguments, options in wakes:
             task_id, queue = uuid(), options["queue"]

@@ -1,7 +1,8 @@
 """Sends the tasks of Celery tools, reads their state from the result backend, and revokes them.
 
-The tasks belong to applications on perdure's broker. A separate Celery application with Celery's defaults publishes
-them: perdure's own application has other routes, and its control messages reach only perdure's workers.
+The tasks belong to other applications on perdure's broker. perdure's own Celery application cannot send or revoke
+them: it routes tasks differently, and its control messages reach only perdure's workers. `CeleryCalls.at` therefore
+makes a separate Celery application with Celery's defaults.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LINK = "turns.tool_result"
-"""The task that records a task's result for its turn."""
+"""The task of perdure that records the result of a Celery tool's task."""
 
 _SENDING = {"serializer": "json", "retry": True, "retry_policy": RETRY_ONCE}
-"""Options that no route of the application overrides."""
+"""Publishing options that override the options of the application's routes."""
 
 _WAIT_S = 2.0
 _BACKEND_PAUSE_S = 5.0
@@ -50,7 +51,7 @@ class CeleryCalls:
     """A `perdure.tools.awaited.port.TaskCalls` that publishes with `app`. Threads may share it."""
 
     def __init__(self, app: Celery, *, owned: bool = True) -> None:
-        """`owned`: `close` also closes the connections of `app`."""
+        """`owned`: whether `close` closes the connections of `app`."""
         self._app = app
         self._owned = owned
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class CeleryCalls:
                 return Sent.NO
         reached = False
         try:
-            message, options = self._message(call)  # outside of the next block, since its errors are not the broker's
+            message, options = self._message(call)  # in its own `try`, since these errors are not the broker's
         except Exception:  # an application's router may raise anything
             log.exception("the task %s cannot be sent", call.task)
             return Sent.NO
@@ -110,7 +111,7 @@ class CeleryCalls:
         try:
             # `AsyncResult` would subscribe to the result, and the subscription would remain.
             ask = partial(self._app.backend.get_task_meta, str(task_id), cache=False)
-            # The connections of an owned application have timeouts.
+            # An owned application's connections have timeouts. Another application's may have none.
             found = ask() if self._owned else _within(_WAIT_S, self._asking, ask)
             status, value = found["status"], found.get("result")
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
@@ -132,14 +133,14 @@ class CeleryCalls:
         return True
 
     def close(self) -> None:
-        """Close the connections of the application, if it is owned."""
+        """Close the connections of the application if `owned` is true."""
         if self._owned:
             self._app.close()
 
     def _message(self, call: TaskCall) -> tuple[Any, dict[str, Any]]:
-        """The message of a call, and its delivery options as the application's routes choose them."""
-        # Replaces `Celery.send_task`, which would subscribe to the result. With `ignore_result=None`, the task's own
-        # declaration applies.
+        """The message of a call, and the delivery options from the application's routes."""
+        # Replaces `Celery.send_task`, which would subscribe to the result. With `ignore_result=None`, the setting of
+        # the task itself applies.
         amqp, task_id, arguments = self._app.amqp, str(call.task_id), dict(call.arguments)
         options = {} if call.queue is None else {"queue": call.queue}
         options = amqp.router.route(options, call.task, (), arguments)
@@ -158,7 +159,7 @@ class CeleryCalls:
         return message, options
 
     def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
-        # The queue `ingress`, which any publisher declares with the same arguments (see `perdure.workers.application`).
+        # Every publisher declares the queue `ingress` with the same arguments (see `perdure.workers.application`).
         arguments = {"effect_id": str(call.effect_id), **also}
         if call.part is not None:
             arguments["part"] = call.part
@@ -167,10 +168,10 @@ class CeleryCalls:
 
 
 def _within(seconds: float, place: threading.Semaphore, work: Callable[[], T]) -> T:
-    """Call `work` in a thread, and wait `seconds` at most for its result. One call at a time holds `place`.
+    """Call `work` in a thread, and wait at most `seconds` for its result. `place` admits one call at a time.
 
     Raises:
-        TimeoutError: `work`, or an earlier call that holds `place`, has not returned in time. That call continues.
+        TimeoutError: `work` or an earlier call has not returned in time. The call continues in its thread.
     """
     if not place.acquire(timeout=seconds):
         raise TimeoutError("an earlier call has not returned yet")
@@ -201,7 +202,7 @@ def _state(status: object, value: object) -> TaskEnded | TaskRuns | None:
         case states.RETRY | states.STARTED | states.RECEIVED:
             found = TaskRuns()
         case _:
-            found = TaskRuns(value)  # a state of the task's own, from `update_state`
+            found = TaskRuns(value)  # a custom state that the task set with `update_state`
     return found
 
 

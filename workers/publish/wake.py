@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 
 
 class _Unread:
-    """Replaces `AsyncResult`, which takes 60 ms to import, as the result of a wake-up. No caller reads it."""
+    """The result object of a wake-up, which no caller reads. Replaces `AsyncResult`, whose import takes 60 ms."""
 
     def __init__(self, task_id: str) -> None:
         self.id = task_id
@@ -40,7 +40,7 @@ RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interv
 class CeleryWaker:
     """A `perdure.runtime.Waker` that publishes to the broker. Threads may share it.
 
-    `app` is the application that publishes; by default one for the broker of `where`.
+    `app` is the Celery application that publishes. By default, `make_app` makes one for the broker of `where`.
     """
 
     def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
@@ -105,9 +105,9 @@ class CeleryWaker:
         return True
 
     def ask(self, question: str, within_s: float) -> dict[str, Any]:
-        """Broadcast a remote-control command; returns the replies by worker, an empty dict on error.
+        """Broadcast a remote-control command and collect replies for `within_s` seconds; returns the replies by worker.
 
-        Waits for replies for `within_s` seconds.
+        Returns an empty dict on error.
         """
         began = time.monotonic()
         answers: dict[str, Any] = {}
@@ -120,7 +120,7 @@ class CeleryWaker:
         return answers
 
     def reachable(self) -> bool:
-        """Connect to the broker; returns whether that succeeds."""
+        """Connect to the broker; returns whether the connection succeeds."""
         try:
             with self._app.connection_for_write() as connection:
                 connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)

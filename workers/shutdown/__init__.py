@@ -1,1 +1,1 @@
-"""Shutdown: signals, phases and time limits. Also the drain of the fleet, and failures at the start."""
+"""The shutdown of workers and beat, the drain of all workers, and the exit of a process that cannot start."""

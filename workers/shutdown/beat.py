@@ -1,8 +1,10 @@
-"""The start and the shutdown of beat. At shutdown it stops firing, closes its schedule, logs a line and exits with 0.
+"""The start and the shutdown of Celery beat.
 
-Beat has nothing to drain: another beat, or a worker's sweeper, fires the slots that it missed. Celery's own signal
-handler closes the schedule inside the handler, which may interrupt a write to the schedule. Here SIGTERM and SIGINT
-raise `SystemExit` instead.
+On SIGTERM or SIGINT, beat stops firing, closes its schedule, logs a line and exits with status 0. Beat drains nothing:
+another beat, or a worker's sweeper, fires the slots that this beat misses.
+
+Celery's own signal handler closes the schedule, even if the signal has interrupted a write to the schedule. The
+handlers of this module raise `SystemExit` instead.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class BeatShutdown:
 
 
 def follow(settings: Settings, database_url: str) -> None:
-    """Check the database and install the shutdown when beat starts in this process."""
+    """When beat starts in this process, check the database and install the signal handlers."""
 
     def begin(**_: Any) -> None:
         or_exit(partial(require_database, settings, database_url))

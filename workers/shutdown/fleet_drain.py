@@ -1,7 +1,9 @@
-"""A drain of the fleet: while its intake is closed, a worker runs no turns and holds no sessions, but keeps running.
+"""The drain of all workers: while the intake is closed, workers keep running, but run no turns and hold no sessions.
 
-The worker pauses the queues of turns, gives running turns the time limit of a shutdown, parks the rest, flushes, and
-waits until the intake opens. Endings of sessions, deliveries and schedules continue.
+The intake is a row in PostgreSQL, which `perdure drain` closes and opens. When the intake is closed, the worker pauses
+the queues that start turns. Running turns may continue for `PERDURE_SHUTDOWN__DRAIN_S` seconds. After this time, the
+worker parks the remaining turns. When no turn runs, the worker flushes, and waits until the intake opens. While the
+intake is closed, the worker still ends sessions, delivers replies and runs scheduled tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _LOOK_S = 0.5
 
 
 class FleetDrain:
-    """Pauses a worker while the fleet's intake is closed. One thread may use it; any thread may call `report`."""
+    """Pauses a worker while the intake is closed. Any thread may call `report`; only one thread may use the rest."""
 
     def __init__(self, process: Process, settings: Settings, isolation: Isolation, consumption: Consumption) -> None:
         self._process = process
@@ -43,7 +45,7 @@ class FleetDrain:
         return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
 
     def report(self) -> dict[str, Any]:
-        """The worker's phase and its counts since the intake was closed, for `inspect perdure` and `perdure drain`."""
+        """The worker's drain phase, and the turns parked and sessions flushed since the intake was closed."""
         return {
             "intake": self._phase.value,
             "parked": self._parked,
@@ -52,7 +54,7 @@ class FleetDrain:
         }
 
     def follow_intake(self) -> bool:
-        """Pause the worker if the intake is closed, resume it if it is open; returns whether it is open.
+        """Pause the worker if the intake is closed, else resume the worker; returns whether the intake is open.
 
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.

@@ -1,7 +1,7 @@
-"""The flush: before the process ends, it writes to PostgreSQL the turns that only Redis has.
+"""The flush: writes to PostgreSQL the turns that only Redis has, before the process ends.
 
-Each session that the process has held is flushed under its fence: if another worker has claimed the session since,
-nothing is written. The flush has a time limit, since Redis or PostgreSQL may be unresponsive.
+The flush writes a session's turns under the fence of the process's last claim. If another worker has claimed the
+session since then, the flush writes nothing. The flush has a time limit, since Redis or PostgreSQL may be unresponsive.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Flushed:
-    """The result of a flush: `sessions` of `touched` sessions are flushed, with `written` entries in total.
+    """The result of a flush.
 
-    `left` counts the sessions that another worker flushes later: that worker has claimed the session, or a turn of the
-    session must run first.
+    Attributes:
+        touched: The number of sessions to flush.
+        sessions: The number of flushed sessions.
+        written: The number of turns written to PostgreSQL.
+        left: The number of sessions that another worker flushes later, because that worker has claimed the session or
+            because a turn of the session must run first.
     """
 
     touched: int
@@ -46,7 +50,7 @@ class Flushed:
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
-    """The flushers of a process; empty without memory in Redis."""
+    """The flushers of a process; empty if `runtime` has no memory in Redis."""
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 

@@ -1,4 +1,4 @@
-"""The hard limit of a shutdown: after it, the process exits with status 1 even if threads hang.
+"""The hard limit of a shutdown: the time after which the process exits with status 1, even if threads hang.
 
 A separate thread calls `os._exit`, so a thread that never returns, a blocked event loop or a full log pipe cannot
 prevent the exit.
@@ -25,7 +25,7 @@ def exit_in(seconds: float) -> None:
 
 
 class HardLimit:
-    """Exits the process `seconds` after `begin`."""
+    """Exits the process `seconds` after `begin` is called."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -2,14 +2,16 @@
 
     1  stop: the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
     2  drain: running turns continue. At the deadline the worker parks turns that wait for a model, releases their
-       sessions, publishes a wake-up for each, and waits for running tools
+       sessions, publishes a wake-up for each session, and waits for running tools
     3  flush: the worker writes to PostgreSQL the turns that only Redis has (`perdure.workers.shutdown.flush`)
     4  close: the worker releases the remaining leases, closes connections and exits with status 0
 
-One thread enforces the time limits: it waits for the next request, the end of the process, or the deadline. A second
-request ends the drain at once and does not move the hard limit. A third request makes the process exit at once, as at
-the hard limit. Shortly before the hard limit, the thread releases all leases and wakes other workers. At the limit the
-process exits by `os._exit` with status 1, whatever its other threads do.
+One thread enforces the time limits. It waits for the next shutdown request, the end of the process, or the deadline.
+Shortly before the hard limit, the thread releases all leases and wakes other workers. At the hard limit, the process
+exits by `os._exit` with status 1, even if other threads hang.
+
+The first request, usually a signal, begins the shutdown. The second request ends the drain at once, and does not move
+the hard limit. The third request makes the process exit at once, as at the hard limit.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from perdure.workers.shutdown.hard_limit import exit_in
 log = logging.getLogger(__name__)
 
 _RELEASE_S = 3.0
-"""Seconds before the hard limit at which the leases are released; at most a third of the limit."""
+"""Seconds between the release of the leases and the hard limit. A third of the hard limit, if that is shorter."""
 
 _EXIT_S = 0.5
-"""Seconds of `_RELEASE_S` that are reserved for the exit itself, after the wait for isolated children."""
+"""Seconds of `_RELEASE_S` that are reserved for the exit itself, after the wait for child processes."""
 
 
 _LOOK_S = 0.5
-"""Seconds between two checks whether tasks of the application still run."""
+"""Seconds between two checks for running tasks of the application."""
 
 
 class _Event(Enum):
@@ -54,8 +56,8 @@ class _Event(Enum):
 class Shutdown:
     """The shutdown of one worker process.
 
-    `others` returns the number of running tasks of the application that shares the worker. The shutdown waits for them
-    without a limit, as Celery does.
+    `others` returns the number of running tasks of the application that shares the worker. The shutdown waits for these
+    tasks without a limit, as Celery does.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Shutdown:
         self._events.put(_Event.REQUESTED)
 
     def run(self, process: Process) -> None:
-        """Wait for a request, then enforce the time limits. Returns if the shutdown ends in time, else exits."""
+        """Wait for a request, then enforce the time limits. Exits the process if the shutdown does not end in time."""
         self._next(None)
         self._began = time.monotonic()
         self._before = process.runner.turns()
@@ -123,14 +125,14 @@ class Shutdown:
         log.log(level, "shutdown, 3 of 4: %s (%.3f s)", flushed, time.monotonic() - began)
 
     def release(self, process: Process) -> int:
-        """Release the leases that are still held, after the flush; returns their number."""
+        """Release the leases that are still held; returns their number. Call this after the flush."""
         self._block_after_hard_limit()
         return _release_leases(process)
 
     def end(self, released: int, began: float) -> None:
-        """Log the fourth phase and make `run` return. Call this once all parts are closed.
+        """Log the end of the fourth phase, and make `run` return. Call this once all parts are closed.
 
-        The phase released `released` leases and began at the monotonic time `began`.
+        `released` is the number of leases that the phase released. `began` is the monotonic time of the phase's start.
         """
         self._block_after_hard_limit()
         log.info(
@@ -140,9 +142,10 @@ class Shutdown:
         self._events.put(_Event.ENDED)
 
     def _await_others(self, process: Process) -> _Event | None:
-        """Release the leases, and wait for the application's tasks and then for the end of the process.
+        """Release the leases, wait for the application's tasks, then wait for the end of the process.
 
-        Returns the next event, or `None` if perdure's own tasks hang.
+        Returns the first event that arrives. Returns `None` if no event arrives within `_RELEASE_S` seconds after the
+        end of the application's tasks: perdure's own tasks then hang.
         """
         log.info("shutdown: waits for %d tasks of the application, without a limit", self._others())
         _release_leases(process)
@@ -215,6 +218,6 @@ def _release_leases(process: Process) -> int:
 
 
 def _close_servers(process: Process) -> None:
-    """Kill the MCP servers that are child processes: they would outlive this process."""
+    """Kill the MCP servers that are child processes, since they would outlive this process."""
     if process.runtime.connections is not None:
         process.runtime.connections.close(0)

@@ -1,8 +1,8 @@
 """The signal handlers of a worker, in place of Celery's.
 
-With Celery's own handlers, a second SIGINT, or any SIGQUIT, abandons the running tasks without releasing their leases,
-and after a single SIGINT the worker exits with status 1. `perdure.workers.consumer.pause.Step` installs these handlers
-when the pool runs.
+With Celery's own handlers, a second SIGINT or any SIGQUIT makes the worker abandon its running tasks without releasing
+their leases. A single SIGINT makes the worker exit with status 1. `perdure.workers.consumer.pause.Step` installs the
+handlers of this module when the pool runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _IMMEDIATE = signal.SIGQUIT
 
 
 def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
-    """Make each SIGTERM or SIGINT request the shutdown once, and each SIGQUIT request it three times.
+    """Make each SIGTERM and each SIGINT request the shutdown once, and each SIGQUIT three times.
 
-    The first request begins the shutdown, the second ends the drain, the third makes the process exit as at the hard
-    limit (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a signal
-    handler.
+    The first request begins the shutdown, the second ends the drain, and the third makes the process exit as at the
+    hard limit (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a
+    signal handler.
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if state.should_stop is None:
             state.should_stop = EX_OK
             name = signal.Signals(number).name
-            # The receiver of this signal requests the shutdown (`perdure.workers.lifecycle.follow`).
+            # The receiver of `worker_shutting_down` requests the shutdown (`perdure.workers.lifecycle.follow`).
             signals.worker_shutting_down.send(sender=worker.hostname, sig=name, how="Warm", exitcode=EX_OK)
         else:
             request_shutdown()

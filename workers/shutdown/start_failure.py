@@ -1,8 +1,8 @@
 """Ends a Celery process that cannot start, with a message on stderr and an exit status.
 
-Celery itself prints a traceback if the application's module raises, and only logs an error that a signal's receiver
-raises. `exit_unless_startable` ends the process in both cases. The statuses are those of the `perdure` command: 2 for
-an invalid setting, 3 for an unavailable server.
+If the import of the application's module fails, Celery itself prints a traceback. If the receiver of a signal raises
+an error, Celery only logs the error. `exit_unless_startable` ends the process in both cases. The exit statuses are
+those of the `perdure` command: 2 for an invalid setting, 3 for an unavailable server.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The watchdog: a second process that kills a worker in which no Python thread runs for two leases, at least 30 s."""
+"""The watchdog process kills a worker in which no Python thread runs for two lease durations (at least 30 s)."""

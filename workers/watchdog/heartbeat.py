@@ -1,8 +1,8 @@
 """The worker's side of the watchdog: a thread that starts the watchdog process and writes heartbeats to it.
 
-The thread waits for no lock except the interpreter's, and for no server, so it continues while the database is
-unavailable. `perdure.workers.lifecycle` starts it when the worker is ready; it runs until the process ends, also during
-the shutdown. If the watchdog ends before the worker, the thread starts another one.
+The thread waits for no server and for no lock except the interpreter's, so it continues while the database is
+unavailable. `perdure.workers.lifecycle` starts the thread when the worker is ready. The thread keeps running during
+the shutdown, until the process ends. If the watchdog ends before the worker, the thread starts another watchdog.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.workers.watchdog import process as watchdog
 log = logging.getLogger(__name__)
 
 LEAST_LIMIT_S = 30.0
-"""The minimum limit in seconds; it applies if two leases are shorter."""
+"""The minimum time limit in seconds. It applies if two lease durations are shorter."""
 
 _LEASES = 2
 _REPORT = (sys.executable, "-m", "perdure.workers.watchdog.kill_report")
@@ -39,7 +39,7 @@ class Heartbeat:
     Args:
         name: The worker's name, for the log and `/readyz`.
         lease_s: The duration of a lease, in seconds.
-        environment: Variables for the program that reports a kill, in addition to this process's variables.
+        environment: Variables to add to the environment of the program that reports a kill.
     """
 
     def __init__(self, name: str, lease_s: float, environment: Mapping[str, str]) -> None:
@@ -79,15 +79,16 @@ class Heartbeat:
         """
         os.set_blocking(pipe.fileno(), False)
         while True:
-            with suppress(BlockingIOError):  # a stopped watchdog does not read
+            with suppress(BlockingIOError):  # the pipe is full because the watchdog is suspended
                 os.write(pipe.fileno(), b".")
             time.sleep(self._limit_s / watchdog.LOOKS)
 
 
 def _dump_stacks_on_signal() -> None:
-    """Make `DUMP_SIGNAL` write the stacks of all threads to stderr, by C code, since no Python code can run then.
+    """Make `DUMP_SIGNAL` write the stacks of all threads to stderr.
 
-    Process 1 of a container cannot be killed from within the container, so there the signal also ends the process.
+    C code writes the stacks, since no Python code runs in a worker that must be killed. Process 1 of a container cannot
+    be killed from within the container, so in process 1 the signal also ends the process.
     """
     first = os.getpid() == _FIRST
     if first:

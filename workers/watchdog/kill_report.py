@@ -1,8 +1,8 @@
 """Reports a kill: `python -m perdure.workers.watchdog.kill_report WORKER PID SECONDS [withdraw]`.
 
-The watchdog runs this program before it kills a worker, and again with `withdraw` if the worker has recovered in the
-meantime. It is a separate program because the watchdog imports only the standard library. `PERDURE_REDIS_URL` is the
-address of the worker's Redis.
+The watchdog runs this program before it kills a worker. If the worker recovers during that run, the watchdog runs the
+program again with `withdraw`. The program is separate because the watchdog imports only the standard library.
+`PERDURE_REDIS_URL` is the address of the worker's Redis.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ A computation in C that holds the interpreter lock (a regular expression, an int
 thread of its process: turns stop, leases expire, signals are not handled. So a second process, the watchdog, watches
 the worker. The worker's thread `perdure-heartbeat` (`perdure.workers.watchdog.heartbeat`) writes heartbeats to the
 watchdog's stdin. If no heartbeat arrives within the limit, the watchdog reports the kill
-(`perdure.workers.watchdog.kill_report`), logs it, makes the worker write its threads' stacks, and kills the worker. If
-a heartbeat arrives during the report, the watchdog withdraws the report and does not kill the worker. Other workers
-claim the turns of a killed worker; its isolated children die with it (`perdure.workers.isolated.run`).
+(`perdure.workers.watchdog.kill_report`), logs the kill, makes the worker write its threads' stacks, and kills the
+worker. If a heartbeat arrives during the report, the watchdog withdraws the report and does not kill the worker. Other
+workers claim the turns of a killed worker. The worker's child processes end with it (`perdure.workers.isolated.run`).
 
-If the watchdog itself was not scheduled in time, the machine or the whole process tree was paused, and the limit starts
-again. The watchdog ends when the worker has ended.
+If a check of the watchdog is late, the machine or the whole process tree was paused. The watchdog then restarts the
+time limit. The watchdog ends when the worker has ended.
 
 The worker starts this file as a script, in an isolated interpreter: import only the standard library here.
 """
@@ -35,7 +35,7 @@ DUMP_SIGNAL = signal.SIGURG
 """Makes the worker write its threads' stacks. A process without a handler ignores this signal."""
 
 WITHDRAW = "withdraw"
-"""The last argument of the report program to withdraw a report."""
+"""The last argument that makes the report program withdraw a report."""
 
 _OVERRUN = 10
 """A check that is late by more than the limit divided by this number means that the watchdog was paused."""
@@ -58,16 +58,16 @@ class Watched:
 
 
 def command(pid: int, name: str, limit_s: float, report: Sequence[str]) -> list[str]:
-    """The argument list of a watchdog for the process `pid`. That process itself must start the watchdog.
+    """The command that starts a watchdog for the process `pid`. The process `pid` itself must run the command.
 
     `report` is the argument list of the program that reports a kill. The watchdog appends the worker's name, process id
-    and seconds of silence, and `WITHDRAW` to withdraw the report.
+    and seconds of silence. To withdraw the report, the watchdog also appends `WITHDRAW`.
     """
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(pid), name, str(limit_s), *report]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Watch until the worker has ended or was killed."""
+    """Watch the worker until it has ended. Kill the worker if it is silent for too long."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # signals to the process group are for the worker
     pid, name, limit_s, *report = arguments
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _until_silent(worker: Watched) -> float | None:
-    """Wait until the silence reaches the limit; returns its seconds, or `None` if the worker has ended."""
+    """Wait until the worker is silent for `limit_s`; returns the silence in seconds, `None` if the worker has ended."""
     look_s = worker.limit_s / LOOKS
     heard_at = looked_at = time.monotonic()
     while _lives(worker):
@@ -104,7 +104,7 @@ def _until_silent(worker: Watched) -> float | None:
 
 
 def _lives(worker: Watched) -> bool:
-    """Whether the worker lives: once it has ended, this process has another parent."""
+    """Whether the worker lives. Once the worker has ended, this process has another parent."""
     return os.getppid() == worker.pid
 
 
@@ -148,14 +148,14 @@ def _signal(worker: Watched, number: signal.Signals) -> None:
 
 
 def _wait(worker: Watched, seconds: float) -> None:
-    """Wait until the worker has ended, but `seconds` at most."""
+    """Wait until the worker has ended, but at most `seconds`."""
     until = time.monotonic() + seconds
     while _lives(worker) and time.monotonic() < until:
         time.sleep(_DUMP_S / 20)
 
 
 def _log(level: str, text: str) -> None:
-    """Write a line in the format of the worker's log, within `_LOG_S`: a blocked pipe must not prevent the kill."""
+    """Write a line in the worker's log format. Wait at most `_LOG_S`: a blocked pipe must not prevent the kill."""
     now = time.time()
     stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1_000):03d}"
     line = f"{stamp} {level} perdure.workers.watchdog.process - {text}\n".encode(errors="replace")
