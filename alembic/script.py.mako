@@ -19,10 +19,10 @@ readable_from = ${repr(up_revision)}
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     ${downgrades if downgrades else "pass"}

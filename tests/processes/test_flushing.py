@@ -42,7 +42,7 @@ def test_a_shutdown_writes_turns_that_postgresql_lacks(
 
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait() == 0
-    assert "flushed 1 of 2 sessions, 1 entries, 1 left to others" in worker.logs()
+    assert "flushed 1 of 2 sessions, 1 turns, 1 left to others" in worker.logs()
     assert _lines(installation, stale.session_id) == before[stale.session_id]
     written = [*before[known.session_id], ("user", "what was lost"), ("assistant", "is back")]
     assert _lines(installation, known.session_id) == written
@@ -55,7 +55,7 @@ def test_a_shutdown_writes_turns_that_postgresql_lacks(
     installation.settled(again.turn_id)
     worker.container.signal(signal.SIGTERM)
     assert worker.container.wait() == 0
-    assert "flushed 1 of 1 sessions, 0 entries" in worker.logs()
+    assert "flushed 1 of 1 sessions, 0 turns" in worker.logs()
     assert _lines(installation, known.session_id) == [*written, ("user", "again"), ("assistant", answer_to("again"))]
     installation.check()
     redis.close()

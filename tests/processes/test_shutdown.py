@@ -144,7 +144,7 @@ def test_a_second_signal_ends_the_drain(installation: Installation, first: signa
     assert rows[0].status == "parked"
     phases = dict(PHASE.findall(leaving.logs()))
     drained = _figures(phases["2"], "drained; 1 turns finished, 1 parked (# s)")
-    flushed = _figures(phases["3"], "flushed 3 of 3 sessions, # entries (# s)")
+    flushed = _figures(phases["3"], "flushed 3 of 3 sessions, # turns (# s)")
     closed = _figures(phases["4"], "released 0 leases, closed (# s; # s in all)")
     assert "returned 0 of 0" in phases["1"]
     assert waited_s - REACTION_S < drained[0] < closed[1] < took_s

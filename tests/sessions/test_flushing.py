@@ -69,7 +69,7 @@ def test_a_session_left_to_another_process_is_no_failure() -> None:
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
     assert flushed == Flushed(touched=3, sessions=2, written=32, left=1)
-    assert str(flushed) == "flushed 2 of 3 sessions, 32 entries, 1 left to others"
+    assert str(flushed) == "flushed 2 of 3 sessions, 32 turns, 1 left to others"
     assert flushed.complete
 
 

@@ -46,7 +46,7 @@ class Flushed:
 
     def __str__(self) -> str:
         left = f", {self.left} left to others" if self.left else ""
-        return f"flushed {self.sessions} of {self.touched} sessions, {self.written} entries{left}"
+        return f"flushed {self.sessions} of {self.touched} sessions, {self.written} turns{left}"
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:

@@ -100,11 +100,11 @@ class Shutdown:
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
         keeper.drain()
         self._isolation.stop()
-        event = self._next(release_at_s)
+        event, within_s = self._next(release_at_s), max(self._budget.hard_exit_s - self._passed_s(), 0)
         if event is None and self._others():
-            event = self._await_others(process)
+            event, within_s = self._await_others(process), _RELEASE_S
         if event is not _Event.ENDED:
-            self._exit_at_hard_limit(process)
+            self._exit_at_hard_limit(process, min(within_s, _RELEASE_S))
 
     def finish(self, process: Process) -> None:
         """Log the end of the drain, then write to PostgreSQL the turns that only Redis has.
@@ -178,10 +178,11 @@ class Shutdown:
         if self._hard:
             threading.Event().wait()
 
-    def _exit_at_hard_limit(self, process: Process) -> None:
+    def _exit_at_hard_limit(self, process: Process, within_s: float) -> None:
         self._hard = True
         held = process.runner.keeper.running
-        exit_in(min(_RELEASE_S, max(self._budget.hard_exit_s - self._passed_s(), 0)))
+        exit_at = time.monotonic() + within_s
+        exit_in(within_s)
         log.error("shutdown: %d sessions are still held: exits with status 1", held)
         self._isolation.park()
         closing = threading.Thread(target=_close_servers, args=(process,), name="perdure-close", daemon=True)
@@ -190,7 +191,7 @@ class Shutdown:
             "shutdown: released %d of %d leases (%.3f s in all)", _release_leases(process), held, self._passed_s()
         )
         closing.join()
-        self._isolation.end(max(self._budget.hard_exit_s - self._passed_s() - _EXIT_S, 0))
+        self._isolation.end(max(exit_at - time.monotonic() - _EXIT_S, 0))
         logging.shutdown()
         os._exit(1)
 
