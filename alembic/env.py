@@ -1,8 +1,8 @@
 """Alembic's environment script. It runs the migrations on the connection that `perdure.database.migrate` supplies.
 
-Each migration from 0014 on declares `readable_from`. This value stands for the oldest release that can use the schema
-after the migration: it is the newest revision of that release. After each step, up or down, the script stores the
-`readable_from` of the revision that the step leads to.
+Migration 0014 and all later migrations declare `readable_from`. This value identifies the oldest release that can use
+the schema after the migration: it is the newest migration of that release. After each upgrade or downgrade step, the
+script stores the current revision's `readable_from`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DECLARE = text("""
 
 
 def declare(ctx: Any, step: Any, **_: Any) -> None:
-    """Record which releases can use the schema after this step, in the transaction of the migration."""
+    """Store the `readable_from` of the revision after this step, in the transaction of the migration."""
     for arrived_at in step.destination_revisions:
         readable_from = getattr(arrived_at.module, "readable_from", None)
-        if readable_from is not None:  # None before 0014, which creates the table
+        if readable_from is not None:  # migrations before 0014 have no `readable_from`, and the table does not exist
             ctx.connection.execute(_DECLARE, {"readable_from": readable_from})
 
 

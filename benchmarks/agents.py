@@ -1,8 +1,8 @@
 """The agent and the model of the benchmarks.
 
 By default, the model has no latency, so the figures contain only perdure's own cost. A worker loads the agent through
-`PERDURE_AGENTS`. It loads the model `benchmark:SECONDS` through the entry-point group `perdure.models`, in which
-`setup.py` declares the model. Each turn has two model calls and one tool call.
+`PERDURE_AGENTS`. It loads the model `benchmark:SECONDS` through the entry-point group `perdure.models`.
+`benchmarks.setup` declares the entry point. Each turn has two model calls and one tool call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ assistant = Agent("assistant", instructions="You double numbers.", tools=[double
 
 
 class InProcessModel:
-    """Calls the tool, then answers.
+    """A model that calls the tool, then answers.
 
-    Waits `latency_s` seconds before the tool call if the question starts with `PATIENT`.
+    If the question starts with `PATIENT`, the model waits `latency_s` seconds before the tool call.
     """
 
     def __init__(self, latency_s: float = 0.0) -> None:
@@ -63,5 +63,5 @@ class InProcessModel:
 
 
 def model(latency_s: str, _settings: Settings, _clock: Clock) -> InProcessModel:
-    """Make the model `benchmark:SECONDS`; an entry point of the group `perdure.models`."""
+    """Make the model `benchmark:SECONDS`. perdure calls this function as an entry point of `perdure.models`."""
     return InProcessModel(float(latency_s))

@@ -1,7 +1,7 @@
 """The baseline for the gateway: bare FastAPI routes that accept and return the same bodies.
 
 `python -m benchmarks.bare PORT` serves the routes. Each route exists twice. The route under `/validated` uses no
-database. The route under `/committed` runs one single-row INSERT or SELECT in autocommit, in FastAPI's own threads.
+database. The route under `/committed` runs one single-row INSERT or SELECT in autocommit, in FastAPI's thread pool.
 uvicorn runs with its default settings, but without an access log.
 """
 

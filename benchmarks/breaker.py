@@ -1,7 +1,7 @@
-"""The time that a closed breaker adds to an empty call and to a turn.
+"""The time that a closed circuit breaker adds to an empty call and to a turn.
 
-The breaker's circuit is shared through Redis, as in a fleet. Turns with and without a breaker alternate, so that other
-load on the machine affects both kinds. Both kinds use the same retry settings.
+The breaker stores its state in Redis, as it does when several workers share it. Turns with and without a breaker
+alternate, so that other load on the machine affects both kinds. Both kinds use the same retry settings.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The CaseBank with 100,000 cases: the time and memory of a plan, and the latency of searches during a run.
+"""Pruning a bank of 100,000 cases: the time and memory of making a plan, and the latency of searches during a run.
 
 The benchmark generates cases for which the correct plan is known. There are groups of near duplicates, low performers,
-inactive cases, and exempt cases. The plan and the run must match the known plan pair by pair. Memory is the peak of
-this process above its level at the start.
+inactive cases, and spared cases. The plan and the result of the run must equal the known plan, except that duplicate
+pairs may be missing. Memory is the peak of this process above its level at the start.
 
-This process times one search after another while a second process does a whole run at its default pace. The second
+This process times one search after another while a second process does a whole run at the default pace. The second
 process is stopped for one second of every three. The searches during a stop are the baseline. Other load on the machine
 and the state of the tables therefore affect the baseline as well.
 """
@@ -158,7 +158,7 @@ class Watched:
 
     @property
     def mib(self) -> float:
-        """The peak in MiB above the level at the start."""
+        """The peak in MiB above the level on entry."""
         return (self._most - self._before) / 2**20
 
     def _look(self) -> None:
@@ -251,7 +251,8 @@ def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[floa
     """Search during a run; returns the times of the searches and of the run.
 
     The first list contains the milliseconds of each search while the run was stopped. The second list contains the
-    milliseconds of each other search. The last value is the run's duration in seconds, without the stops.
+    milliseconds of each search while the run was active. The last value is the run's duration in seconds, without the
+    stops.
     """
     setup.progress("building the index of the search (minutes, at full size)")
     search.build_indexes(database, index_from=1)

@@ -1,8 +1,8 @@
-"""The rows that PostgreSQL reads for a turn's context, and the turn's time, by length of the history.
+"""A turn's time, and the rows that PostgreSQL reads for the turn, with a short and with a long history.
 
-The benchmark runs turns with a short and with a long history. One half of the history is in earlier sessions, which are
-imported with their vectors. The other half is in the current session. The number of rows is PostgreSQL's own count for
-perdure's tables: rows read by sequential scans plus rows fetched through indexes.
+One half of the history is in earlier sessions, which are imported with their vectors. The other half is in the current
+session. The number of rows is PostgreSQL's own count for perdure's tables: rows read by sequential scans plus rows
+fetched through indexes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _fill(url: URL, turns: int) -> None:
     for imported in import_messages(database, SystemClock(), "assistant", _lines(turns // 2)):
         assert not imported.bad, imported.bad[0]
     embed_sessions(database, _EMBEDDER, imported.sessions)
-    # The sweeper builds the index, too, if there are enough vectors.
+    # Builds the index only if there are enough vectors, as the sweeper does.
     build_index(database, register(database, _EMBEDDER.name, _EMBEDDER.dimensions), MemorySettings().index_rows)
     database.close()
     with bench(url) as made:

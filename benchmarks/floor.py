@@ -1,4 +1,4 @@
-"""The baseline: a bare Celery task that makes as many commits as a turn, without an agent.
+"""The baseline for throughput: a bare Celery task that makes as many commits as a turn, without an agent.
 
 It is the cheapest durable task that this stack can run. The Celery application sets the pool, the pool's size and a
 prefetch multiplier of 1, and ignores results. Its other settings are Celery's defaults. The task uses SQLAlchemy Core
@@ -48,7 +48,7 @@ def commit(step: int) -> None:
 
 
 def commit_each(commits: int) -> None:
-    """Make `commits` bare commits."""
+    """Insert `commits` rows, each in its own transaction."""
     for step in range(1, commits + 1):
         commit(step)
 

@@ -1,12 +1,13 @@
 """Requests per second of the gateway on keep-alive connections, compared with bare FastAPI routes.
 
-Three servers are compared. They alternate by round, and one client process sends all requests. The first server is the
-real gateway process, which accepts messages and reads turns. To accept a message, the gateway commits it and publishes
-a wake-up through Redis. No worker runs.
+The benchmark compares three sides: the gateway and two variants of the bare routes (`benchmarks.bare`). In each round,
+one client process sends requests to one side after another.
 
-The other two are variants of the bare routes (`benchmarks.bare`). Both variants validate the same bodies as the gateway
-with the same model. One variant runs one statement per request on the same PostgreSQL server. The other variant uses no
-database.
+The gateway is the real process. It accepts messages and reads turns. To accept a message, the gateway commits it and
+publishes a wake-up through Redis. No worker runs.
+
+The bare routes validate the same bodies as the gateway, with the same Pydantic model. One variant runs one statement
+per request on the same PostgreSQL server. The other variant uses no database.
 
 The rate is measured in a closed loop. The latencies of a closed loop follow from its rate (connections / rate, Little's
 law). The latencies are therefore measured in an open loop at half of the gateway's rate.

@@ -1,4 +1,4 @@
-"""The benchmarks' turn in LangGraph with its PostgreSQL checkpointer, for comparison with perdure.
+"""The benchmarks' turn, built with LangGraph and its PostgreSQL checkpointer, for comparison with perdure.
 
 The agent is built as in LangGraph's documentation: a `StateGraph` over messages, the prebuilt `ToolNode` and
 `tools_condition`, `durability="sync"`, and a `PostgresSaver`. Each thread has its own saver with its own connection,
@@ -25,7 +25,7 @@ from benchmarks.report import Rate
 from benchmarks.setup import Setup, ledger
 
 _TURNS_A_CONVERSATION = 5
-"""About as many as in `throughput`, which has up to 2,600 turns over 500 sessions."""
+"""About as many as in `benchmarks.throughput`, which runs up to 2,600 turns in 500 sessions."""
 
 METHOD = (
     "LangGraph: one process without a queue; StateGraph, ToolNode and PostgresSaver on psycopg 3 with durability sync; "

@@ -73,8 +73,8 @@ def floor_messages(total: int, window: int, commits: int) -> None:
         sent = number + 1
 
     with connected(make_url(os.environ["PERDURE_DATABASE_URL"])) as connection:
-        # Reading the sequence costs less than counting rows. It also counts commits of running tasks, so it is exact
-        # only at the end.
+        # Reading the sequence costs less than counting rows. The sequence includes commits of unfinished tasks, so the
+        # result is exact only at the end.
         rows = text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM floor_rows_id_seq")
         produce(total, window, send, lambda: (connection.execute(rows).scalar_one() - sent) // commits)
 

@@ -3,15 +3,22 @@
     python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
     make bench ARGS="--only recall"                                the bundled data set
 
-FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples with `sample_id`, `conversation`
-(`session_N`: lines with `speaker`, `dia_id`, `text` and optionally `blip_caption`; and `session_N_date_time`) and `qa`
-(`question`, `evidence`, `category`). The default is a small data set written for this project. It shows that recall
-works, but it is too easy to measure the quality of recall.
+FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples. A sample has these members:
 
-Each sample becomes a user, whose messages are imported as by `perdure messages import`. The benchmark then searches for
-each question of the sample with the recall that agents use. The current time is the time of the sample's last session.
-`any@k` is the share of questions for which the first k messages contain some of the evidence. `all@k` is the share of
-questions for which they contain all of the evidence.
+- `sample_id`.
+- `conversation`: for each session N, `session_N_date_time` and the list `session_N`. An item of the list is a line of
+  the conversation, with `speaker`, `dia_id`, `text` and optionally `blip_caption`.
+- `qa`: a list of questions with `question`, `evidence` and `category`.
+
+The default is a small data set written for this project. It shows that recall works, but it is too easy to measure the
+quality of recall.
+
+Each sample becomes a user. The benchmark imports the sample's messages as `perdure messages import` does. For each
+question of the sample, the benchmark then runs the recall that agents use. The clock shows the time of the sample's
+last message.
+
+`any@k` is the share of questions for which the first k messages found contain some of the evidence. `all@k` is the
+share of questions for which the first k messages found contain all of the evidence.
 """
 
 from __future__ import annotations
@@ -85,7 +92,7 @@ def measure(setup: Setup) -> Section:
 
 
 def main() -> int:
-    """Evaluate the file and print the result; returns the exit status, 1 if the file is not in LoCoMo's layout."""
+    """Evaluate the file and print the result; returns the exit status, 1 if the file cannot be read or parsed."""
     given = _arguments()
     try:
         samples = json.loads(given.file.read_text(encoding="utf-8"))

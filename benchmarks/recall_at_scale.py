@@ -1,8 +1,8 @@
 """Recall among 100,000 memories, for a user who owns 1 % of them and a user who owns half.
 
-Recall's vector search (exact or by the index, as recall chooses) is compared with an exact scan over the user's
-memories. The reported time covers a whole recall of the semantic layer: embedding the question, and searching by words
-and by vectors.
+The benchmark compares the results of recall's vector search with an exact scan over the user's memories. Recall chooses
+whether its search is exact or uses the index. The reported time covers a whole recall of the semantic layer: embedding
+the question, and searching by words and by vectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 _AT_ONCE = 1_000
 _OTHERS = 49
 _PAUSE_S = 120
-"""Seconds to wait after the index build, since a host may throttle a guest that has used its cores for minutes."""
+"""Seconds to wait after the index build, since a host may throttle a virtual machine that was busy for minutes."""
 
 _WHO = [
     "Marta",

@@ -23,7 +23,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The result of one section. `method` describes the measurement; each key of `figures` names its unit."""
+    """The result of one section. `method` describes the measurement. A key of `figures` contains the unit, if any."""
 
     name: str
     title: str

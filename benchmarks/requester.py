@@ -1,8 +1,8 @@
 """The client of the gateway's benchmark, in its own process: `python -m benchmarks.requester`.
 
-The client reads orders from stdin, one JSON object per line. It answers each order with one line: the latencies of the
-requests in milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with one
-request in flight on each.
+The client reads orders from stdin, one JSON object per line. It answers each order with one JSON object: the latencies
+of the requests in milliseconds, the seconds of the whole order, and the last response. Connections are kept alive, with
+one request in flight on each.
 
 In a closed loop (`per_s` is 0), a connection sends its next request as soon as the previous one is answered. This
 measures capacity. In an open loop, the client sends `per_s` requests per second, however slow the server is. Latencies
@@ -95,7 +95,7 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def answered(self, connection: _Connection, now: float) -> None:
-        """Send the next request on this connection, mark it idle, or close it if the order has ended."""
+        """After a response: send the next request, mark the connection idle, or close it if the order has ended."""
         if self._due:
             connection.send(next(self._requests), self._due.popleft())
         elif now >= self._ends:
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        """Close the connection, which gets no further requests."""
+        """Close the connection, which must have no request in flight."""
         self._transport.close()
         self.done.set_result(None)
 

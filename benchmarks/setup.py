@@ -1,4 +1,4 @@
-"""Throw-away servers, databases and processes for the sections.
+"""Throw-away servers, databases and processes for the benchmark's sections.
 
 All sections run with perdure's default settings: the caller's `PERDURE_*` variables and `.env`
 are ignored.
@@ -106,7 +106,7 @@ class Setup:
         """Run `python -m MODULE ARGUMENTS`, and send it SIGTERM after the block. Output is logged unless it is piped.
 
         Raises:
-            BenchmarkFailed: the process failed or had to be killed; the message has its status and the end of its log.
+            BenchmarkFailed: the process failed or had to be killed.
         """
         argv = launch.command([sys.executable, "-m", module, *arguments], dies_with_parent=True)
         path = self.servers.directory / f"{module}.log"
@@ -191,7 +191,7 @@ def scalar(url: URL, sql: str, **parameters: Any) -> Any:
 def ledger(url: URL) -> Ledger:
     """The transactions committed in the database, and the server's WAL position in bytes.
 
-    Close all connections first: PostgreSQL may not have the counts of a backend before that backend has ended.
+    Close all other connections first: a backend may not report its counts to PostgreSQL until it ends.
     """
     with connected(url.set(database="postgres")) as connection:
         counted: Sequence[Any] = connection.execute(

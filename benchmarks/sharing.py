@@ -1,4 +1,4 @@
-"""The time of ordinary users' turns while another user floods the fleet.
+"""The time of ordinary users' turns while another user floods the workers with messages.
 
 The benchmark measures with and without the limit `PERDURE_TURN__USER_CONCURRENCY`. There are two workers with four
 threads each. 400 messages of one user are accepted before the workers start. Then four other users ask questions. Each

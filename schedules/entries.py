@@ -1,4 +1,4 @@
-"""The schedule's entries, whose times are in `PERDURE_TIMEZONE`.
+"""The schedule entries of perdure's periodic tasks. Times of day are in `PERDURE_TIMEZONE`.
 
 Turns and deliveries need no entry: the sweeper in every worker finds those that are due.
 """
@@ -18,7 +18,7 @@ _HOUR_S = 3_600
 
 
 def active_entries(tasks: Container[str], settings: Settings) -> dict[str, Entry]:
-    """The entries, by name, whose task is among `tasks` and whose feature is enabled."""
+    """The entries whose task is in `tasks`, by name. Omits `suggest` if suggestions are disabled."""
     zone = ZoneInfo(settings.timezone)
     hours = settings.consolidation.interval_hours
     every_interval = AtTimes(zone, times_every(hours))

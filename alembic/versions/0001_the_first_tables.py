@@ -1,4 +1,4 @@
-"""The first tables: users, identities, sessions, turns, inbox, messages, effects, deliveries, slots.
+"""The first tables: users, identities, sessions, turns, inbox, messages, tool effects, deliveries, schedule slots.
 
 SQL statements read the time from `perdure_now()`. This function adds the offset `perdure.clock_offset` to the server's
 clock. Tests may set the offset on their connections.
@@ -21,7 +21,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     create_extension(op.get_bind())
     op.execute(
         """
@@ -283,7 +283,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("tool_effects")
     op.drop_index(op.f("inbox_turn_id_idx"), table_name="inbox")
     op.drop_table("inbox")

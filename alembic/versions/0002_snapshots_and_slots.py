@@ -1,8 +1,8 @@
-"""Snapshots, which hold an agent's state between steps, and the ledger of schedules.
+"""Snapshots, which hold a session's working variables and pending events, and the state of schedule entries.
 
-For each schedule entry, the ledger stores the time at which the entry was first seen. It also stores the lease on the
-slot of the entry that a worker processes. For each slot, it stores the number of attempts and the error of the last
-failed attempt.
+A slot is a time at which a schedule entry is due. `schedule_entries` stores when an entry was first seen, and the lease
+of the worker that processes a slot of the entry. `schedule_slots` gets columns for the number of attempts, the time of
+the next attempt, and the error of the last failed attempt.
 
 Revision: 0002, after 0001.
 """
@@ -20,7 +20,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "snapshots",
         sa.Column("session_id", sa.Uuid(), nullable=False),
@@ -80,7 +80,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_column("schedule_slots", "error")
     op.drop_column("schedule_slots", "retry_at")
     op.drop_column("schedule_slots", "attempts")

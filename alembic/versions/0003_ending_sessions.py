@@ -1,7 +1,8 @@
-"""Ending sessions: when and why the end was requested, the summary, and the previous session.
+"""Columns for ending sessions: when and why the end was requested, the attempts, and the previous session.
 
-`perdure_illegal_transition()` raises an error if the table of transitions does not allow a change of state.
-`perdure.database` converts this error, by its SQLSTATE, to `IllegalTransition`.
+The function `perdure_illegal_transition()` raises an error. A statement calls the function if the state machine of
+sessions does not allow the statement's change of state. `perdure.database` recognises the error by its SQLSTATE and
+raises `IllegalTransition`.
 
 Revision: 0003, after 0002.
 """
@@ -18,7 +19,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.execute(
         """
         CREATE FUNCTION perdure_illegal_transition(state text, triggers text) RETURNS text LANGUAGE plpgsql AS
@@ -44,7 +45,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_column("sessions", "previous_session_id")
     op.drop_column("sessions", "summary_extractive")
     op.drop_column("sessions", "end_attempts")

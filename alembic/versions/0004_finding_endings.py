@@ -1,7 +1,8 @@
 """Indexes on sessions whose end was requested, and on sessions that have a previous session.
 
-The migration reads the whole table of sessions without blocking readers or writers. Each statement commits by itself;
-an interrupted run is repeated from the beginning.
+The migration also adds a foreign key for the previous session. It reads the whole table of sessions without blocking
+readers or writers. Each statement commits separately. If the migration is interrupted, the next run repeats all
+statements.
 
 Revision: 0004, after 0003.
 """
@@ -24,7 +25,7 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     downgrade()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         op.create_foreign_key(
@@ -33,7 +34,7 @@ def upgrade() -> None:
             "sessions",
             ["previous_session_id"],
             ["session_id"],
-            postgresql_not_valid=True,  # validating it here would block all writers
+            postgresql_not_valid=True,  # validating the key in this statement would block all writers
         )
         op.execute(f"ALTER TABLE sessions VALIDATE CONSTRAINT {_FOREIGN_KEY}")
         for name, (column, condition) in _INDEXES.items():
@@ -43,7 +44,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         for name in _INDEXES:
             op.drop_index(name, table_name="sessions", if_exists=True, postgresql_concurrently=True)

@@ -1,10 +1,11 @@
-"""Columns for working variables, and for saving a snapshot before the reply.
+"""Columns for working variables, and for snapshots in an external store.
 
-A session stores the tick that last changed its working variables. A tool call stores its changes of variables until its
-step commits.
+A session counts its committed steps in `tick`. `variables_tick` is the tick that last changed the session's working
+variables. A tool call stores its changes of variables until its step commits.
 
-For a snapshot that is saved before the reply, the columns store the version of the saved snapshot and the outcome of
-the turn that waits for the save. They also store the session's tick at the time when a turn was settled.
+If snapshots are kept in an external store, a turn is settled after the store has saved the session's snapshot. Until
+then, `held` stores how the turn ends. `saved_token` and `saved_tick` identify the snapshot in the store. `settled_tick`
+is the session's tick when the turn was settled.
 
 Revision: 0005, after 0004.
 """
@@ -22,7 +23,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     json = postgresql.JSON(astext_type=sa.Text())
     op.add_column(
         "sessions",
@@ -60,7 +61,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_column("tool_effects", "variables")
     op.drop_column("turns", "held_error")
     op.drop_column("turns", "held")

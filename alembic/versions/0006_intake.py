@@ -1,4 +1,4 @@
-"""The intake state of the fleet: one row, which every process reads. `perdure drain` sets it to closed.
+"""The table `intake`: one row, which states whether workers start turns. `perdure drain` closes and opens the intake.
 
 Revision: 0006, after 0005.
 """
@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "intake",
         sa.Column("name", sa.Text(), nullable=False),
@@ -31,5 +31,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("intake")

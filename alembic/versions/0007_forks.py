@@ -1,8 +1,8 @@
-"""Forks: the session that a fork was copied from, and an index on all sessions without a requested end.
+"""A column for the session that a fork was copied from, and an index on all sessions without a requested end.
 
 A fork ends after inactivity, like any session. The index for routing excludes forks, so the search for idle sessions
-needs an index that includes them. This index is built concurrently. Each statement commits by itself; an interrupted
-run is repeated from the beginning.
+needs an index that includes them. This index is built concurrently. Each statement commits separately. If the migration
+is interrupted, the next run repeats all statements.
 
 Revision: 0007, after 0006.
 """
@@ -21,7 +21,7 @@ _INDEX = "sessions_open_idx"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     downgrade()  # an interrupted build leaves an invalid index
     op.add_column(
         "sessions", sa.Column("forked_from", sa.Uuid(), nullable=True, comment="the session that it was copied from")
@@ -37,7 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         op.drop_index(_INDEX, table_name="sessions", if_exists=True, postgresql_concurrently=True)
     op.drop_column("sessions", "forked_from", if_exists=True)

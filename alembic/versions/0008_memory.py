@@ -1,7 +1,7 @@
 """Memory: the memories of a user with their entities and relations, and search data for messages.
 
 `perdure_words()` converts a text to lexemes for full-text search. `perdure_owner()` converts a user id to a lexeme. The
-user's lexeme is stored together with the lexemes of the text, so one index finds the words of one user.
+user's lexeme is stored together with the lexemes of the text, so one index search finds the texts of one user.
 
 When a message is inserted, a trigger on `messages` writes the message's lexemes in the same transaction. The trigger
 also inserts a row into `unembedded`, because the message has no vector yet. It skips messages that a fork copied, so a
@@ -25,8 +25,9 @@ depends_on = None
 
 _TIMESTAMP = sa.DateTime(timezone=True)
 
-# Only the first 20,000 characters of a message are indexed, since the index is written in the message's commit. A run
-# of characters without spaces is processed in pieces, since extracting characters from a long run takes quadratic time.
+# Only the first 20,000 characters of a message are indexed, since the transaction that inserts the message also writes
+# the index. A run of characters without spaces is processed in pieces, since extracting characters from a long run
+# takes quadratic time.
 _FUNCTIONS = (
     """
     CREATE FUNCTION perdure_owner(user_id text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS
@@ -85,7 +86,7 @@ _FUNCTIONS = (
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     for function in _FUNCTIONS[:2]:
         op.execute(sa.text(function.replace(":", "\\:")))
     _add_columns()
@@ -361,7 +362,7 @@ def _create_what_is_read() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.execute("DROP TRIGGER messages_said ON messages")
     op.execute("DROP FUNCTION perdure_said()")
     for table in (

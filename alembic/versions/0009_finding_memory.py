@@ -1,7 +1,7 @@
-"""Indexes on sessions to consolidate and on imported sessions; search data for existing messages.
+"""Indexes on unconsolidated and on imported sessions, and search data for messages that already exist.
 
 The migration reads the whole tables of sessions and messages without blocking readers or writers. Each statement
-commits by itself; an interrupted run is repeated from the beginning.
+commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0009, after 0008.
 """
@@ -21,7 +21,8 @@ _INDEXES = {
     "sessions_imported_as_key": (["user_id", "imported_as"], "imported_as IS NOT NULL", True),
 }
 
-# Indexes the existing messages of the next sessions, as the trigger does for new messages.
+# `_SESSIONS` returns the next 100 sessions. `_WORDS` writes the search data of their messages. For new messages, the
+# trigger of 0008 writes this data.
 _SESSIONS = "SELECT session_id FROM sessions WHERE session_id > :after ORDER BY session_id LIMIT 100"
 _WORDS = """
     WITH said AS (
@@ -44,7 +45,7 @@ _WORDS = """
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     downgrade()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         for name, (columns, condition, unique) in _INDEXES.items():
@@ -68,7 +69,7 @@ def _write_words() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         for name in _INDEXES:
             op.drop_index(name, table_name="sessions", if_exists=True, postgresql_concurrently=True)

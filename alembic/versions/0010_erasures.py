@@ -1,4 +1,6 @@
-"""Erasures that need a second pass. The pass is due one lease duration after the rows were deleted.
+"""The table `erasures`: users who were erased and whose erasure needs a second pass.
+
+The second pass is due one lease duration after the first pass deleted the user's rows.
 
 Revision: 0010, after 0009.
 """
@@ -16,7 +18,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "erasures",
         sa.Column("erasure_id", sa.Uuid(), nullable=False),
@@ -35,5 +37,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("erasures")

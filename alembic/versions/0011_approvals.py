@@ -1,10 +1,8 @@
-"""Approvals and parked turns.
-
-A tool call can wait for a person's approval. A session can have a time before which no worker claims it.
+"""Tool calls that wait for a person's approval, and sessions that no worker claims before a given time.
 
 The state of an approval is a status of the tool call's row, so a new check constraint replaces the previous one. The
-constraint applies to new rows at once. Existing rows are validated without blocking writers. The rate guard counts a
-user's messages through a new index, which is built concurrently.
+constraint applies to new rows at once. Existing rows are validated without blocking writers. The rate limit
+counts a user's messages with a new index. The index is built concurrently.
 
 Revision: 0011, after 0010.
 """
@@ -26,7 +24,7 @@ _AFTER = ("asked", "approved", *_BEFORE, "denied")
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     _drop_index()  # an interrupted build leaves an invalid index
     op.add_column(
         "sessions",
@@ -44,7 +42,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Tool calls that wait for a person are marked as failed and are not run."""
+    """Revert the migration. Marks tool calls with the status `asked`, `approved` or `denied` as failed."""
     _drop_index()
     op.execute("UPDATE tool_effects SET status = 'failed' WHERE status IN ('asked', 'approved', 'denied')")
     op.execute("UPDATE turns SET status = 'parked' WHERE status = 'waiting_approval'")

@@ -1,6 +1,7 @@
-"""The tables of the CaseBank, and users' feedback on turns.
+"""The tables of the CaseBank, and a column for users' feedback on turns.
 
-The tables hold cases, their executions, archived cases, the history of cases, and the runs that prune cases.
+A case is a stored question with its answer. The tables hold cases, the turns that used them, archived cases, the
+history of cases, and the runs that prune cases.
 
 Revision: 0012, after 0011.
 """
@@ -20,7 +21,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.add_column(
         "turns",
         sa.Column(
@@ -245,7 +246,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_column("turns", "feedback")
     op.drop_table("case_run_items")
     op.drop_table("case_history")

@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_index(
         "sessions_forked_from_idx",
         "sessions",
@@ -25,5 +25,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_index("sessions_forked_from_idx", table_name="sessions")

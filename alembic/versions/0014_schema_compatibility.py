@@ -1,7 +1,7 @@
 """A row that states which releases can use the schema, and two indexes on turns.
 
 The indexes serve two lists, newest turn first: the turns of a user, and the turns that failed. The indexes are built
-concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+concurrently. Each statement commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0014, after 0013.
 """
@@ -25,7 +25,7 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     downgrade()  # an interrupted build leaves an invalid index
     op.create_table(
         "schema_compatibility",
@@ -46,7 +46,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         for name in _INDEXES:
             op.drop_index(name, table_name="turns", if_exists=True, postgresql_concurrently=True)

@@ -17,7 +17,7 @@ readable_from = "0013"
 
 
 def upgrade() -> None:
-    """Go up. A session gets its nonce when a worker next claims the session."""
+    """Apply the migration. A session gets its nonce when a worker next claims the session."""
     op.add_column(
         "sessions",
         sa.Column("nonce", sa.Uuid(), nullable=True, comment="drawn with each claim; the fence's other half"),
@@ -25,5 +25,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_column("sessions", "nonce")

@@ -1,8 +1,8 @@
-"""Indexes for lists and retention, a column for abandoned consolidations, and dry runs.
+"""Indexes for lists and retention, a column for abandoned consolidations, and dry runs of case pruning.
 
-With the indexes, the LIMIT of a list or of a retention query also bounds the rows that the query reads. The indexes are
-built concurrently, without blocking readers or writers. Each statement commits by itself; an interrupted run is
-repeated from the beginning.
+With the indexes, the LIMIT of a query also bounds the rows that the query reads. The indexes are built concurrently,
+without blocking readers or writers. Each statement that builds an index commits separately. If the migration is
+interrupted, the next run repeats all statements.
 
 Revision: 0016, after 0015.
 """
@@ -51,7 +51,7 @@ _DRY_RUN = "case_runs_dry_run_check"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     with op.get_context().autocommit_block():
         op.execute("ALTER TABLE sessions ADD COLUMN IF NOT EXISTS consolidation_given_up_at timestamptz")
         op.execute(
@@ -73,15 +73,15 @@ def _build(name: str, table: str, columns: list[Any], condition: str | None) -> 
 
 
 def _add_dry_runs() -> None:
-    """Add dry runs to `case_runs`. One transaction suffices, because the table has only a few hundred rows."""
+    """Allow dry runs in `case_runs`. One transaction suffices, because the table has only a few hundred rows."""
     op.add_column(
         "case_runs",
         sa.Column(
             "dry_run", sa.Boolean(), server_default=sa.false(), nullable=False, comment="it makes a plan and ends"
         ),
     )
-    # A worker of the previous release does not know dry runs. If it continues one, this constraint refuses the
-    # phases that remove cases.
+    # A worker of the previous release continues a dry run like a normal run. This constraint then rejects the phases
+    # that remove cases.
     op.create_check_constraint(op.f(_DRY_RUN), "case_runs", "NOT dry_run OR phase IN ('planning', 'done')")
     op.drop_index(_ONE_RUN, table_name="case_runs")
     op.create_index(
@@ -101,7 +101,7 @@ def _add_dry_runs() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.execute("DELETE FROM case_runs WHERE dry_run")
     op.drop_index(_ONE_DRY_RUN, table_name="case_runs")
     op.drop_index(_ONE_RUN, table_name="case_runs")

@@ -1,7 +1,7 @@
-"""Indexes that list the sweeper's work in the order in which it is due.
+"""Indexes that return the sweeper's work in the order in which the work is due.
 
 The sweeper wakes sessions, ends sessions, and publishes deliveries. The indexes are built concurrently. Each statement
-commits by itself; an interrupted run is repeated from the beginning.
+commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0017, after 0016.
 """
@@ -86,7 +86,7 @@ def _columns() -> list[tuple[str, sa.Column[object]]]:
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     _drop_indexes()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         for table, column in _columns():
@@ -94,7 +94,8 @@ def upgrade() -> None:
         for name, (table, keys, condition) in _INDEXES.items():
             op.create_index(name, table, keys, postgresql_where=sa.text(condition), postgresql_concurrently=True)
         op.drop_index("deliveries_due_idx", table_name="deliveries", if_exists=True, postgresql_concurrently=True)
-        # The previous release did not record which sessions wait for a model. sessions_postponed_idx finds these rows.
+        # The previous release did not set `paced` for sessions that wait for a model. This statement finds these
+        # sessions through sessions_postponed_idx.
         op.execute(
             "UPDATE sessions SET paced = true "
             "WHERE unsettled > 0 AND not_before IS NOT NULL AND NOT paced AND state <> 'waiting_approval'"
@@ -108,7 +109,7 @@ def _drop_indexes() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     _drop_indexes()
     with op.get_context().autocommit_block():
         op.drop_index("deliveries_due_idx", table_name="deliveries", if_exists=True, postgresql_concurrently=True)

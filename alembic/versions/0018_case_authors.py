@@ -1,18 +1,18 @@
-"""Cases have an author. A turn records its use of a case, and the use is counted later.
+"""Cases have an author, and the uses of a case are counted in a later transaction.
 
-Recording a use does not update the case. The migration also drops the foreign key from `case_executions` to `cases`,
-because the check of the key locks the case's row. With the key, a turn that used the case would wait for any
-transaction that holds this lock. `counted` defaults to true, because the previous release counts a use when it records
-the use. Workers of that release may still insert rows during the upgrade.
+A turn records its use of a case in `case_executions` and does not update the case. The migration drops the foreign key
+from `case_executions` to `cases`, because the check of the key locks the case's row. With the key, the turn would wait
+for any transaction that has locked this row. `counted` defaults to true, because the previous release counts a use when
+it records the use. Workers of that release may still insert rows during the upgrade.
 
 A case with a turn but without an author gets the turn's user as its author. If that turn no longer exists, the author
 is ''. No user has this id, so the case enters no prompt unless `PERDURE_CASEBANK__SCOPE` is `all`.
 
-The migration drops the old vector indexes. Each old index contains all cases. Each new index contains either the shared
-cases or the cases learnt from users. The next reflection builds the new indexes. Until then, a search reads the rows of
-the table.
+The migration drops the old vector indexes. Each old index contains all cases. Each new index contains either the cases
+without an author or the cases with an author. The next run of the task `casebank.reflect` builds the new indexes. Until
+then, a search reads the rows of the table.
 
-Each statement commits by itself; an interrupted run is repeated from the beginning.
+Each statement commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0018, after 0017.
 """
@@ -61,7 +61,7 @@ _VECTOR_INDEXES = r"""
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     with op.get_context().autocommit_block():
         _drop_vector_indexes()
         op.drop_constraint(op.f(_FOREIGN_KEY), "case_executions", type_="foreignkey", if_exists=True)
@@ -91,14 +91,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Counts the uses that are not counted yet, and deletes the uses of deleted cases."""
+    """Revert the migration. Counts the uses that are not counted yet, and deletes the uses of deleted cases."""
     with op.get_context().autocommit_block():
         _drop_vector_indexes()
         _drop_indexes()
         op.drop_constraint(op.f(_AUTHOR), "cases", type_="check", if_exists=True)
         _comment_authors("old")
         op.execute("COMMENT ON COLUMN case_executions.case_id IS NULL")
-    op.execute("LOCK TABLE case_executions IN SHARE ROW EXCLUSIVE MODE")  # until the column is gone
+    op.execute("LOCK TABLE case_executions IN SHARE ROW EXCLUSIVE MODE")  # no new uses until the column is dropped
     op.execute(_COUNT)
     op.execute(_ORPHANS)
     op.drop_column("case_executions", "counted")

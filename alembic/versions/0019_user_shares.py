@@ -1,10 +1,11 @@
 """Sessions can wait because their user has reached the limit on concurrent turns.
 
-One index finds a user's waiting sessions. The other finds the user's sessions that have unsettled turns and no
-`not_before`. The `not_before` of a waiting session is in the future, so the previous release does not claim the session
-before that time.
+One index finds a user's waiting sessions. The other index finds the user's sessions that have unsettled turns and no
+`not_before`. The `not_before` of a waiting session is in the future. The previous release therefore does not claim the
+session before that time.
 
-The indexes are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The indexes are built concurrently. Each statement commits separately. If the migration is interrupted, the next run
+repeats all statements.
 
 Revision: 0019, after 0018.
 """
@@ -31,7 +32,7 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     _drop_indexes()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         op.add_column(
@@ -49,7 +50,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Sessions that wait because of their user's limit on concurrent turns become due at once."""
+    """Revert the migration. Sessions that wait because of their user's limit on concurrent turns become due at once."""
     _drop_indexes()
     with op.get_context().autocommit_block():
         op.execute(

@@ -1,7 +1,8 @@
-"""Indexes that find a tenant's sessions and cases by the tenant's user keys.
+"""Indexes that find a tenant's sessions and cases by the tenant in `user_id`.
 
-The indexes contain only the rows of users who belong to a tenant. In an installation without tenants, they are empty.
-They are built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The indexes contain only the rows of users who belong to a tenant. In an installation without tenants, the indexes are
+empty. They are built concurrently. Each statement commits separately. If the migration is interrupted, the next run
+repeats all statements.
 
 Revision: 0020, after 0019.
 """
@@ -27,7 +28,7 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     _drop_indexes()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         for name, (table, keys) in _INDEXES.items():
@@ -35,7 +36,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     _drop_indexes()
 
 

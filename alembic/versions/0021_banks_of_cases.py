@@ -3,10 +3,10 @@
 The new columns have constant defaults, so PostgreSQL rewrites no row. By default, a case is in the common bank and is
 not shared. The previous release adds cases to the common bank and finds the cases of every bank.
 
-The downgrade moves all cases into one bank. It makes shared cases invisible to users other than the author, and deletes
-the record of sharing.
+The downgrade moves all cases into one bank. It withdraws shared cases from users other than the author, and deletes the
+history of sharing.
 
-Each statement commits by itself; an interrupted run is repeated from the beginning.
+Each statement commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0021, after 0020.
 """
@@ -43,7 +43,7 @@ _COMMENT = "Every change of a case''s status{}, and of its counts by a merge. Ap
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     with op.get_context().autocommit_block():
         op.add_column(
             "cases",
@@ -72,7 +72,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         _replace(_NEW, _OLD)
         op.execute("DELETE FROM case_history WHERE event IN ('shared', 'unshared')")

@@ -5,8 +5,8 @@ the turn that made the insert. With messages of 10,000 characters, the delay was
 0.06 s for a list of 64 kB. Each search also reads the whole list. Without a list (`fastupdate = off`), a turn with
 short messages writes 21 kB of WAL instead of 8 kB.
 
-All releases read and write as before. Each statement commits by itself; an interrupted run is repeated from the
-beginning.
+All releases read and write as before. Each statement commits separately. If the migration is interrupted, the next run
+repeats all statements.
 
 Revision: 0022, after 0021.
 """
@@ -26,14 +26,14 @@ _INDEXES = ("message_words_words_idx", "memories_words_idx")
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     with op.get_context().autocommit_block():
         for index in _INDEXES:
             op.execute(f"ALTER INDEX {index} SET (gin_pending_list_limit = 64)")
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         for index in _INDEXES:
             op.execute(f"ALTER INDEX {index} RESET (gin_pending_list_limit)")

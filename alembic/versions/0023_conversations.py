@@ -1,10 +1,11 @@
-"""Conversations with a title, and an index on the sessions of a scope.
+"""Conversations with a title, and an index on sessions by user and scope.
 
 The caller identifies a conversation by a key. A session belongs to a conversation if its `scope` contains a slash
-followed by the key of the conversation. The previous release writes no such scope. It treats a session of a
+followed by the key of the conversation. The previous release writes no scope with a slash. It treats a session of a
 conversation as a session of another channel.
 
-The index is built concurrently. Each statement commits by itself; an interrupted run is repeated from the beginning.
+The index is built concurrently. Each statement commits separately. If the migration is interrupted, the next run
+repeats all statements.
 
 Revision: 0023, after 0022.
 """
@@ -25,7 +26,7 @@ _INDEX = "sessions_of_scope_idx"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     _drop_index()  # an interrupted build leaves an invalid index
     with op.get_context().autocommit_block():
         op.create_table(
@@ -52,7 +53,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. The sessions of conversations remain. A message reaches such a session only by its `session_id`."""
+    """Revert the migration. Sessions of conversations remain; a message reaches them only by `session_id`."""
     _drop_index()
     with op.get_context().autocommit_block():
         op.drop_table("conversations", if_exists=True)

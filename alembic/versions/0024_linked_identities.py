@@ -1,13 +1,13 @@
-"""The tenants of identities, one-time codes that link an identity to a user, and requests for approval.
+"""The tenants of identities, one-time codes that link an identity to a user, and deliveries that ask for approval.
 
-No release before this one writes to `identities`. If a user is deleted, PostgreSQL also deletes the user's code. An
-erasure by the previous release therefore leaves no code.
+No release before this one writes to `identities`. PostgreSQL deletes a user's code together with the user. An erasure
+by the previous release therefore leaves no code.
 
 A turn has one delivery for its reply. It may now have further deliveries, which ask a chat for approvals. The previous
-release does not send these.
+release does not send the further deliveries.
 
-The index on `deliveries` is built concurrently. The statements that change `deliveries` run first, and each commits by
-itself; an interrupted run is repeated from the beginning.
+The index on `deliveries` is built concurrently. The statements that change `deliveries` run first, and each of them
+commits separately. If the migration is interrupted, the next run repeats all statements.
 
 Revision: 0024, after 0023.
 """
@@ -30,7 +30,7 @@ _FORMER = "deliveries_turn_id_key"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     with op.get_context().autocommit_block():
         op.add_column(
             "deliveries",
@@ -52,7 +52,7 @@ def upgrade() -> None:
             postgresql_concurrently=True,
         )
         op.execute(f"ALTER TABLE deliveries DROP CONSTRAINT IF EXISTS {_FORMER}")
-    _link()  # last, in one transaction with the version
+    _link()  # last, in the transaction that stores Alembic's version
 
 
 def _link() -> None:
@@ -87,7 +87,7 @@ def _link() -> None:
 
 
 def downgrade() -> None:
-    """Go down. Deletes identities of tenants, because the previous release does not store their tenant.
+    """Revert the migration. Deletes identities of tenants, because the previous release stores no tenant.
 
     Also deletes the deliveries that ask for approvals, because the previous release allows one delivery per turn.
     """

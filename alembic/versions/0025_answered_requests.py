@@ -1,4 +1,4 @@
-"""Requests whose answers were sent completely. If such a request arrives again, it is a new request.
+"""Requests whose answers were sent completely. A later identical request starts a new turn, unless it is a retry.
 
 Revision: 0025, after 0024.
 """
@@ -17,7 +17,7 @@ readable_from = "0016"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "answered_requests",
         sa.Column("user_id", sa.Text(), sa.ForeignKey("users.user_id"), nullable=False),
@@ -31,5 +31,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("answered_requests")

@@ -1,4 +1,4 @@
-"""Unrouted messages. Applications insert them in their own transactions; workers route them to sessions.
+"""Unrouted messages. Applications insert messages in their own transactions. Workers route the messages to sessions.
 
 Revision: 0026, after 0025.
 """
@@ -20,7 +20,7 @@ _PENDING = sa.text("settled_at IS NULL")
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "unrouted",
         sa.Column("turn_id", sa.Uuid(), nullable=False),
@@ -45,5 +45,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("unrouted")

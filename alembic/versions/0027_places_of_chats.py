@@ -1,4 +1,4 @@
-"""The current conversation and the newest accepted message of each user in a chat or a chat's thread.
+"""For each user in a chat or thread: the user's current conversation and newest accepted message.
 
 Revision: 0027, after 0026.
 """
@@ -17,7 +17,7 @@ readable_from = "0016"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "chat_places",
         sa.Column("user_id", sa.Text(), sa.ForeignKey("users.user_id"), nullable=False),
@@ -34,5 +34,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("chat_places")

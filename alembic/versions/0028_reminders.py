@@ -20,7 +20,7 @@ _TIMESTAMP = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.create_table(
         "reminders",
         sa.Column("schedule_id", sa.Uuid(), nullable=False),
@@ -48,5 +48,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.drop_table("reminders")

@@ -1,10 +1,10 @@
-"""Tool calls that wait for a Celery task or until a time.
+"""Tool calls that wait for a Celery task or until a given time.
 
-While a turn waits for such a call, the turn holds no lease. At `probe_at`, the sweeper queries the result backend about
-a task.
+While a turn waits for such a call, the turn holds no lease. `probe_at` is the time at which the sweeper next queries
+the result backend for the state of the call's task.
 
 Earlier releases do not read or write the new columns. They treat a waiting call as an interrupted call. Do not give an
-agent such tools before all workers run this release.
+agent tools with waiting calls before all workers run this release.
 
 Revision: 0029, after 0028.
 """
@@ -26,7 +26,7 @@ _CHECK = "tool_effects_waits_for_check"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS waits_for text")
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS sent_at timestamptz")
     op.execute("ALTER TABLE tool_effects ADD COLUMN IF NOT EXISTS probe_at timestamptz")
@@ -52,7 +52,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. A waiting call becomes an interrupted call, whose outcome is unknown."""
+    """Revert the migration. A waiting call becomes an interrupted call, whose outcome is unknown."""
     with op.get_context().autocommit_block():
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")
     op.execute(f"ALTER TABLE tool_effects DROP CONSTRAINT {_CHECK}")

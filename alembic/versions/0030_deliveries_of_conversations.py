@@ -1,7 +1,7 @@
 """Deliveries store their user and scope, so that the deliveries of a conversation keep their order.
 
-The order also holds between the sessions of a conversation. A delivery without a turn reports that an application's
-message was refused.
+A conversation can have several sessions, and the order holds across these sessions. A delivery without a turn reports
+that an application's message was refused.
 
 Workers of earlier releases leave the two columns empty. A delivery with empty columns waits for earlier deliveries, but
 later deliveries do not wait for it.
@@ -30,7 +30,7 @@ _RECEIVER = (
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS user_id text")
     op.execute("ALTER TABLE deliveries ADD COLUMN IF NOT EXISTS scope text")
     op.execute("COMMENT ON COLUMN deliveries.user_id IS 'the turn''s user; NULL: a release before 0030 wrote the row'")
@@ -64,7 +64,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     with op.get_context().autocommit_block():
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_REFUSED}")
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_INDEX}")

@@ -158,7 +158,7 @@ _COLUMNS = {
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     for kind, comments in (("TABLE", _TABLES), ("COLUMN", _COLUMNS)):
         for name, comment in comments.items():
             quoted = comment.replace("'", "''")
@@ -166,4 +166,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down. The comments stay, since the tables do not change."""
+    """Revert the migration. The comments stay, since the tables do not change."""

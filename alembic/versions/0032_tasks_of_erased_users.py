@@ -1,4 +1,4 @@
-"""The Celery tasks for which an erased user's turns waited. The sweeper revokes these tasks.
+"""Columns for the Celery tasks for which an erased user's turns waited. The sweeper revokes these tasks.
 
 Revision: 0032, after 0031.
 """
@@ -16,7 +16,7 @@ readable_from = "0016"
 
 
 def upgrade() -> None:
-    """Go up."""
+    """Apply the migration."""
     op.execute("ALTER TABLE erasures ADD COLUMN IF NOT EXISTS task_ids uuid[] NOT NULL DEFAULT '{}'")
     op.execute("ALTER TABLE erasures ADD COLUMN IF NOT EXISTS revoked_at timestamptz")
     op.execute("COMMENT ON COLUMN erasures.task_ids IS 'tasks of Celery tools that may be queued'")
@@ -24,5 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go down."""
+    """Revert the migration."""
     op.execute("ALTER TABLE erasures DROP COLUMN revoked_at, DROP COLUMN task_ids")
