@@ -1,4 +1,4 @@
-"""Replies posted to a URL, with a real receiver: signatures, limits and distinct errors."""
+"""Replies that are POSTed to a URL, with a real HTTP server: signatures, allowed addresses, time limits and errors."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BODY = '{"reply": "été"}'.encode()
 
 
 def carrier(reachable: Reachable = LOOPBACK, **given: Any) -> UrlCarrier:
-    """A carrier that may reach loopback, where the tests' receivers listen."""
+    """A carrier. By default it may connect to loopback, where the tests' receivers listen."""
     return UrlCarrier([WEBHOOK_KEY], KEY, reachable, **given)
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers every POST with `status` and records it."""
+    """An HTTP server that records each POST request and answers with `status`."""
 
     daemon_threads = True
     status = 204
@@ -105,7 +105,10 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
-    """Each attempt has the delivery's id and a new timestamp. A changed byte fails the verification."""
+    """The Standard Webhooks library verifies each attempt, but rejects a changed body or timestamp.
+
+    Each attempt has the delivery's id and a new timestamp.
+    """
     now = int(time.time())
     times = iter([now - 100.9, now + 0.5])
     to_url = carrier(clock=lambda: next(times))
@@ -124,7 +127,7 @@ def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> Non
 
 
 def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
-    """During a rotation, receivers with either key can verify the signature."""
+    """During a rotation, receivers can verify the signature with the old or the new secret."""
     new = make_secret()
     keys = parse_secrets(f"{new}, {SECRET}")
     UrlCarrier(keys, KEY, LOOPBACK).carry({"url": receiver.url}, BODY, MESSAGE_ID)
@@ -136,7 +139,7 @@ def test_each_secret_signs_while_they_rotate(receiver: Receiver) -> None:
 
 
 def test_the_signature_equals_the_specifications_example() -> None:
-    """The signature equals the example of the Standard Webhooks libraries."""
+    """For the example from the Standard Webhooks libraries, the computed signature equals the published one."""
     keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = signed_headers(keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
@@ -151,7 +154,7 @@ def test_a_410_response_ends_the_attempts(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
 def test_a_stored_url_that_is_not_allowed_gets_no_request(receiver: Receiver, url: str) -> None:
-    """A stored URL with a forbidden address, which an earlier release accepted, is refused without a connection."""
+    """A forbidden URL that an earlier release stored is refused. The carrier opens no connection."""
     with pytest.raises(Undeliverable, match="is not a public address"):
         carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
     assert receiver.received == []
@@ -173,7 +176,10 @@ def _resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str
 
 
 def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name with a private address gets no request, even if it has a public address, too. Each attempt resolves it."""
+    """A host name that resolves to a private address gets no request, even if it also has a public address.
+
+    Each attempt resolves the name again.
+    """
     _resolving(monkeypatch, *[["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]] * 2)
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(Reachable(), breakers=breakers)
@@ -187,7 +193,7 @@ def test_a_name_of_a_private_address_gets_no_request(receiver: Receiver, monkeyp
 def test_the_connection_goes_to_the_address_that_was_checked(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt resolves the name once and connects to the checked address. The `Host` header has the name."""
+    """An attempt resolves the name once and connects to the checked address. The `Host` header contains the name."""
     looked_up = _resolving(monkeypatch, ["127.0.0.1"], ["10.9.9.9"])
     carrier().carry({"url": f"http://user:pass@a.example:{receiver.server_port}/x"}, BODY, MESSAGE_ID)
     assert looked_up == ["a.example"]
@@ -204,7 +210,7 @@ def test_the_next_address_is_tried_if_one_refuses(receiver: Receiver, monkeypatc
 
 
 def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies of the environment are ignored, because a proxy would resolve the name again."""
+    """Proxies from environment variables are ignored, because a proxy would resolve the name again."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert len(receiver.received) == 1
@@ -213,7 +219,7 @@ def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: py
 def test_a_certificate_is_checked_against_the_name(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The certificate must match the URL's name, although the connection goes to an address."""
+    """The certificate must match the URL's host name, although the carrier connects to a resolved address."""
     chain, key = _certificate("a.example", tmp_path)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(chain, key)
@@ -258,7 +264,7 @@ def test_any_status_but_2xx_is_a_failed_attempt(receiver: Receiver, status: int)
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """The URL of a server that handles one connection with `answer`, for the duration of the block."""
+    """Run a server that handles one connection with `answer`; yields the server's URL."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -304,7 +310,7 @@ def test_an_attempt_ends_in_time_however_slow_the_receiver(behaviour: Any) -> No
 
 
 def test_a_success_does_not_wait_for_its_body() -> None:
-    """Only the status counts; an endless body is not read."""
+    """A 2xx response is a success as soon as its headers arrive. The carrier does not read the body."""
 
     def endless(connection: socket.socket, over: threading.Event) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
@@ -325,7 +331,7 @@ def test_an_answer_that_is_not_http_is_a_failure() -> None:
     ["http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/", "http://exa mple/", "https://\u2603.invalid/"],
 )
 def test_an_unreachable_or_malformed_url_is_a_failure(url: str) -> None:
-    """An unreachable or malformed URL in a stored row gives a failed attempt, never another exception."""
+    """A stored URL that is unreachable or malformed raises `DeliveryFailed`, never another exception."""
     with pytest.raises(DeliveryFailed):
         carrier(timeout_s=5).carry({"url": url}, BODY, MESSAGE_ID)
 
@@ -348,7 +354,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """An open breaker stops attempts to one host and port. Receivers on other ports have their own breakers."""
+    """Repeated failures open the breaker of the receiver's host and port. Attempts stop until the breaker is reset."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
@@ -366,7 +372,7 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
 
 
 def test_a_request_that_is_refused_opens_no_breaker(receiver: Receiver) -> None:
-    """A client error such as 404 does not count for the host's breaker, so the host's other deliveries go on."""
+    """The host's breaker does not count a client error such as 404, so other deliveries to the host continue."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 404

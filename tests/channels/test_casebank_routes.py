@@ -1,4 +1,4 @@
-"""`/v1/consolidation`, `/v1/casebank` and feedback: their responses, and which keys they need."""
+"""The routes `/v1/consolidation` and `/v1/casebank`, and the feedback route: responses and required keys."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.conftest import RecordingWaker
 from tests.turns.harness import until
 
 _WAITING = 40
-"""More requests than the gateway has threads."""
+"""The number of waiting requests. It exceeds the number of the gateway's threads."""
 
 
 class Working(RecordingWaker):
-    """A waker that advances the CaseBank's run itself, in a new thread. It replaces a worker."""
+    """A waker that does a worker's job: it advances the CaseBank's pruning run in a new thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Working(RecordingWaker):
         self.threads: list[threading.Thread] = []
 
     def casebank(self) -> bool:
-        """Advance the run in a new thread."""
+        """Advance the pruning run in a new thread."""
         assert self.runtime is not None
         self.threads.append(threading.Thread(target=prune.advance, args=(bank_of(self.runtime),)))
         self.threads[-1].start()
@@ -52,7 +52,7 @@ class Working(RecordingWaker):
 
 @contextmanager
 def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) -> Iterator[TestClient]:
-    """Yields a client of a gateway. Unless `without_workers`, a thread advances the runs of its CaseBank."""
+    """Yields a client of a gateway. Unless `without_workers`, threads advance the CaseBank's pruning runs."""
     changed = runtime.settings.model_copy(update={"casebank": CasebankSettings(load_percent=100, **limits)})
     waker = RecordingWaker() if without_workers else Working()
     parts = replace(runtime, settings=changed, wake=waker)
@@ -66,7 +66,7 @@ def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) 
 
 @pytest.fixture
 def bank(runtime: Runtime) -> None:
-    """One case with low success, two duplicates, one inactive case, one spared case."""
+    """Stores five cases: one with a low success rate, two duplicates, one inactive, and one protected by its usage."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "same", vector=[1.0, 0.0], usage=3)
@@ -76,7 +76,7 @@ def bank(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
-    """A dry run and a real run get responses of the same form. A case whose id has slashes can be restored."""
+    """A real run does what the dry run planned. A case whose id contains a slash can be restored."""
     with _gateway(runtime) as client:
         planned = client.post("/v1/consolidation/dry-run")
         assert planned.status_code == 200
@@ -107,7 +107,10 @@ def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
-    """A run whose plan needs approval returns 202 and blocks other runs. It can be decided once."""
+    """A request for a run that needs approval gets 202.
+
+    While the run waits for approval, no other run can start. A run can be approved or rejected only once.
+    """
     with _gateway(runtime, approval=PruneApproval.MANUAL) as client:
         first = client.post("/v1/consolidation/run")
         assert (first.status_code, first.json()["phase"]) == (202, "waiting_approval")
@@ -126,7 +129,7 @@ def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
 
 @pytest.mark.usefixtures("bank")
 def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
-    """A run or dry run that is not done within `wait` returns 202 with its id.
+    """If a run or dry run does not finish within `wait`, the response is 202 with the run's id.
 
     The run is listed, and a worker finishes it later.
     """
@@ -160,10 +163,10 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
-    """The gateway answers even if more requests wait than it has threads, because a wait holds no thread."""
+    """More requests can wait for a run than the gateway has threads, because a waiting request occupies no thread."""
     with _gateway(runtime, without_workers=True) as client, ThreadPoolExecutor(_WAITING) as callers:
         waits = [callers.submit(client.post, "/v1/consolidation/dry-run?wait=3") for _ in range(_WAITING)]
-        gateway = client.app.state.gateway  # type: ignore[attr-defined]  # (the application's own)
+        gateway = client.app.state.gateway  # type: ignore[attr-defined]  # the type of `app` has no `state`
         until(lambda: gateway._waiting_requests == _WAITING, "all requests wait")
         assert client.get("/v1/consolidation/runs").status_code == 200
         assert gateway._waiting_requests == _WAITING
@@ -173,7 +176,7 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
 def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
     """A check constraint keeps dry runs out of the phases that remove cases.
 
-    A worker of an older release would execute a dry run as a real run.
+    Without the constraint, a worker of an older release would execute a dry run as a real run.
     """
     state.request(runtime.database, runtime.clock, dry_run=True)
     with (
@@ -184,7 +187,7 @@ def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> 
 
 
 def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """Invalid requests start no run, especially `dry_run` sent to the route of real runs."""
+    """Invalid requests start no run. The route of real runs refuses the member `dry_run`."""
     before = rows()
     refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
     refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")
@@ -196,7 +199,10 @@ def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[st
 
 
 def test_runs_need_an_admin_key(runtime: Runtime) -> None:
-    """Routes of runs refuse a service key with 403 and a missing key with 401. A service key may search for a user."""
+    """Routes about runs and shared cases refuse a missing key with 401 and a service key with 403.
+
+    With a service key, a search needs a `user_id` and cannot include archived cases.
+    """
     keys = {"api_keys": (SecretStr(SERVICE_KEY),), "admin_keys": (SecretStr(ADMIN_KEY),)}
     guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
     run = f"/v1/consolidation/runs/{uuid4()}"
@@ -224,7 +230,7 @@ def test_runs_need_an_admin_key(runtime: Runtime) -> None:
 
 
 def test_cases_are_searched(client: TestClient, runtime: Runtime) -> None:
-    """A search returns the `k` nearest cases, with archived ones on request. A blank question is refused."""
+    """A search returns the `k` nearest cases, and includes archived cases on request. A blank question is refused."""
     for name, query, status in (("a", "reset the router", "active"), ("b", "reset the router now", "archived")):
         vector = runtime.embedder.embed([query])[0]
         new = NewCase(name, query, "so", query_vector=vector, embedder=runtime.embedder.name, status=status)
@@ -253,9 +259,9 @@ def _found(client: TestClient, **parameters: str) -> set[str]:
 
 
 def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client: TestClient, runtime: Runtime) -> None:
-    """With `user_id` a search of the agents' banks finds the user's cases and cases without an author.
+    """With `user_id`, a search finds the user's cases and cases without an author.
 
-    Without `user_id` a search finds all cases.
+    Banks that no agent uses are not searched. Without `user_id`, a search finds all cases.
     """
     _add(runtime, "anas", user_id="ana")
     _add(runtime, "bobs", user_id="bob")
@@ -299,7 +305,7 @@ def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) ->
 def test_feedback_is_accepted(
     client: TestClient, say: Callable[..., dict[str, Any]], run: Callable[[str], None], runtime: Runtime
 ) -> None:
-    """Feedback is accepted with 202 after the reply, and refused with 409 before."""
+    """After the reply, feedback gets 202. Before the reply, feedback gets 409."""
     sent = say("what is 12*7+5?")
     path = f"/v1/turns/{sent['turn_id']}/feedback"
     refused(client.post(path, json={"score": 1}), 409, "CONFLICT")

@@ -1,4 +1,4 @@
-"""`perdure.testing`'s suite for channels, run over Discord and Slack."""
+"""Runs the channel test suite of `perdure.testing` against the Discord and Slack channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANA = {"id": "11", "username": "ana"}
 
 
 class DiscordHarness:
-    """Discord's channel and its loopback server."""
+    """The Discord channel, and the loopback server that imitates Discord."""
 
     place = Place("21")
 
@@ -64,7 +64,7 @@ class DiscordHarness:
 
 
 class SlackHarness:
-    """Slack's channel and its loopback server."""
+    """The Slack channel, and the loopback server that imitates Slack."""
 
     place = Place("D1")
 

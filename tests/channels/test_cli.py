@@ -1,4 +1,4 @@
-"""The CLI channel: a line is accepted once, and only the committed text of its own reply is shown."""
+"""The CLI channel accepts each line once, and shows only committed messages of the line's own turn."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.conftest import RecordingWaker
 
 @pytest.fixture
 def troubles() -> list[str]:
-    """The messages about the database that the user sees."""
+    """The messages about database failures that are shown to the user."""
     return []
 
 
 @pytest.fixture
 def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
-    """A conversation of the user `local`, which retries without a pause."""
+    """A conversation of the user `local`. It retries failed database calls without a pause."""
     monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
     made = Conversation(runtime, Speaker("local"), None, troubles.append)
     yield made
@@ -34,7 +34,7 @@ def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
-    """A function that runs the session of the last wake-up in a thread."""
+    """A function that takes the last wake-up and runs its session in a thread."""
     runner = Runner(runtime, owner="test")
     threads: list[threading.Thread] = []
 
@@ -50,7 +50,7 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
 
 
 def test_an_answer_is_shown_message_by_message(conversation: Conversation, worker: Any) -> None:
-    """The tool call, its result and the reply are shown after their commit, in order, each once."""
+    """The tool call, its result and the reply are each shown once, in order, after they are committed."""
     conversation.say("what is 12*7+5?")
     worker()
     shown: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def test_an_answer_is_shown_message_by_message(conversation: Conversation, worke
 
 
 def test_replies_to_other_channels_are_not_shown(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
-    """Replies to the user's other channels, which share the session, are not shown here."""
+    """The terminal does not show replies to messages that the user sent on another channel in the same session."""
     inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
     worker()
@@ -74,7 +74,7 @@ def test_replies_to_other_channels_are_not_shown(conversation: Conversation, run
 
 
 def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
-    """A second start resumes the conversation and counts its messages, but does not show them again."""
+    """A second start of the CLI resumes the conversation. It counts the earlier messages but does not show them."""
     assert conversation.resume() == 0
     conversation.say("hello")
     worker()
@@ -110,7 +110,7 @@ def test_a_message_is_accepted_once_if_the_response_is_lost(
 
 
 def test_a_pending_turn_can_be_cancelled(conversation: Conversation) -> None:
-    """A turn that no worker has begun is cancelled at once, and the wait ends."""
+    """A turn that no worker has begun is cancelled at once, and the wait for its reply ends."""
     assert not conversation.cancel()
     conversation.say("hello")
 
@@ -119,7 +119,7 @@ def test_a_pending_turn_can_be_cancelled(conversation: Conversation) -> None:
 
 
 def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
-    """An invalid line is refused with the same message as in other channels."""
+    """An invalid line is refused with the error message that other channels use."""
     with pytest.raises(InvalidRequest, match="NUL"):
         conversation.say("a\x00b")
 
@@ -127,7 +127,7 @@ def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
 def test_leaving_ends_the_conversation(
     runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
 ) -> None:
-    """After leaving, the next start begins another session. Before the first line, `leave` does nothing."""
+    """`leave` ends the session, so the next start begins another one. Before the first line, `leave` does nothing."""
     assert not conversation.leave()
     conversation.say("hello")
     worker()
@@ -155,7 +155,7 @@ def test_ending_a_conversation_begins_another(conversation: Conversation, worker
 def test_an_end_that_failed_can_be_repeated(
     conversation: Conversation, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the database is unavailable, `/end` does not forget the session, so a second `/end` ends it."""
+    """If `/end` fails because the database is unavailable, the session stays open and a second `/end` succeeds."""
 
     def fail(*_: object) -> None:
         raise Unavailable("The database cannot be reached.")

@@ -1,4 +1,4 @@
-"""Conversations over HTTP. A key with any characters is one segment of the path."""
+"""The HTTP routes of conversations. A conversation's key is one path segment and may contain any characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 @pytest.mark.parametrize("key", ["trip", "a/b", "/", "50%", "ключ", "a b"])
 def test_any_key_is_found_by_its_path(client: TestClient, say: Callable[..., dict[str, Any]], key: str) -> None:
-    """A conversation is renamed, archived and filtered by its key, with any characters in it."""
+    """A conversation can be renamed, archived and filtered by its key, whatever characters the key contains."""
     say("Plan the trip.", conversation=key)
     where = f"/v1/conversations/{quote(key, safe='')}?user_id=ann"
     changed = client.patch(where, json={"title": "Rome", "archived": True})

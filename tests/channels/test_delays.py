@@ -32,19 +32,22 @@ COOLDOWN_S = 60
 
 @pytest.fixture
 def model() -> Scripted:
-    """A model that is unavailable twice, and then answers."""
+    """A model that is unavailable for its first two requests and then answers."""
     return Scripted(CircuitBreakerOpen(retry_after_s=COOLDOWN_S), CircuitBreakerOpen(retry_after_s=COOLDOWN_S))
 
 
 @pytest.fixture
 def waiting(runtime: Runtime, model: Scripted) -> Runtime:
-    """A process whose turns park while their model is unavailable."""
+    """A runtime that parks turns while their model is unavailable."""
     settings = runtime.settings.model_copy(update={"turn": TurnSettings(on_unavailable=OnUnavailable.PARK)})
     return replace(runtime, settings=settings, models=lambda _name: model)
 
 
 def test_a_waiting_http_client_gets_the_delay(waiting: Runtime, clock: MovedClock) -> None:
-    """A wait that times out returns the status `parked` and the reason. `reply_to` gets only the reply."""
+    """If the wait for a parked turn times out, the response has the status `parked` and the reason for the delay.
+
+    The `reply_to` URL receives only the final reply.
+    """
     turn_id = accept(
         waiting, parse_incoming({"user_id": "ann", "text": "hello", "reply_to": {"url": "https://a.example/r"}})
     ).turn_id

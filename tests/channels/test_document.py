@@ -22,14 +22,14 @@ from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, is_stora
 from tests.channels.conftest import BASE_URL
 
 OPENAI = ["openai"]
-"""The tags of routes whose errors have OpenAI's shape."""
+"""The tags of routes whose errors have OpenAI's format."""
 
 Say = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def document(client: TestClient) -> dict[str, Any]:
-    """The document as it is served."""
+    """The OpenAPI document that the gateway serves."""
     served: dict[str, Any] = client.get("/openapi.json").json()
     return served
 
@@ -45,7 +45,7 @@ def _codes(error: type[PerdureError] = PerdureError) -> set[str]:
 
 
 def test_every_error_is_a_problem_with_a_stable_code(document: dict[str, Any]) -> None:
-    """Every error response is a problem whose codes are listed, so that generated clients know them all."""
+    """Every error response is `application/problem+json`. The document lists all error codes for generated clients."""
     operations = [(name, operation) for name, operation in _operations(document) if operation["tags"] != OPENAI]
     wrong = [
         (name, status)
@@ -72,7 +72,10 @@ def _body_examples(document: dict[str, Any], operation: dict[str, Any]) -> Itera
 
 
 def test_the_gateway_accepts_the_examples_of_bodies(client: TestClient, document: dict[str, Any], say: Say) -> None:
-    """No example of a request body is a bad request. The ids in the examples may cause 404 and 409."""
+    """The gateway accepts every example of a request body.
+
+    404 and 409 are allowed, because the ids in the examples are made up.
+    """
     named = defaultdict(lambda: "x", say(conversation="a"), conversation="a?user_id=ann")
     statuses = {
         (name, str(example)): client.request(*name.format_map(named).split(), json=example).status_code
@@ -87,7 +90,7 @@ def test_the_gateway_accepts_the_examples_of_bodies(client: TestClient, document
 
 @pytest.mark.parametrize("model", [Accepted, Turn])
 def test_the_examples_of_responses_are_complete(document: dict[str, Any], model: type[BaseModel]) -> None:
-    """The examples of responses have every member that the gateway sends, including those that are `null`."""
+    """The examples of responses have every member that the gateway sends, including members that are `null`."""
     examples = document["components"]["schemas"][model.__name__]["examples"]
 
     assert [set(model.model_validate(each).model_dump(mode="json")) for each in examples] == [set(examples[0])]
@@ -107,7 +110,10 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
 
 
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
-    """If keys are set, all routes except health checks require one. The document has the configured text limit."""
+    """If keys are configured, the document requires a key on every route except the health checks.
+
+    The document states the configured limit on the length of a message.
+    """
     settings = Settings(_env_file=None, api_keys="a-service-key-of-the-tests", guard={"max_chars": 77})  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
         keyed = guarded.get("/openapi.json").json()
@@ -125,7 +131,7 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
 
 @pytest.mark.long
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
-    """The patterns agree with the gateway's checks for every character.
+    """The patterns in the document accept the same characters as the gateway's checks.
 
     JSON Schema and Python define blank characters differently.
     """
@@ -149,7 +155,7 @@ INTEGERS = [
 def test_a_number_without_a_fraction_is_an_integer(
     client: TestClient, say: Say, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A number such as 7.0 is an integer, as in JSON Schema: some languages write all numbers with a fraction."""
+    """The gateway accepts 7.0 as an integer, as JSON Schema does. Some languages write all numbers with a fraction."""
     url, member = path.format(**say()), list(body)[-1]
 
     def status_of(value: object) -> int:
@@ -161,7 +167,7 @@ def test_a_number_without_a_fraction_is_an_integer(
 
 
 def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
-    """A session id must be a string; an earlier release converted other types. `null` counts as absent."""
+    """A session id that is not a string is refused. `null` counts as a missing id."""
     given: list[object] = [7, [], {}, True, None]
     answers = [client.post("/v1/memory/consolidate", json={"session_id": value}) for value in given]
 
@@ -172,14 +178,14 @@ def test_a_session_id_of_another_type_is_refused(client: TestClient) -> None:
     "url", [" http://example.com/", "\thttp://example.com/", "ftp://example.com/", "http:example.com", "//example.com/"]
 )
 def test_a_url_begins_with_its_scheme(client: TestClient, url: str) -> None:
-    """A URL with leading blanks is refused, as the document's pattern says, although Python's parser ignores blanks."""
+    """A URL must begin with `http://` or `https://`. Leading blanks are refused, as in the document's pattern."""
     body = {"user_id": "ann", "text": "hello", "reply_to": {"url": url}}
 
     assert client.post("/v1/messages", json=body).status_code == 400
 
 
 def test_a_question_with_nul_is_refused(client: TestClient) -> None:
-    """A question with NUL is refused, because no stored case can contain NUL."""
+    """A question that contains NUL is refused, because no stored case can contain NUL."""
     assert client.get("/v1/casebank/search", params={"q": "a\x00b"}).status_code == 400
 
 

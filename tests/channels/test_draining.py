@@ -1,4 +1,4 @@
-"""During its shutdown and during a drain of the fleet, a gateway refuses messages and completes open requests."""
+"""During a shutdown or a drain of the fleet, a gateway refuses new messages and completes open requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELLO = {"user_id": "ann", "text": "hello"}
 
 @pytest.fixture
 def settings() -> Settings:
-    """Settings with which the gateway reads the state of the intake often."""
+    """With these settings, the gateway checks every 0.05 s whether the fleet is drained."""
     turn = TurnSettings(sweep_s=0.05)
     return Settings(_env_file=None, turn=turn, shutdown=ShutdownSettings(drain_s=PATIENCE_S))
 
@@ -40,7 +40,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 class WaitingRequest:
-    """A request that waits for a turn, in a thread."""
+    """A request, sent in a thread, that waits for a turn."""
 
     def __init__(self, client: TestClient, accepted: dict[str, Any]) -> None:
         self.answer: dict[str, Any] = {}
@@ -52,7 +52,7 @@ class WaitingRequest:
         _until(lambda: app.state.gateway._waiting_requests > 0, "no request waits")
 
     def result_of_wait(self) -> dict[str, Any]:
-        """The response."""
+        """Wait for the response and return it."""
         self._thread.join(PATIENCE_S)
         return self.answer
 
@@ -62,9 +62,9 @@ class WaitingRequest:
 
 @pytest.fixture
 def leave(client: TestClient) -> Callable[[], tuple[Future[Any], Callable[[], None]]]:
-    """A function that starts the gateway's drain, as a signal does.
+    """A function that starts the gateway's drain, as the first termination signal does.
 
-    It returns the drain's future and a function that hastens the drain.
+    It returns the drain's future and a function that ends the drain early, as the second signal does.
     """
     hastened = asyncio.Event()
     app: Any = client.app
@@ -99,7 +99,7 @@ def test_a_draining_gateway_refuses_messages_and_completes_waits(
 
 
 def test_a_hastened_gateway_answers_with_the_current_status(client: TestClient, say: Say, leave: Any) -> None:
-    """A second signal answers waiting requests at once with the turn's current status."""
+    """After a second signal, the gateway answers waiting requests at once with the turn's current status."""
     waiting = WaitingRequest(client, say())
     left, hasten = leave()
     assert not left.done()
@@ -113,7 +113,10 @@ def test_a_hastened_gateway_answers_with_the_current_status(client: TestClient, 
 def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
     client: TestClient, runtime: Runtime, say: Say
 ) -> None:
-    """`drain.begin` closes all gateways, including those that start later. Accepted messages stay queued."""
+    """From `drain.begin` to `drain.end`, all gateways refuse messages, including gateways that start later.
+
+    Accepted messages stay queued.
+    """
     accepted = say()
     drain.begin(runtime.database)
     _until(lambda: client.post("/v1/messages", json=HELLO).status_code == 503, "the gateway accepts messages")
@@ -129,7 +132,7 @@ def test_a_drain_of_the_fleet_closes_every_gateway_until_it_is_over(
 
 
 class TestShortDrain:
-    """A gateway with a short drain."""
+    """A gateway whose drain lasts at most 0.1 s."""
 
     @pytest.fixture
     def settings(self) -> Settings:
@@ -138,7 +141,7 @@ class TestShortDrain:
         return Settings(_env_file=None, turn=TurnSettings(sweep_s=0.05), shutdown=shutdown)
 
     def test_a_wait_ends_with_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
-        """A request's wait ends after the drain time, because its turn cannot run before the intake reopens."""
+        """During a drain of the fleet, a request waits at most `drain_s` seconds, because its turn cannot begin."""
         waiting = WaitingRequest(client, say())
 
         drain.begin(runtime.database)

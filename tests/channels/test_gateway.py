@@ -1,4 +1,4 @@
-"""The routes' ids, statuses and shapes, on which other programs rely."""
+"""The ids, status codes and response formats of the HTTP routes, on which other programs rely."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_a_message_is_accepted_and_a_worker_woken(client: TestClient, waker: Rec
 
 
 def test_a_message_is_accepted_while_the_broker_is_unavailable(say: Say, waker: RecordingWaker) -> None:
-    """A message is accepted while the broker is unavailable, because a sweep later finds it in PostgreSQL."""
+    """A message is accepted while the broker is unavailable, because a sweep later finds the message in PostgreSQL."""
     waker.away = True
 
     assert say()["status"] == "accepted"
 
 
 def test_a_repeated_message_gets_the_same_response(client: TestClient) -> None:
-    """A repeated request gets 200, the same ids and `duplicate`."""
+    """A repeated request gets 200, the same ids and `"duplicate": true`."""
     message = {"user_id": "ann", "text": "hello", "message_id": "m1"}
     first, again = client.post("/v1/messages", json=message), client.post("/v1/messages", json=message)
 
@@ -62,7 +62,7 @@ def test_a_repeated_message_gets_the_same_response(client: TestClient) -> None:
 
 
 def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> None:
-    """After a worker has run it, a turn is `done` and has the reply."""
+    """After a worker has run a turn, the turn is `done` and has the reply."""
     accepted = say("what is 12*7+5?")
     before = client.get(f"/v1/turns/{accepted['turn_id']}").json()
     run(accepted["session_id"])
@@ -74,7 +74,7 @@ def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> 
 
 
 def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:
-    """All responses match the document's models, even if a route encodes its response without the model."""
+    """Responses match the models of the OpenAPI document, even if a route encodes its response without the model."""
     accepted = say("what is 12*7+5?")
     run(accepted["session_id"])
     session = f"/v1/sessions/{accepted['session_id']}"
@@ -148,7 +148,7 @@ def test_a_wait_that_times_out_returns_the_current_status(client: TestClient, sa
 
 @pytest.mark.long
 def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClient, say: Say) -> None:
-    """Requests that wait hold no thread, so a hundred of them do not block other requests."""
+    """A hundred waiting requests do not block other requests, because a waiting request occupies no thread."""
     accepted = say()
     url = f"/v1/turns/{accepted['turn_id']}?wait=60"
     answers: list[str] = []
@@ -167,7 +167,7 @@ def test_a_hundred_may_wait_at_once_and_others_are_still_served(client: TestClie
 
 
 def test_a_draining_gateway_answers_waits(client: TestClient, say: Say) -> None:
-    """A gateway that drains answers a wait at once with the current status."""
+    """After the drain has completed, a request does not wait: it gets the turn's current status at once."""
     accepted = say()
     app: Any = client.app
     assert client.portal is not None
@@ -177,7 +177,7 @@ def test_a_draining_gateway_answers_waits(client: TestClient, say: Say) -> None:
 
 
 def test_an_unavailable_database_is_a_503(client: TestClient, runtime: Runtime, monkeypatch: Any) -> None:
-    """If the database is unavailable, the response is a 503 with `Retry-After`; `message_id` makes a retry safe."""
+    """If the database is unavailable, the response is a 503 with `Retry-After`."""
 
     def fail(*_: Any) -> None:
         raise Unavailable("The database cannot be reached; please try again.")
@@ -192,7 +192,7 @@ def test_an_unavailable_database_is_a_503(client: TestClient, runtime: Runtime, 
 def test_an_unexpected_error_reveals_nothing(
     client: TestClient, runtime: Runtime, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected error's details go to the log only; the caller gets a general message."""
+    """The details of an unexpected error appear only in the log. The caller gets a general message."""
 
     def broken(*_: Any) -> None:
         raise RuntimeError("SELECT secret FROM vault")
@@ -206,13 +206,13 @@ def test_an_unexpected_error_reveals_nothing(
 
 
 def test_the_gateway_is_ready_when_both_services_are(client: TestClient) -> None:
-    """If both services are available, `/healthz` and `/readyz` succeed."""
+    """If PostgreSQL and the broker are available, `/healthz` and `/readyz` succeed."""
     assert client.get("/healthz").json() == {"status": "alive"}
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_the_gateway_is_not_ready_without_a_broker(runtime: Runtime) -> None:
-    """Without the broker `/readyz` fails and names it."""
+    """If the broker is unavailable, `/readyz` fails with a message that names the broker."""
     with TestClient(create_app(runtime, lambda: False), base_url=BASE_URL) as client:
         response = client.get("/readyz")
 
@@ -222,7 +222,7 @@ def test_the_gateway_is_not_ready_without_a_broker(runtime: Runtime) -> None:
 
 @pytest.mark.long
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
-    """If the check of a service hangs, `/readyz` answers 503 in time. Only one thread waits for the check."""
+    """If the check of the broker hangs, `/readyz` answers 503. Further requests do not start another check."""
     requested, release = [], threading.Event()
 
     def hangs() -> bool:
@@ -238,7 +238,7 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
 
 
 def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
-    """If the list of killed workers cannot be read, `/readyz` succeeds, because the list is only informative."""
+    """If reading the list of killed workers hangs, `/readyz` still succeeds, because the list is only informative."""
     release = threading.Event()
 
     def hangs() -> tuple[Kill, ...]:
@@ -253,7 +253,7 @@ def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
 
 
 def test_the_gateway_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
-    """Without the migration `/readyz` fails, so that a new release gets no traffic on old tables."""
+    """Before the migration, `/readyz` fails, so that a new release gets no traffic while the tables are old."""
     command.downgrade(config(database_url), "base")
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         response = client.get("/readyz")
@@ -263,7 +263,7 @@ def test_the_gateway_is_not_ready_before_the_migration(runtime: Runtime, databas
 
 
 def test_the_gateway_is_not_ready_without_a_database(runtime: Runtime) -> None:
-    """Without the database `/readyz` fails and a message is refused with 503."""
+    """If the database is unavailable, `/readyz` fails and a message is refused with 503."""
     nowhere = Database(make_url("postgresql+psycopg2://x@127.0.0.1:1/x"))
     changed = replace(runtime, database=nowhere)
     with TestClient(create_app(changed, lambda: True), base_url=BASE_URL) as client:
@@ -275,7 +275,10 @@ def test_the_gateway_is_not_ready_without_a_database(runtime: Runtime) -> None:
 
 
 def test_the_document_describes_the_routes_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
-    """Every reference of the document resolves. FastAPI's pages are not served, because they load foreign scripts."""
+    """Every reference in the OpenAPI document resolves.
+
+    FastAPI's documentation pages are not served, because they load scripts from other servers.
+    """
     document = client.get("/openapi.json").json()
     named = document["components"]["schemas"]
 
@@ -295,7 +298,7 @@ def _references(value: Any) -> list[str]:
 
 
 def test_a_session_is_ended_on_request(client: TestClient, say: Say, run: Run, waker: RecordingWaker) -> None:
-    """A request to end a session gets 202, with or without a reason, and the next message begins another session."""
+    """A request to end a session, with or without a reason, gets 202. The next message begins another session."""
     first = say()
     run(first["session_id"])
     session = f"/v1/sessions/{first['session_id']}"
@@ -315,7 +318,7 @@ def test_a_session_is_ended_on_request(client: TestClient, say: Say, run: Run, w
 def test_an_end_with_an_invalid_body_is_refused(
     client: TestClient, say: Say, body: dict[str, Any], named_member: str, waker: RecordingWaker
 ) -> None:
-    """An invalid body of an end request is a 400, and the session stays."""
+    """If a request to end a session has an invalid body, the request gets 400 and the session continues."""
     session_id = say()["session_id"]
     refused = client.post(f"/v1/sessions/{session_id}/end", json=body)
     assert refused.status_code == 400
@@ -325,7 +328,7 @@ def test_an_end_with_an_invalid_body_is_refused(
 
 
 def test_ending_an_ended_session_is_refused(client: TestClient, say: Say, run: Run, database: Database) -> None:
-    """Ending an ended session is a 409, and ending an unknown one a 404."""
+    """Ending an ended session gets 409. Ending an unknown session gets 404."""
     session_id = say()["session_id"]
     run(session_id)
     database.run(Statement("tests.ended", "UPDATE sessions SET end_requested_at = now(), ended_at = now()"), {})
@@ -354,7 +357,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """Headers of each response forbid browsers to sniff it, frame it, store it, or share it with other origins."""
+    """Each response's headers forbid a browser to guess its type, frame it, store it or share it across origins."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers

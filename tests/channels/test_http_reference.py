@@ -1,4 +1,4 @@
-"""docs/http.md is generated from /openapi.json, and the gateway answers its examples as documented."""
+"""docs/http.md is generated from /openapi.json, and the gateway answers the page's examples as documented."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_each_route_is_on_the_page() -> None:
-    """Each route is on the page, with an example or in the list that links to OpenAI's page."""
+    """Each route has an example on the page, or is in the page's table of OpenAI-compatible routes."""
     tags = {
         f"{method.upper()} {path}": operation["tags"]
         for path, methods in DOCUMENT["paths"].items()
@@ -59,7 +59,7 @@ def _answers(kind: type[Answer] = Answer) -> Iterator[type[Answer]]:
 
 
 def test_the_examples_of_responses_are_valid() -> None:
-    """The examples of responses are valid for their models and complete."""
+    """Each example of a response is valid for its model, and the model's JSON equals the example."""
     schemas = DOCUMENT["components"]["schemas"]
     checked = 0
     for kind in _answers():
@@ -82,7 +82,7 @@ def agents() -> Agents:
 
 
 class ExampleGateway:
-    """A gateway with rows for the examples, and the ids of these rows, which replace the printed ids."""
+    """A gateway whose database has rows for the examples. `ids` maps each printed id to the id of a real row."""
 
     def __init__(self, runtime: Runtime, example: Example) -> None:
         decided = example.path.endswith(("/approve", "/reject"))
@@ -98,7 +98,7 @@ class ExampleGateway:
         self.ids: dict[str, str] = {}
 
     def fill(self) -> None:
-        """Make a turn, settled or waiting for approval, and a schedule."""
+        """Create a turn and a schedule. The turn is settled or waits for an approval."""
         message = {"user_id": "ann", "text": "pay", "conversation": PATH["conversation"]}
         sent = self.client.post("/v1/messages", json=message).json()
         runner = Runner(self.runtime, owner="test")
@@ -112,7 +112,7 @@ class ExampleGateway:
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
 
     def add_case(self, status: str) -> None:
-        """Add the case of the examples, with `ann` as its author."""
+        """Add the case that the examples name, with `ann` as its author."""
         query = "reset the router"
         embedder = self.runtime.embedder
         [vector] = embedder.embed([query])
@@ -121,21 +121,21 @@ class ExampleGateway:
         assert cases.add(self.runtime.database, case, now=self.runtime.clock.now())
 
     def add_run(self) -> None:
-        """Request a run and advance it, to the end or to its approval."""
+        """Request a pruning run, and advance the run until it ends or waits for an approval."""
         put(self.runtime.database, "low", usage=20, rate=10)
         run_id = state.request(self.runtime.database, self.runtime.clock, dry_run=False)
         prune.advance(bank_of(self.runtime))
         self.ids[RUN_ID] = str(run_id)
 
     def ask(self, example: Example) -> Response:
-        """Send the example with the ids of this gateway's rows."""
+        """Send the example's request, with real ids in place of the printed ids."""
         path, body = example.path, json.dumps(example.body)
         for printed, real in self.ids.items():
             path, body = path.replace(printed, real), body.replace(printed, real)
         return self.client.request(example.method, path, json=json.loads(body))
 
     def close(self) -> None:
-        """Wait for the threads of the runs."""
+        """Wait for the threads that advance the pruning runs."""
         for thread in self._threads:
             thread.join()
 
@@ -143,7 +143,7 @@ class ExampleGateway:
 @pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each.route} {number}" for number, each in enumerate(EXAMPLES)])
 def test_the_gateway_answers_as_documented(runtime: Runtime, redis_url: str, example: Example) -> None:
-    """Each example is sent as printed, except for its ids, and gets the printed status and members."""
+    """Each example is sent as printed, except for its ids. The response has the printed status and members."""
     breakers = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         breakers.get(PATH["name"]).execute(_fail, 5)

@@ -1,4 +1,4 @@
-"""Memory over HTTP: search within one user, consolidation on request, export and erasure."""
+"""Memory over HTTP: search, consolidation on request, export and erasure of a user's data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCH = "/v1/memory/search"
 
 @pytest.fixture
 def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> dict[str, Any]:
-    """Ann and Bob each mentioned a dog."""
+    """Runs a turn of Ann and a turn of Bob, who each mention a dog; returns the response to Bob's message."""
     run(say("my dog is called Waffle", message_id="of the dog")["session_id"])
     answer = say("my dog is called Rex", user_id="bob")
     run(answer["session_id"])
@@ -33,7 +33,7 @@ def talked(say: Callable[..., dict[str, Any]], run: Callable[[str], None]) -> di
 
 @pytest.mark.usefixtures("talked")
 def test_a_search_finds_one_users_messages_only(client: TestClient) -> None:
-    """A search finds the user's messages, with the user's id and a score. It finds nothing of another user."""
+    """A search finds only the user's own messages. Each result has the message's id and a score."""
     answer = client.post(SEARCH, json={"user_id": "ann", "query": "what is the dog called?"})
     assert answer.status_code == 200
     found = SearchResults.model_validate(answer.json()).results
@@ -63,7 +63,7 @@ def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
     "query", ["", "the of and", "'; DROP TABLE memories; --", "& | ! ( ) :*", "x" * 10_000, "가" * 3_000]
 )
 def test_any_text_is_a_query(client: TestClient, query: str) -> None:
-    """Any text is a valid query: empty, stop words only, like SQL, or ten thousand characters long."""
+    """Any text is a valid query, even an empty text, stop words, SQL or ten thousand characters."""
     assert client.post(SEARCH, json={"user_id": "ann", "query": query}).status_code == 200
 
 
@@ -84,14 +84,14 @@ def test_any_text_is_a_query(client: TestClient, query: str) -> None:
     ],
 )
 def test_a_bad_search_is_refused(client: TestClient, given: dict[str, Any], named: str) -> None:
-    """An invalid search is a 400 whose detail names the member."""
+    """An invalid search gets 400, and the error's detail names the invalid member."""
     answer = client.post(SEARCH, json=given)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
     assert named in answer.json()["detail"]
 
 
 def test_consolidation_is_requested(client: TestClient, waker: RecordingWaker, talked: dict[str, Any]) -> None:
-    """Consolidation is requested for one session or for all pending ones. An unknown session is a 404."""
+    """A request consolidates one session or all pending sessions. An unknown session gets 404."""
     answer = client.post("/v1/memory/consolidate", json={"session_id": talked["session_id"]})
     assert answer.status_code == 202
     assert str(ConsolidationRequested.model_validate(answer.json()).session_id) == talked["session_id"]
@@ -106,7 +106,7 @@ def test_consolidation_is_requested(client: TestClient, waker: RecordingWaker, t
 def test_an_abandoned_consolidation_is_retried_on_request(
     client: TestClient, runtime: Runtime, talked: dict[str, Any]
 ) -> None:
-    """A request makes an abandoned consolidation due again, with a new count of attempts."""
+    """A request makes an abandoned consolidation due again and resets its count of attempts to 0."""
     session_id = talked["session_id"]
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -123,7 +123,7 @@ def test_an_abandoned_consolidation_is_retried_on_request(
 
 @pytest.mark.usefixtures("talked")
 def test_a_user_is_exported_and_erased(client: TestClient) -> None:
-    """An export contains all data of a user. An erasure removes this data, and another user's data stays."""
+    """An export contains all data of a user. An erasure removes this data and keeps other users' data."""
     exported = client.get("/v1/users/ann/export")
     assert exported.status_code == 200
     tables = Export.model_validate(exported.json()).tables

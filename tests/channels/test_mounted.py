@@ -17,7 +17,7 @@ BASE_URL = "http://shop.example"
 
 
 async def visitor(request: Request) -> str | None:
-    """The user of a request, named by a cookie as in an application's session."""
+    """The user of a request: the value of the `session` cookie, or `None`. The value `expired` raises a 401."""
     if request.cookies.get("session") == "expired":
         raise HTTPException(401, "Sign in again.")
     return request.cookies.get("session")
@@ -40,7 +40,7 @@ def _send(shop: TestClient, user: str, **options: Any) -> Any:
 
 
 def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
-    """An authenticated user has the rights of a user token. Another user's data is a 404."""
+    """An authenticated user has the rights of a user token. A request for another user's data gets 404."""
     assert _send(shop, "ana").status_code == 401
     assert _send(shop, "ana", headers={"authorization": "Bearer any"}).status_code == 401
     shop.cookies.set("session", "ana")
@@ -56,14 +56,14 @@ def test_the_application_decides_who_the_user_is(shop: TestClient) -> None:
 
 
 def test_an_error_of_the_applications_dependency_is_answered(shop: TestClient) -> None:
-    """An exception of the application's dependency keeps its status, in the gateway's error format."""
+    """If `authenticate` raises an `HTTPException`, the response has its status and the gateway's error format."""
     shop.cookies.set("session", "expired")
     answer = _send(shop, "ana")
     assert (answer.status_code, answer.json()["detail"]) == (401, "Sign in again.")
 
 
 def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
-    """Requests from other origins are refused, because a browser sends the application's cookie with them, too."""
+    """Requests from other origins are refused, because a browser sends the application's cookie with these requests."""
     shop.cookies.set("session", "ana")
     assert _send(shop, "ana", headers={"origin": "https://evil.example"}).status_code == 403
     assert _send(shop, "ana", headers={"origin": BASE_URL}).status_code == 202
@@ -75,7 +75,7 @@ def test_a_page_of_another_origin_is_refused(shop: TestClient) -> None:
 
 
 def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
-    """The WebSocket's user comes from the cookie of the upgrade request; no token frame is needed."""
+    """The WebSocket's user comes from the cookie of the upgrade request; no `auth` frame is needed."""
     shop.cookies.set("session", "ana")
     with shop.websocket_connect("/agents/v1/ws") as socket:
         assert socket.receive_json() == {"type": "ready", "user_id": "ana"}
@@ -85,7 +85,7 @@ def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
 
 
 def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
-    """File paths, the OpenAPI document's server and OpenAI's error format are correct below the mount."""
+    """File URLs, the OpenAPI document's server URL and the OpenAI routes' error format are correct below the mount."""
     shop.cookies.set("session", '"><script>')
     page = shop.get("/agents").text
     assert page == shop.get("/agents/").text

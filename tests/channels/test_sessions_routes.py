@@ -1,4 +1,4 @@
-"""`POST /v1/sessions/{id}/fork`: its responses, its keys and its refusals."""
+"""`POST /v1/sessions/{id}/fork`: responses, required keys and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = Callable[[], dict[str, int]]
 
 @pytest.fixture
 def talked(say: Say, run: Run) -> str:
-    """The path of a session of two turns. The first turn uses a tool; the session is at tick 4."""
+    """The path of a session with two turns. The first turn uses a tool; the session is at tick 4."""
     session_id = ""
     for text in ("what is 12*7+5?", "hello"):
         session_id = say(text)["session_id"]
@@ -43,7 +43,7 @@ def _texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_a_fork_is_used_like_any_session(client: TestClient, say: Say, run: Run, talked: str) -> None:
-    """A request for a fork gets 201 with the fork's id. A fork is read, listed and sent messages like any session."""
+    """A request for a fork gets 201 with the fork's id. The fork can be read, listed and continued like any session."""
     made = client.post(f"{talked}/fork", json={"tick": 3})
     assert made.status_code == 201
     Forked.model_validate(made.json())
@@ -93,7 +93,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 
 
 def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked: str, rows: Rows) -> None:
-    """An invalid fork is refused with a code and a message, and writes nothing."""
+    """An invalid request for a fork is refused with a code and a message. The gateway writes no rows."""
     before = rows()
     for name, (content, status, code) in BODIES.items():
         try:
@@ -110,20 +110,20 @@ def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked
 
 @pytest.mark.parametrize("tick", ["1", 1.5, True, [], {}])
 def test_a_tick_is_a_whole_number(tick: object) -> None:
-    """A value that only looks like an integer is refused."""
+    """A tick must be an integer. Text, fractions, booleans, arrays and objects are refused."""
     with pytest.raises(ValidationError, match="tick"):
         ForkSession.model_validate({"tick": tick})
 
 
 def test_a_tick_may_be_left_out() -> None:
-    """Without a tick, the session's current tick applies."""
+    """The tick may be missing or `null`. The number 7.0 counts as 7."""
     given: list[dict[str, Any]] = [{}, {"tick": None}, {"tick": 7}, {"tick": 7.0}]
 
     assert [ForkSession.model_validate(each).tick for each in given] == [None, None, 7, 7]
 
 
 def test_a_fork_needs_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
-    """Without a valid key a fork is refused and writes nothing."""
+    """Without a valid key, a request for a fork is refused. The gateway writes no rows."""
     settings = runtime.settings.model_copy(update={"api_keys": (SecretStr(SERVICE_KEY),)})
     before = rows()
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as guarded:
@@ -134,7 +134,7 @@ def test_a_fork_needs_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
 
 
 def test_the_document_describes_a_fork(client: TestClient) -> None:
-    """The document describes an optional body and a 201 response."""
+    """In the OpenAPI document, the fork route has an optional body and a 201 response."""
     described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]
     assert described["requestBody"].get("required", False) is False
     assert "201" in described["responses"]

@@ -29,7 +29,7 @@ KEYS = {"api_keys": SERVICE_KEY, "admin_keys": ADMIN_KEY, "secret_key": "the sec
 
 @pytest.fixture
 def guarded(runtime: Runtime) -> Iterator[TestClient]:
-    """A client of a gateway with keys."""
+    """A client of a gateway that requires a key or token."""
     settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as made:
         yield made
@@ -51,7 +51,10 @@ def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, A
 
 
 def test_a_message_and_its_events_over_one_connection(client: TestClient, runtime: Runtime) -> None:
-    """On loopback without keys, an `auth` frame without a token is enough to send messages and receive events."""
+    """If no keys are configured, a loopback client needs no token in its `auth` frame.
+
+    The client sends messages and receives their events over one connection.
+    """
     with client.websocket_connect(SOCKET) as socket:
         socket.send_json({"type": "auth"})
         assert socket.receive_json() == {"type": "ready", "user_id": None}
@@ -76,7 +79,7 @@ def test_a_message_and_its_events_over_one_connection(client: TestClient, runtim
     "first", [{"type": "auth"}, {"type": "auth", "token": "wrong"}, {"type": "send", "text": "x"}, "no JSON", "[]"]
 )
 def test_no_valid_token_no_connection(guarded: TestClient, first: Any) -> None:
-    """A first frame without a valid token closes the connection, without an answer."""
+    """If the first frame has no valid token, the gateway closes the connection without an answer."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_text(first if isinstance(first, str) else json.dumps(first))
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -85,7 +88,7 @@ def test_no_valid_token_no_connection(guarded: TestClient, first: Any) -> None:
 
 
 def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a first frame is closed after `AUTH_S`."""
+    """The gateway closes a connection on which no frame arrives within `AUTH_S` seconds."""
     monkeypatch.setattr(websocket, "AUTH_S", 0.05)
     with guarded.websocket_connect(SOCKET) as socket, pytest.raises(WebSocketDisconnect) as closed:
         socket.receive_json()
@@ -93,7 +96,10 @@ def test_a_silent_client_is_closed(guarded: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) -> None:
-    """To a token, another user's turn looks unknown. A token cannot be used to send messages as another user."""
+    """A request about another user's turn gets the same error as one about an unknown turn.
+
+    A token cannot be used to send messages as another user.
+    """
     headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
     bea = guarded.post("/v1/messages", json={"user_id": "bea", "text": "secret"}, headers=headers).json()
     with guarded.websocket_connect(SOCKET) as socket:
@@ -112,7 +118,7 @@ def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) ->
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null"])
 def test_another_origin_is_refused(client: TestClient, origin: str) -> None:
-    """A page of another origin cannot use the browser's access to loopback."""
+    """The gateway refuses a connection from a web page of another origin, although the browser can reach loopback."""
     with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={"origin": origin}):
         pass
 
@@ -135,7 +141,7 @@ def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.Mon
 
 
 def test_a_binary_frame_is_an_invalid_one(client: TestClient, guarded: TestClient) -> None:
-    """A binary frame closes an unauthenticated connection, and is answered with an error on an authenticated one."""
+    """A binary frame closes an unauthenticated connection. On an authenticated connection, it gets an error."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_bytes(b"{}")
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -154,7 +160,7 @@ def _events_to_the_end(socket: WebSocketTestSession) -> None:
 
 
 def test_an_expired_token_ends_the_connection(guarded: TestClient, runtime: Runtime, clock: MovedClock) -> None:
-    """When the token expires, the next frame closes the connection."""
+    """After the token has expired, the gateway closes the connection at the client's next frame."""
     with guarded.websocket_connect(SOCKET) as socket:
         socket.send_json({"type": "auth", "token": _token(runtime, "ann")})
         assert socket.receive_json()["type"] == "ready"

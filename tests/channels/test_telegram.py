@@ -1,4 +1,4 @@
-"""Telegram: `perdure.testing`'s suite, and what only Telegram does."""
+"""Runs the channel test suite of `perdure.testing` against Telegram, and tests behaviour specific to Telegram."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANA = {"id": 11, "is_bot": False, "first_name": "Ana"}
 
 
 class TelegramHarness:
-    """Telegram's channel and its loopback server."""
+    """The Telegram channel, and the loopback server that imitates Telegram."""
 
     place = Place("21")
 
@@ -60,7 +60,7 @@ def harness() -> Iterator[TelegramHarness]:
 
 class TestTelegram(ChannelSuite):
     def test_a_signed_request_is_its_services(self, harness: TelegramHarness) -> None:  # type: ignore[override]
-        """A request is verified by its secret token alone, because Telegram sends no signature."""
+        """Telegram sends no signature, so the secret token in a header authenticates a request."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates
@@ -70,7 +70,7 @@ class TestTelegram(ChannelSuite):
 
 
 def test_without_a_secret_every_request_is_refused() -> None:
-    """Without a configured secret every request is refused, because an unset secret must not equal an empty header."""
+    """If no secret is configured, every request is refused. An unset secret must not match an empty header."""
     channel = Telegram(TOKEN, None, None)
     with pytest.raises(Unauthorized):
         channel.verify({"x-telegram-bot-api-secret-token": ""}, b"{}")
@@ -78,7 +78,7 @@ def test_without_a_secret_every_request_is_refused() -> None:
 
 
 def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
-    """Commands, edits, photos and buttons become distinct events; events of one message have its id."""
+    """Commands, edits, photos and pressed buttons become distinct events. An edit has the id of the edited message."""
     message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
@@ -118,12 +118,12 @@ def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness)
 
 
 def test_markup_is_escaped() -> None:
-    """A model's text must not become markup, in code or outside it."""
+    """Markup in a model's text is escaped, inside and outside code."""
     assert render("<i> `<b>`\n```py\n<u>```") == "&lt;i&gt; <code>&lt;b&gt;</code>\n<pre>&lt;u&gt;</pre>"
 
 
 def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:
-    """An update is acknowledged after it is accepted, so that a crash in between loses no message."""
+    """An update is acknowledged only after it is accepted, so that a crash loses no message."""
     harness.server.updates = [dict(harness.said("one")), dict(harness.said("two"))]
     taken: list[int] = []
 
@@ -138,7 +138,10 @@ def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarn
 
 
 def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHarness) -> None:
-    """Telegram counts UTF-16 units, two per emoji. No text is lost, and the last message has the buttons."""
+    """A reply is split by its length in UTF-16 units, because Telegram counts an emoji as two.
+
+    No text is lost, and only the last part has the buttons.
+    """
     text = " ".join(["😀" * 9] * 350)
     assert len(text) <= harness.channel.most_chars
     harness.channel.send(harness.place, text, [Button("Yes", "y")], "key")
@@ -149,7 +152,7 @@ def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHa
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
-    """The message shows the decision even if its button has expired and Telegram refuses the answer to the press."""
+    """If a button has expired, Telegram refuses the answer to the press. The message still shows the decision."""
     harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
     harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
     [edited] = harness.server.given("editMessageText")

@@ -1,4 +1,4 @@
-"""Tenants share nothing. Each route about a user, or about a user's data, is called with other tenants' keys."""
+"""Tenants share no data. The tests call each route about a user's data with the keys of other tenants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class Ana:
 
 
 class Tenants:
-    """A gateway with keys of two tenants and keys without a tenant, each with a user `ana`."""
+    """A gateway with keys of two tenants and keys without a tenant.
+
+    Each tenant has its own user `ana`. A third `ana` has no tenant.
+    """
 
     def __init__(self, client: TestClient, anas: dict[str | None, Ana], runtime: Runtime) -> None:
         self._client = client
@@ -54,7 +57,7 @@ class Tenants:
         self.runtime = runtime
 
     def ask(self, key: str, method: str, path: str, **given: Any) -> Response:
-        """The response to a request with this key."""
+        """Send a request with this key; returns the response."""
         headers = {"Authorization": f"Bearer {key}"}
         answer: Any = self._client.request(method, path, headers=headers, **given)
         return answer  # type: ignore[no-any-return]
@@ -65,12 +68,12 @@ class Tenants:
         return [SERVICES[tenant] for tenant in others] + [ADMINS[tenant] for tenant in others if tenant]
 
     def routes(self) -> set[tuple[str, str]]:
-        """The method and path of each route that the gateway describes."""
+        """The method and path of each route in the OpenAPI document."""
         app: Any = self._client.app
         return {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
 
     def kept(self, ana: Ana) -> Any:
-        """This user's export, requested by the operator."""
+        """The tables of this user's export, requested with the operator's key."""
         query = {"tenant": ana.tenant} if ana.tenant else {}
         answer = self.ask(ADMINS[None], "GET", "/v1/users/ana/export", params=query)
         assert answer.status_code == 200, answer.text
@@ -119,17 +122,17 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
 
 @dataclass(frozen=True)
 class ById:
-    """A route with an id: other tenants get a 404, as for an unknown id."""
+    """A route with an id in its path or body. Other tenants get the same 404 as for an unknown id."""
 
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
-    ends: bool = False  # only the first call finds its target
+    ends: bool = False  # the route deletes its target, so only the first call finds it
     missing: Callable[[], Ana] = lambda: Ana(None, "", str(uuid4()), str(uuid4()), str(uuid4()))
 
 
 @dataclass(frozen=True)
 class ByUser:
-    """A route that names a user. With another tenant's key, the same name is a different user."""
+    """A route that names a user. With another tenant's key, the same name means a different user."""
 
     path: str
     body: dict[str, Any] | None = None
@@ -138,7 +141,7 @@ class ByUser:
 
 
 class Fleet:
-    """A route about the whole installation: no key with a tenant may call it."""
+    """A route about the whole installation. A tenant's keys are refused."""
 
 
 class Open:
@@ -146,7 +149,7 @@ class Open:
 
 
 class Everyone:
-    """A route that shows no user's data, or whose user is not the one in `user_id`. The latter has tests of its own."""
+    """A route without a `user_id`. It shows no user's data, or names the user in another way and has its own tests."""
 
 
 NEAR = f"?q={QUESTION}"
@@ -220,13 +223,13 @@ FLEET = [(method, path) for (method, path), kind in ROUTES.items() if isinstance
 
 
 def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
-    """A new route must be added here with the keys that have access to it."""
+    """`ROUTES` contains every route of the gateway. A new route must be added to it."""
     assert tenants.routes() == set(ROUTES)
 
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, path: str, route: ById) -> None:
-    """An id of another tenant gets the same 404 as an unknown id. Nothing changes."""
+    """A request with another tenant's id gets the same 404 as one with an unknown id, and changes nothing."""
     for ana in tenants.anas.values():
         before = tenants.kept(ana)
         for key in tenants.others(ana):
@@ -245,7 +248,10 @@ def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, p
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_a_user_of_another_tenant_is_another_user(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
-    """With another tenant's key, the same `user_id` is another user. No data of the first user is shown or changed."""
+    """With another tenant's key, the same `user_id` names another user.
+
+    The response does not show the first user's data, and the request does not change it.
+    """
     ana = tenants.anas["acme"]
     before = tenants.kept(ana)
     if route.shows:
@@ -254,7 +260,7 @@ def test_a_user_of_another_tenant_is_another_user(tenants: Tenants, method: str,
         answer = tenants.ask(key, method, route.path, json=route.body)
         assert answer.status_code in {200, 201, 204, 409}, (
             answer.text
-        )  # 409: their own message_id "the same" had another text
+        )  # 409: this tenant's user has sent another text with the same message_id
         assert not [trace for trace in ana.traces if trace in answer.text], (path, key)
     assert _without_accesses(tenants.kept(ana)) == _without_accesses(before)
 
@@ -266,7 +272,10 @@ def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
-    """A tenant user's stored key is not a valid `user_id`, and only the operator may name a tenant."""
+    """The key under which a tenant's user is stored is not a valid `user_id`.
+
+    A tenant's API key may name only its own tenant in `tenant`. The operator's key may name any tenant.
+    """
     smuggled = route.body and {name: "acme\x1fana" if name == "user_id" else each for name, each in route.body.items()}
     where = route.path.replace("/ana", "/acme%1Fana").replace("user_id=ana", "user_id=acme%1Fana")
     if (where, smuggled) != (route.path, route.body):
@@ -288,7 +297,7 @@ def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: s
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, method: str, path: str) -> None:
-    """Routes about runs and breakers refuse a tenant's keys with 403, because they concern all tenants."""
+    """Routes that concern all tenants need an admin key without a tenant. Other keys get 403."""
     where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
         answer = tenants.ask(key, method, where)
@@ -298,7 +307,7 @@ def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, 
 
 
 def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> None:
-    """A `message_id` counts per tenant: a repeated request finds its own tenant's message."""
+    """Several tenants can use the same `message_id`. A repeated request finds the message of its own tenant."""
     assert len({ana.turn_id for ana in tenants.anas.values()}) == 3
     for ana in tenants.anas.values():
         message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
@@ -307,7 +316,7 @@ def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> Non
 
 
 def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> None:
-    """Neither another tenant's key nor a key without a tenant can send a message to a tenant's session."""
+    """Neither another tenant's key nor a service key without a tenant can send a message to a tenant's session."""
     ana = tenants.anas["acme"]
     message = {"user_id": "ana", "text": "hello", "session_id": ana.session_id}
     for key in tenants.others(ana):
@@ -316,7 +325,10 @@ def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> Non
 
 
 def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
-    """A tenant's administrator lists the tenant's sessions; the operator lists all, or one tenant's."""
+    """A tenant's admin key lists the tenant's sessions.
+
+    The operator's key lists the sessions of all tenants or of one tenant.
+    """
 
     def listed(key: str, query: str = "") -> dict[str, tuple[str | None, str]]:
         answer = tenants.ask(key, "GET", f"/v1/sessions{query}")
@@ -334,15 +346,15 @@ def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
 
 
 def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenants) -> None:
-    """A batch consolidates sessions of all tenants, so a tenant's key cannot request one."""
+    """A request without a `session_id` consolidates sessions of all tenants, so a tenant's key gets 403."""
     answers = {tenant: tenants.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}
     assert {tenant: answer.status_code for tenant, answer in answers.items()} == {"acme": 403, "bolt": 403, None: 202}
 
 
 def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
-    """Only users of its tenant find a case without an author.
+    """A search finds a case without an author only if the caller has the same tenant as the case.
 
-    Only users without a tenant find a case that has neither an author nor a tenant.
+    A user without a tenant finds only cases without a tenant. The operator's key finds the cases of all tenants.
     """
     runtime = tenants.runtime
     for tenant in TENANTS:
@@ -359,7 +371,7 @@ def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
     for more in ("", "&include_archived=true", "&user_id=ana"):
         for tenant in TENANTS:
             if tenant is None and "user_id" not in more:
-                continue  # an admin key without a tenant is the operator's
+                continue  # without a tenant, an admin key is the operator's and finds all cases
             key = SERVICES[tenant] if "user_id" in more else ADMINS[tenant]
             answer = tenants.ask(key, "GET", f"{search_url}{more}")
             found = {each["case_id"]: each for each in answer.json()["results"]}
@@ -372,7 +384,7 @@ def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
 
 @pytest.mark.parametrize("owner", TENANTS)
 def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str | None) -> None:
-    """A shared case is visible to users of its author's tenant only."""
+    """A shared case is visible only to users of its author's tenant."""
     search_url = f"/v1/casebank/search{NEAR}&user_id=bob"
     found = tenants.ask(SERVICES[owner], "GET", f"/v1/casebank/search{NEAR}&user_id=ana").json()["results"]
     [case_id] = [each["case_id"] for each in found]
@@ -384,7 +396,10 @@ def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str 
 
 
 def test_erasing_a_user_leaves_the_others_of_that_name(tenants: Tenants) -> None:
-    """An erasure, by the tenant's key or the operator's `?tenant=`, keeps users of the same name in other tenants."""
+    """Erasing a tenant's user keeps the users of the same name in other tenants.
+
+    The tenant's key can erase the user, and so can the operator's key with `?tenant=`.
+    """
     gone = tenants.ask(SERVICES["acme"], "DELETE", "/v1/users/ana")
     assert (gone.status_code, gone.json()["user_id"]) == (200, "ana")
     assert gone.json()["rows"]["turns"] == 1

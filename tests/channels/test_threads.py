@@ -25,7 +25,7 @@ def pool() -> Iterator[Threads]:
 
 
 def test_each_caller_gets_its_own_result() -> None:
-    """A thousand concurrent calls on a limited number of threads get their own results, and no thread remains."""
+    """A thousand concurrent calls share a few threads. Each call gets its own result, and no thread remains."""
     before, names = set(threading.enumerate()), set()
 
     def work(number: int) -> int:
@@ -64,9 +64,9 @@ def test_the_loop_continues_while_a_call_blocks() -> None:
 
 
 def test_extra_threads_start_while_calls_queue_and_end_afterwards() -> None:
-    """If all usual threads are busy, the pool starts extra threads, so that slow statements delay no other call.
+    """If all permanent threads are busy, the pool starts extra threads, so that slow calls do not delay other calls.
 
-    It starts at most `MOST` threads in total.
+    The pool has at most `MOST` threads. The extra threads end when no call waits.
     """
     release = threading.Event()
 
@@ -95,7 +95,7 @@ def test_extra_threads_start_while_calls_queue_and_end_afterwards() -> None:
 
 
 def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
-    """A cancelled caller's work continues, because a thread cannot be stopped. Its result is dropped."""
+    """A cancelled caller's work continues, because a thread cannot be stopped. The work's result is dropped."""
     release, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -117,7 +117,7 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 
 
 def test_no_error_of_the_work_stops_the_delivery() -> None:
-    """A call that raises `StopIteration` raises `RuntimeError` in its caller. Later calls still get their results."""
+    """If the work raises `StopIteration`, its caller gets `RuntimeError`. Later calls still get their results."""
 
     def work() -> None:
         raise StopIteration

@@ -40,7 +40,7 @@ class Installation:
         runner.close()
 
     def ask(self, key: str, method: str, path: str, **given: Any) -> Any:
-        """The response to a request with this key or token."""
+        """Send a request with this key or token; returns the response."""
         return self._client.request(method, path, headers={"Authorization": f"Bearer {key}"}, **given)
 
     def token(self, user_id: str = "ana", ttl_s: int = 60) -> str:
@@ -50,7 +50,7 @@ class Installation:
         return str(answer.json()["token"])
 
     def kept(self, user_id: str) -> Any:
-        """The user's export without the access times of memories, which a read changes."""
+        """The user's export without `memory_accesses`, because reading memories changes that table."""
         tables = self.ask(SERVICE, "GET", f"/v1/users/{user_id}/export").json()["tables"]
         return {name: rows for name, rows in tables.items() if name != "memory_accesses"}
 
@@ -66,7 +66,7 @@ class Installation:
 
 @pytest.fixture
 def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
-    """A gateway with the service key, on a moved clock."""
+    """A gateway with a service key. The test can advance its clock."""
     settings = Settings(_env_file=None, api_keys=SERVICE, secret_key=SECRET)  # type: ignore[arg-type]
     runtime = replace(runtime, settings=settings, clock=clock)
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
@@ -75,7 +75,7 @@ def installation(runtime: Runtime, clock: MovedClock) -> Iterator[Installation]:
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ById) -> None:
-    """An id of another user gets the same 404 as an unknown id. Nothing changes."""
+    """A request with another user's id gets the same 404 as one with an unknown id, and changes nothing."""
     token, before = installation.token("ana"), installation.kept("bo")
     bo, ana = installation.bo, installation.ana
     theirs, nothings, own = (
@@ -90,7 +90,7 @@ def test_an_id_of_another_user_does_not_exist(installation: Installation, method
 
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_another_user_does_not_exist(installation: Installation, method: str, path: str, route: ByUser) -> None:
-    """Another user gets the same 404 as an unknown user. Nothing changes."""
+    """A token's request about another user gets the same 404 as one about an unknown user, and changes nothing."""
     if (method, path) in {("POST", "/v1/tokens"), ("POST", "/v1/links")}:
         return  # a token is refused with 403; tested below
     token, before = installation.token("bo"), installation.kept("ana")
@@ -110,7 +110,7 @@ def test_another_user_does_not_exist(installation: Installation, method: str, pa
 
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_routes_about_the_installation_refuse_a_token(installation: Installation, method: str, path: str) -> None:
-    """A token is refused with 403 before the route looks at ids."""
+    """Routes about the installation refuse a token with 403 before they check any id."""
     assert isinstance(ROUTES[method, path], Fleet)
     where = path.replace("{case_id}", "c").replace("{name}", "b").replace("{run_id}", str(installation.ana.turn_id))
     answer = installation.ask(installation.token(), method, where)
@@ -118,7 +118,10 @@ def test_routes_about_the_installation_refuse_a_token(installation: Installation
 
 
 def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> None:
-    """A token cannot mint tokens or links, set `reply_to`, raise a priority or request a batch of consolidation."""
+    """With a token, a user cannot create tokens or link codes, set `reply_to` or raise a priority.
+
+    The user can neither search archived cases nor request the consolidation of all pending sessions.
+    """
     token, says = installation.token(), {"user_id": "ana", "text": "hello"}
     for method, path, body in (
         ("POST", "/v1/tokens", {"user_id": "ana", "ttl_s": 60}),
@@ -134,13 +137,13 @@ def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> N
 
 
 def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Installation) -> None:
-    """With a token and without `user_id`, the list has the sessions of the token's user."""
+    """Without `user_id`, a request with a token lists the sessions of the token's user."""
     sessions = installation.ask(installation.token("bo"), "GET", "/v1/sessions").json()
     assert [each["session_id"] for each in sessions] == [installation.bo.session_id]
 
 
 def test_a_token_expires(installation: Installation) -> None:
-    """A token expires after `ttl_s` seconds of the installation's clock. Expired tokens do not count as wrong keys."""
+    """A token expires after `ttl_s` seconds. Expired tokens do not count towards the limit on wrong keys."""
     token = installation.token(ttl_s=60)
     installation.clock.advance(timedelta(seconds=58))
     assert installation.ask(token, "GET", "/v1/sessions").status_code == 200
@@ -167,7 +170,7 @@ def _forged(token: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["another user", "no signature", "another key", "no expiry", "cut", "endless"])
 def test_a_forged_token_is_refused(installation: Installation, kind: str) -> None:
-    """A forged token gets 401, like an unknown key. After many forged tokens, their address gets 429."""
+    """A forged token gets 401, like an unknown key. After many forged tokens, the client's address gets 429."""
     forged = _forged(installation.token())[kind]
     codes = {installation.ask(forged, "GET", "/v1/sessions").json()["code"] for _ in range(50)}
     assert codes == {"UNAUTHORIZED", "RATE_LIMITED"}
@@ -187,7 +190,10 @@ def test_a_lifetime_is_a_number_of_seconds(installation: Installation, ttl_s: ob
 
 
 def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
-    """A short secret stops the start, because it can be guessed. The message does not show the secret."""
+    """The gateway does not start with a short secret, because the secret can be guessed.
+
+    The error message does not contain the secret.
+    """
     settings = Settings(_env_file=None, secret_key="guessable")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="PERDURE_SECRET_KEY is too short") as raised:
         create_app(replace(runtime, settings=settings), lambda: True)
@@ -195,7 +201,7 @@ def test_a_short_secret_stops_the_gateway(runtime: Runtime) -> None:
 
 
 def test_on_loopback_without_keys_a_token_still_restricts_access(runtime: Runtime) -> None:
-    """Without keys any loopback caller is the operator, but a token still restricts access to its user."""
+    """If no keys are configured, a loopback caller has all rights. A token still limits a caller to one user's data."""
     settings = Settings(_env_file=None, secret_key=SECRET)  # type: ignore[arg-type]
     with TestClient(
         create_app(replace(runtime, settings=settings), lambda: True), base_url="http://localhost"

@@ -1,1 +1,1 @@
-"""Discord and Slack, with the real libraries over loopback."""
+"""Tests of Discord and Slack: the real client libraries connect to imitations of the services on loopback."""

@@ -38,7 +38,7 @@ def slack() -> Iterator[SlackServer]:
 
 @pytest.fixture
 def servers(discord: DiscordServer, slack: SlackServer) -> Servers:
-    """Both servers."""
+    """The servers that imitate Discord and Slack."""
     return Servers(discord, slack)
 
 
@@ -46,7 +46,7 @@ def servers(discord: DiscordServer, slack: SlackServer) -> Servers:
 def installation(
     runtime: Runtime, waker: RecordingWaker, discord: DiscordServer, slack: SlackServer
 ) -> Iterator[Installation]:
-    """An installation whose channels use both servers."""
+    """An installation whose channels use the servers that imitate Discord and Slack."""
     settings = Settings(
         _env_file=None,
         secret_key="the secret of these tests, long enough",  # type: ignore[arg-type]

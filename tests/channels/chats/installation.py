@@ -1,4 +1,4 @@
-"""A runtime with Discord and Slack, whose turns and deliveries the test runs."""
+"""The installation with Discord and Slack that this directory's tests use."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.conftest import RecordingWaker
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers of both services."""
+    """The servers that imitate Discord and Slack."""
 
     discord: DiscordServer
     slack: SlackServer
 
 
 class Installation:
-    """A runtime with both channels. The test itself runs the turns and the deliveries."""
+    """A runtime with the Discord and Slack channels. The test itself runs the turns and the deliveries."""
 
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
@@ -47,7 +47,7 @@ class Installation:
         self._runner = Runner(runtime, owner="test")
 
     def ingress(self, name: str) -> Ingress:
-        """The handler of a channel's updates."""
+        """A new handler of the channel's updates."""
         made = Ingress(self.runtime, self.channels[name])
         self._ingresses.append(made)
         return made

@@ -1,4 +1,4 @@
-"""Buttons with which a user approves or denies a call."""
+"""Buttons with which a user approves or denies a tool call."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.channels.slack_server import SlackServer
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_commands(installation: Installation, discord: DiscordServer, slack: SlackServer, name: str) -> None:
-    """`/cancel`, `/end`, `/new`, `/help` and unknown commands get an answer. A group cannot redeem a code."""
+    """`/cancel`, `/end`, `/new`, `/help` and unknown commands get an answer. `/link` is refused in a group."""
 
     def command(command: str, argument: str = "", *, group: bool = False) -> str:
         if name == "discord":
@@ -51,7 +51,7 @@ def test_new_begins_a_conversation_that_stays(
 ) -> None:
     """Messages after `/new` go to the new conversation until the user opens another.
 
-    `/list` and `/open` switch between conversations. `/end` ends the open one.
+    `/list` shows the conversations, and `/open` opens one of them. `/end` ends the open conversation.
     """
 
     def command(command: str, argument: str = "") -> str:
@@ -97,7 +97,7 @@ def test_new_begins_a_conversation_that_stays(
 
 
 def test_another_persons_chat_is_not_changed_by_new(installation: Installation, discord: DiscordServer) -> None:
-    """`/new` changes its sender's conversation only. After `/link`, the chat has the linked user's conversation."""
+    """`/new` changes only its sender's conversation. After `/link`, messages go to the linked user's conversation."""
     take = installation.ingress("discord").take
     take(said("hello", 1))
     take(said("/new", 2))

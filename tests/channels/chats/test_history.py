@@ -19,7 +19,10 @@ def _now_id(installation: Installation, number: int) -> str:
 
 
 def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
-    """When the bot connects, it reads the messages after the last handled one. Each is accepted once, in order."""
+    """When the bot connects, it reads all messages newer than the last one that it handled.
+
+    Each message is accepted once, in order.
+    """
     ids = [_now_id(installation, number) for number in range(150)]
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
@@ -40,9 +43,9 @@ def test_messages_sent_while_no_process_listened_are_read(installation: Installa
 
 
 def test_a_history_that_fails_is_read_again(installation: Installation, discord: DiscordServer) -> None:
-    """If reading the history fails, the `READY` event fails. The retry of the event reads the history again.
+    """If reading the history fails, handling the `READY` event fails. A retry of the event reads the history again.
 
-    A deleted chat is skipped.
+    A deleted chat is skipped, and the retry does not request it again.
     """
     take = installation.ingress("discord").take
     take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})

@@ -1,4 +1,4 @@
-"""A message on Discord or Slack is accepted once and answered, with the real libraries over loopback."""
+"""A message on Discord or Slack is accepted once and answered."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_discord_shows_typing_until_the_turn_is_settled(
 
 
 def test_slack_is_answered(installation: Installation, slack: SlackServer) -> None:
-    """A private message over Socket Mode is acknowledged after the commit and answered."""
+    """A private message over Socket Mode is acknowledged after the message is committed. The user gets a reply."""
     with installation.listening("slack"):
         slack.until(lambda: slack.connected, "Socket Mode connects")
         envelope = slack.dispatch("events_api", slack_event("what is 12*7+5?"))
@@ -101,7 +101,10 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Discord sends an event once. If the database is unavailable, the listener retries it before later events."""
+    """If the database is unavailable, the listener retries an event before it handles later events.
+
+    Discord sends each event only once.
+    """
     refused = threading.Event()
 
     def fail_once(*given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Deliveries to Discord and Slack: parts, refusals, rate limits, and markup."""
+"""Deliveries to Discord and Slack: long replies, refusals, rate limits and markup."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_refusals_have_distinct_errors(
 
 
 def test_a_short_rate_limit_is_waited_out(installation: Installation, slack: SlackServer) -> None:
-    """Slack's library repeats the call once after a short pause."""
+    """If Slack limits the rate and asks for a short pause, Slack's library repeats the call once."""
     slack.fail("chat.postMessage", 429, "ratelimited", Retry_After="0")
     installation.channels["slack"].send(Place("D1"), "hello", (), "key")
     assert len(slack.sent) == 1
@@ -113,7 +113,7 @@ def test_a_short_rate_limit_is_waited_out(installation: Installation, slack: Sla
 def test_an_unreachable_service_is_a_failed_attempt(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """A failed connection is a failed attempt, which is retried."""
+    """A failed connection raises `DeliveryFailed`, so the delivery is attempted again."""
     dead = "http://127.0.0.1:9/api"
     given = {name: {**installation.runtime.settings.model_dump()[name], "api_url": dead}}
     settings = installation.runtime.settings.model_copy(
@@ -129,14 +129,17 @@ HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!chann
 
 
 def test_discord_shows_mentions_as_text() -> None:
-    """Mentions are escaped, except in code, where Discord shows plain text. `allowed_mentions` stops notifications."""
+    """Mentions are escaped, except in code, where Discord shows plain text.
+
+    `@everyone` is not escaped, because `allowed_mentions` prevents its notification.
+    """
     shown = discord_module.render(HOSTILE)
     assert shown.startswith("\\<@1> \\<@&2> \\<#3> \\</x:4> \\<t:5> \\<:e:6> @everyone **bold** `<@1>`")
     assert shown.endswith("a<b")
 
 
 def test_slack_escapes_its_three_characters() -> None:
-    """A model's text cannot mention anyone or hide a link on Slack. Its Markdown becomes mrkdwn."""
+    """A model's text cannot mention anyone or hide a link on Slack. The text's Markdown becomes Slack's mrkdwn."""
     shown = slack_module.render(HOSTILE)
     assert "<" not in shown
     assert shown.endswith("&amp;lt; a&lt;b")
@@ -148,7 +151,7 @@ def test_slack_escapes_its_three_characters() -> None:
 
 
 def test_slacks_markup_is_resolved(installation: Installation) -> None:
-    """Slack's ids become names, links show their addresses, and escapes are resolved."""
+    """In a received message, Slack's ids become names, links show their addresses, and escapes are resolved."""
     given = "<@U0BOT> ask <@U2|bo> in <#C1|general> <!here> see <https://a.example|this> &lt;b&gt; &amp;amp;"
     [event] = installation.channels["slack"].parse(slack_event(given))
     assert isinstance(event, Said)
@@ -157,7 +160,7 @@ def test_slacks_markup_is_resolved(installation: Installation) -> None:
 
 @hypothesis.given(st.text(alphabet=st.sampled_from("ab `\n*"), max_size=2_000), st.integers(100, 400))
 def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
-    """The parts of any text are within the limit. Together the parts keep all but blanks and fences."""
+    """Each part of a split text is within the limit. Together, the parts keep all text except blanks and backticks."""
     parts = split(text_, most)
     assert all(0 < len(part) <= most for part in parts)
     kept = "".join("".join(parts).split()).replace("`", "")
@@ -165,7 +168,7 @@ def test_parts_are_short_and_lose_no_word(text_: str, most: int) -> None:
 
 
 def test_a_code_block_is_closed_and_opened_again() -> None:
-    """A code block that is split is closed and reopened with its language, so that each part shows as code."""
+    """A code block that is split is closed in one part and reopened in the next, with its language."""
     code = "\n".join(f"line {number}" for number in range(60))
     parts = split(f"Look:\n```python\n{code}\n```\nDone.", 200)
     assert len(parts) > 2
@@ -175,7 +178,7 @@ def test_a_code_block_is_closed_and_opened_again() -> None:
 
 
 def test_a_restored_message_is_answered_in_its_chat(installation: Installation, servers: Servers) -> None:
-    """An exported pending message keeps its chat when it is imported, and is accepted once."""
+    """A pending message that is exported and imported is accepted once and answered in its original chat."""
     installation.ingress("discord").take(said("what is 12*7+5?"))
     [row] = installation.sql("SELECT session_id FROM sessions")
     snapshot = parse(dump(read(installation.runtime.database, row.session_id)))
@@ -189,7 +192,7 @@ def test_a_restored_message_is_answered_in_its_chat(installation: Installation, 
 
 
 def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
-    """A malformed target, from an import or another release, fails permanently, since no attempt can succeed."""
+    """A malformed target, for example from another release, fails permanently, because no attempt can succeed."""
     carrier = ChatCarrier(installation.channels, Buttons(b""))
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
@@ -199,7 +202,7 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_failing_service_opens_its_breaker(installation: Installation, servers: Servers, name: str) -> None:
-    """Repeated failures of the service open its breaker, which stops attempts. Refusals by a chat do not count."""
+    """Repeated failures of a service open its breaker, and attempts stop. Refusals by a chat are not failures."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
     carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)

@@ -1,4 +1,4 @@
-"""Groups, edits, deletions and messages without text."""
+"""Messages in groups, edits, deletions and messages without text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_group_is_answered_only_if_it_is_addressed(
         assert installation.users() == []
         mention = slack_event(f"<@{slack_server.BOT_USER}> what is 12*7+5?", "1.3", **IN_CHANNEL)
         handle({**mention, "event": {**mention["event"], "type": "app_mention"}})
-        handle(mention)  # Slack sends both
+        handle(mention)  # Slack sends a mention as both events
         handle(slack_event("and 2+2?", "1.4", user="U2", thread_ts="1.3", **IN_CHANNEL))
         handle(slack_event("and 3+3?", "1.5", **IN_CHANNEL))
         users, lines = ["slack:group:C1"], ["Ana: what is 12*7+5?", "Bo: and 2+2?"]
@@ -67,7 +67,7 @@ def test_a_group_is_answered_only_if_it_is_addressed(
 
 
 def test_nothing_of_a_person_is_recalled_in_a_group(installation: Installation, discord: DiscordServer) -> None:
-    """Memories of a private chat are not recalled in a group, because a group is a user of its own."""
+    """Memories of a private chat are not recalled in a group, because the group counts as a separate user."""
     installation.ingress("discord").take(said("my favourite colour is teal"))
     installation.work()
     question = said("what is my favourite colour?", 2, guild_id="31", channel_id="22", **MENTION)
@@ -81,7 +81,7 @@ def test_nothing_of_a_person_is_recalled_in_a_group(installation: Installation, 
 def test_an_edit_changes_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """An edit changes a message only before its turn begins. The original text, if repeated, is a duplicate."""
+    """An edit changes a message only before its turn begins. A repeated event with the original text is a duplicate."""
     handle = installation.ingress(name).take
     handle(first(name, "what is 1+1?"))
     handle(changed(name, "what is 12*7+5?"))
@@ -97,7 +97,7 @@ def test_an_edit_changes_a_message_that_has_not_begun(
 def test_a_deletion_cancels_a_message_that_has_not_begun(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    """A deleted message whose turn has not begun gets no reply. A later deletion changes nothing."""
+    """A deleted message whose turn has not begun gets no reply. A repeated deletion changes nothing."""
     handle = installation.ingress(name).take
     handle(first(name, "what is 1+1?"))
     handle(deleted(name))
@@ -133,7 +133,7 @@ def test_others_cannot_edit_or_delete_a_message(installation: Installation) -> N
 
 
 def test_messages_of_bots_and_system_messages_are_ignored(installation: Installation) -> None:
-    """Messages of bots, webhooks and Discord are ignored. Otherwise two bots could answer each other for ever."""
+    """System messages and messages from bots are ignored. Otherwise two bots could answer each other for ever."""
     for more in ({"author": {**ANA, "bot": True}}, {"webhook_id": "5"}, {"type": 6}):
         installation.ingress("discord").take(said("hello", **more))
     installation.ingress("discord").take({"t": "MESSAGE_UPDATE", "d": discord_message(1, "hello")})

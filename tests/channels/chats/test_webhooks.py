@@ -1,4 +1,4 @@
-"""Signed requests from Discord and Slack. Forged, recorded and malformed ones change nothing."""
+"""Signed requests from Discord and Slack. Forged, replayed and malformed requests change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.channels.slack_server import SlackServer
 
 
 def test_discords_interactions(installation: Installation, gateway: TestClient, discord: DiscordServer) -> None:
-    """A PING is answered by a PONG. A slash command is answered by a deferred response, which the reply replaces."""
+    """A PING gets a PONG. A slash command gets a deferred response, and the reply later replaces this response."""
     ping = json.dumps(interaction_of_kind(1)).encode()
     assert gateway.post("/v1/channels/discord", content=ping, headers=sign(ping)).json() == {"type": 1}
     made_ms = int((installation.runtime.clock.now().timestamp()) * 1000) - 1_420_070_400_000
@@ -41,7 +41,7 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
 
 
 def test_an_expired_interaction_is_answered_in_the_channel(installation: Installation, discord: DiscordServer) -> None:
-    """An interaction's token expires after fifteen minutes. A later reply is a message in the channel."""
+    """After an interaction's token has expired, the reply is sent as a message in the channel."""
     interaction = interaction_of_kind(2, channel_id="21", user=ANA, data={"name": "help", "options": []})
     installation.ingress("discord").take(
         {"t": "INTERACTION_CREATE", "d": interaction}
@@ -51,7 +51,7 @@ def test_an_expired_interaction_is_answered_in_the_channel(installation: Install
 
 
 def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """The webhook answers the challenge. An event that Slack repeats is accepted only once."""
+    """The webhook answers Slack's URL challenge. An event that Slack repeats is accepted only once."""
 
     def post(payload: Any, **headers: str) -> Any:
         body = json.dumps(payload).encode()
@@ -67,7 +67,7 @@ def test_slacks_webhook(installation: Installation, gateway: TestClient, slack: 
 
 
 def test_slacks_forms(installation: Installation, gateway: TestClient, slack: SlackServer) -> None:
-    """A slash command, which arrives as a form, is handled."""
+    """A slash command, which Slack sends as form data, gets an answer."""
     body = b"command=%2Fhelp&text=&channel_id=D1&user_id=U1&user_name=ana&trigger_id=1.2&team_id=T1"
     headers = {**slack_server.signed(body, time.time()), "Content-Type": "application/x-www-form-urlencoded"}
     assert gateway.post("/v1/channels/slack", content=body, headers=headers).status_code == 200
@@ -98,7 +98,7 @@ FORGERIES: dict[str, Forge] = {
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_forged_request_is_refused(installation: Installation, gateway: TestClient, name: str, forge: Forge) -> None:
-    """A forged request gets 401 and changes nothing. A request to a channel that is not configured gets 401, too."""
+    """A forged request gets 401 and changes nothing. A request to a channel that is not configured also gets 401."""
     update = interaction_of_kind(2, channel_id="21", user=ANA, data={"name": "ask", "options": [{"value": "hi"}]})
     body = json.dumps(update if name == "discord" else slack_event("hi")).encode()
     signed = sign(body) if name == "discord" else slack_server.signed(body, time.time())
@@ -149,6 +149,6 @@ def test_a_gigantic_request_is_refused(gateway: TestClient) -> None:
     ],
 )
 def test_a_malformed_update_is_dropped(installation: Installation, name: str, update: dict[str, Any]) -> None:
-    """A malformed update is dropped without an exception, so that the listener handles later ones."""
+    """A malformed update is dropped without an exception, so that the listener handles later updates."""
     installation.ingress(name).take(update)
     assert installation.users() == []

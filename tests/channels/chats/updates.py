@@ -39,7 +39,7 @@ def said(content: str, number: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def slack_event(content: str, ts: str = "1.1", user: str = "U1", **more: Any) -> dict[str, Any]:
-    """A payload of the Events API."""
+    """A payload of Slack's Events API with a message."""
     event = {"type": "message", "channel": "D1", "channel_type": "im", "user": user, "text": content, "ts": ts, **more}
     authorizations = [{"user_id": slack_server.BOT_USER, "is_bot": True}]
     return {"type": "event_callback", "event_id": f"Ev{ts}", "event": event, "authorizations": authorizations}
@@ -63,7 +63,7 @@ SLASH = {"channel_id": "D1", "user_id": "U1", "user_name": "ana", "team_id": "T1
 
 
 def changed(name: str, content: str) -> dict[str, Any]:
-    """An update that edits the first message."""
+    """An update that edits the message of `first`."""
     if name == "discord":
         return {"t": "MESSAGE_UPDATE", "d": discord_message(1, content, edited_timestamp="2026-11-23T09:00:00+00:00")}
     message = {"user": "U1", "text": content, "ts": "1.1"}
@@ -76,7 +76,7 @@ def changed(name: str, content: str) -> dict[str, Any]:
 
 
 def deleted(name: str) -> dict[str, Any]:
-    """An update that deletes the first message."""
+    """An update that deletes the message of `first`."""
     if name == "discord":
         return {"t": "MESSAGE_DELETE", "d": {"id": "1000001", "channel_id": "21", "author": {"id": "11"}}}
     before = {"user": "U1", "text": "before", "ts": "1.1"}
