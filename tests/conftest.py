@@ -1,7 +1,7 @@
 """Fixtures for all tests: a database per test, a Redis, a clock that tests move, a runtime.
 
 All test processes (pytest-xdist) share one PostgreSQL. The first process starts it and migrates
-the template from which all databases are copied; the last one to finish stops it. Each test
+the template from which all databases are copied. The last process stops the server. Each test
 process has its own Redis, because Redis starts quickly.
 """
 
@@ -38,11 +38,12 @@ _FIRST = ("processes", "cli", "embedded")
 
 _shared = pytest.StashKey[Path]()
 
-# No deadline per example: a slow machine is no failure, and each test has its own timeout.
+# Examples have no deadline, because a slow machine would exceed it. Each test has its own timeout.
 hypothesis.settings.register_profile("perdure", deadline=None, max_examples=150)
 hypothesis.settings.register_profile("brief", deadline=None, max_examples=15)
 
-# Background jobs of a shell script ignore SIGINT. Processes started by a test would inherit that and miss its SIGINT.
+# Background jobs of a shell script ignore SIGINT. A process that a test starts would inherit this from the test, and
+# ignore the test's SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -52,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the directory shared by the test processes, and hypothesis' profile: `make test` runs fewer examples."""
+    """Choose the test processes' shared directory and hypothesis's profile. `make test` runs fewer examples."""
     given = getattr(config, "workerinput", {}).get("shared")
     config.stash[_shared] = Path(given or tempfile.mkdtemp(prefix="perdure-"))
     hypothesis.settings.load_profile("brief" if "not long" in config.option.markexpr else "perdure")
@@ -65,7 +66,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """In the main process, stop a PostgreSQL left by a killed test process and remove the shared directory."""
+    """In the main process, stop a PostgreSQL that a killed test process left, and remove the shared directory."""
     if hasattr(config, "workerinput"):
         return
     left = config.stash[_shared] / "postgres"
@@ -80,7 +81,7 @@ def shared_directory(config: pytest.Config) -> Path:
 
 
 class RecordingWaker:
-    """A waker that records each wake-up. While `away` is set, it refuses them and records nothing."""
+    """A waker that records each wake-up. While `away` is set, each call records nothing and returns `False`."""
 
     def __init__(self) -> None:
         self.sessions: list[UUID] = []
@@ -121,7 +122,7 @@ class RecordingWaker:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First run the tests that wait for processes. If such a test ran last, the other test processes would be idle."""
+    """Run the tests that wait for processes first. If one ran last, the other test processes would be idle."""
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
@@ -157,7 +158,7 @@ def embedded_redis() -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(embedded_redis: str) -> str:
-    """The URL, as kombu spells it, of an empty Redis."""
+    """The URL of an empty Redis, in kombu's form."""
     client = redis_py.Redis.from_url(redis.client_url(embedded_redis))
     client.flushall()
     client.close()
@@ -166,7 +167,7 @@ def redis_url(embedded_redis: str) -> str:
 
 @pytest.fixture
 def clock() -> MovedClock:
-    """A clock that the test moves; the database of the test follows it."""
+    """A clock that the test moves. The test's database uses the time of this clock."""
     return MovedClock()
 
 
@@ -183,7 +184,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
             return
         try:
             with connection.cursor() as cursor:
-                if record.info.get("clock", (clock,))[0] is not clock:  # an earlier test's clock
+                if record.info.get("clock", (clock,))[0] is not clock:  # an earlier test used this connection
                     cursor.execute("RESET ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_advisory_unlock_all()")
                 offset = str(clock.offset.total_seconds())
                 cursor.execute("SELECT set_config('perdure.clock_offset', %s, false)", [offset])
@@ -205,7 +206,7 @@ def database(databases: Databases, database_copy: tuple[URL, Copy], clock: Moved
 
 @pytest.fixture
 def prepared(pytestconfig: pytest.Config) -> None:
-    """Skip a test that recognises statements by their prepared names, if statements are not prepared."""
+    """With `--unprepared`, skip the test, because it identifies statements by their prepared names."""
     if pytestconfig.getoption("unprepared"):
         pytest.skip("statements have no names")
 
@@ -232,5 +233,5 @@ def agents() -> Agents:
 def runtime(
     settings: Settings, clock: MovedClock, database: Database, agents: Agents, waker: RecordingWaker
 ) -> Runtime:
-    """The parts of one process. An agent that names no model uses the offline model."""
+    """The runtime of one process. An agent that names no model uses the offline model."""
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))

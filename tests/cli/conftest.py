@@ -1,4 +1,4 @@
-"""`perdure` as a user runs it: in a separate process and directory.
+"""Fixtures that run `perdure` as a user does: in a separate process and directory.
 
 The processes are forked from a process that has imported the libraries (see `forked`). `whole=True` starts a new
 interpreter instead, as the installed command does.
@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-P", "-m", "perdure.cli")
 
 
 def _environment(tmp_path: Path) -> Environment:
-    """This process's environment, without variables that configure perdure or colour its output."""
+    """The test process's environment without its `PERDURE_*` and `FLOWER_*` variables, but with a data directory."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "FLOWER_"))}
     return {**kept, "PYTHONPATH": str(ROOT), "PERDURE_DATA_DIR": str(tmp_path / "data"), "NO_COLOR": "1"}
 
@@ -90,7 +90,7 @@ class Perdure:
 
 @pytest.fixture
 def perdure(environment: Environment, tmp_path: Path) -> Perdure:
-    """Runs commands with running servers, in the test's directory."""
+    """Runs `perdure` in the test's directory, with running servers."""
     return Perdure(environment, tmp_path)
 
 

@@ -1,6 +1,6 @@
 """Hooks that give schemathesis existing ids, allowed names and messages that an agent can answer.
 
-Loaded by schemathesis in its own process (see schemathesis.toml).
+schemathesis loads them in its own process (see schemathesis.toml).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _known: dict[str, str] = {}
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Put existing ids and names into a valid request, which would get a 404 otherwise. Set all waits to 0."""
+    """Set all waits to 0. Put existing ids and names into each valid request, because random ones would get a 404."""
     if case.query.get("wait", 1) and "wait" in {parameter.name for parameter in case.operation.query}:
         _wait_no_time(case)
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     last = case.headers.get("last-event-id") if case.headers else None
     if last is not None and re.search(EventId.PATTERN, str(last)) is None:
-        del case.headers["last-event-id"]  # the coverage phase sends "0", which does not match
+        del case.headers["last-event-id"]  # the coverage phase sends "0", which does not match the pattern
     for name in case.path_parameters.keys() & _known.keys():
         case.path_parameters[name] = _known[name]
     if isinstance(case.body, dict):
@@ -57,7 +57,7 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
     if case.operation.path == "/v1/messages":
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}}
         if body.get("session_id") is not None:
-            body.pop("conversation", None)  # a message may have only one of them
+            body.pop("conversation", None)  # a message may not have both a session and a conversation
         body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
     if case.operation.path == "/v1/schedules":
         _set_moment(body)

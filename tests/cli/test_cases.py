@@ -42,7 +42,7 @@ _RUN_LIMITS = CasebankSettings(load_percent=100, recent_access_days=1, approval=
 
 @pytest.fixture
 def runtime(runtime: Runtime) -> Runtime:
-    """A process whose runs need approval."""
+    """A runtime in which an operator must approve each pruning run."""
     return replace(runtime, settings=runtime.settings.model_copy(update={"casebank": _RUN_LIMITS}))
 
 
@@ -53,7 +53,7 @@ def _json(command: Command, *arguments: str) -> Any:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, tmp_path: Path) -> None:
-    """Bad lines are reported and good ones imported. An import can be repeated, and an export can be imported."""
+    """An import reports bad lines and imports the others. Importing the export changes nothing."""
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     result = command("cases", "import", str(file), "--json")
@@ -82,7 +82,7 @@ def test_cases_are_listed_and_shown(command: Command, runtime: Runtime) -> None:
 
 
 def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None:
-    """Other users find a shared case, and an export says that it is shared. The history names who changed that."""
+    """Other users find a shared case, and exports mark it. The case's history names who shared and unshared it."""
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(LINES[1] | {"user_id": "ana", "bank": "common"}) + "\n")
     assert command("cases", "import", str(file)).exit_code == 0
@@ -107,7 +107,7 @@ def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None
 
 
 def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:
-    """Without `--apply` nothing changes. A run's report shows the reasons, the texts of each pair and the outcome."""
+    """Without `--apply`, no case changes. A run's report shows its reasons, the merged cases' texts and the outcome."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", query="how to do it", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "two", query="how do I do it", vector=[1.0, 0.0], usage=3)
@@ -137,7 +137,7 @@ def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: R
 
 
 def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
-    """The command runs as a process of its own, with nothing but JSON on stdout."""
+    """The command works in a separate process. With `--json`, it prints only JSON on stdout."""
     done = perdure("cases", "prune", "--json")
     assert (done.returncode, json.loads(done.stdout)["removed_cases"]) == (0, 0)
     wrong = perdure("cases", "runs", "show", "it")
@@ -147,7 +147,7 @@ def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
 
 @pytest.mark.long
 def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
-    """A terminal's stderr shows a progress bar while a plan is applied."""
+    """If stderr is a terminal, it shows a progress bar while a plan is applied."""
     for number in range(40):
         put(database, f"low {number:02}", usage=20, rate=10)
     slow = {"PERDURE_CASEBANK__LOAD_PERCENT": "8", "PERDURE_CASEBANK__DUPLICATE_BATCH": "2", "TERM": "xterm"}
@@ -176,7 +176,7 @@ def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, data
 
 @pytest.mark.long
 def test_a_run_outlives_the_gateway_that_requested_it(perdure: Perdure, database: Database) -> None:
-    """A worker that starts later executes a run whose gateway has ended."""
+    """A gateway ends after it has accepted a run. A worker that starts later executes the run."""
     put(database, "low", usage=20, rate=10)
     with serving(perdure) as url:
         begun = httpx2.post(f"{url}/v1/consolidation/run?wait=0.2", timeout=_PATIENCE_S)

@@ -26,7 +26,7 @@ def discord() -> Iterator[DiscordServer]:
 def test_a_message_is_answered_by_the_processes(
     perdure: Perdure, environment: Environment, discord: DiscordServer
 ) -> None:
-    """`perdure channels` accepts a message and a worker answers it. SIGTERM ends both with status 0."""
+    """`perdure channels` accepts a message and a worker answers it. SIGTERM ends both processes with status 0."""
     given = {"PERDURE_DISCORD__TOKEN": discord_server.TOKEN, "PERDURE_DISCORD__API_URL": discord.url}
     commands = (("channels",), ("worker", "--concurrency", "4"))
     processes = [perdure.start(*each, env={**environment, **given}) for each in commands]
@@ -74,7 +74,10 @@ def test_telegram_is_answered_by_the_processes(perdure: Perdure, environment: En
 
 
 def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> None:
-    """Without a channel the command lists the settings to set. It exits with 2, so supervisors do not restart it."""
+    """If no channel is configured, the command names the required settings.
+
+    It exits with 2, so that supervisors do not restart it.
+    """
     done = perdure("channels")
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
 

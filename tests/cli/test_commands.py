@@ -1,4 +1,4 @@
-"""The commands over the real queue: what goes to stdout, what to stderr, and the exit status."""
+"""The output, error messages and exit statuses of the commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.mark.usefixtures("working")
 def test_messages_are_answered_over_the_queue(perdure: Perdure, database: Database) -> None:
-    """`send`, a pipe and `chat` continue one conversation, and leaving `chat` ends it."""
+    """`send TEXT`, `send -` with piped text, and `chat` use the same session. Leaving `chat` ends that session."""
     sent = perdure("send", "what is 12*7+5?", "--wait", "30")
     piped = perdure("send", "-", "--wait", "30", stdin="what is 2+2?\n")
     chatted = perdure("chat", stdin="what is 3*3?\n\n/session\n/exit\nnever said\n")
@@ -50,7 +50,7 @@ def test_messages_are_answered_over_the_queue(perdure: Perdure, database: Databa
 
 @pytest.mark.long
 def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Database) -> None:
-    """Without `--wait`, `send` prints the ids for a script and does not wait for a reply."""
+    """Without `--wait`, `send` prints the ids of the turn and the session, and does not wait for a reply."""
     plain = perdure("send", "hello", "--message-id", "m1", whole=True)
     again = perdure("send", "hello", "--message-id", "m1", "--json")
     other = perdure("send", "something else", "--message-id", "m1")
@@ -65,7 +65,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
 
 
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
-    """If the reply does not arrive in time, `send` fails and prints the turn's id, by which it can be read later."""
+    """If the reply does not arrive in time, `send` exits with 1 and prints the turn's id."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
     turn = json.loads(sent.stdout)
 
@@ -75,14 +75,14 @@ def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None
 
 @pytest.fixture
 def run(runtime: Runtime) -> Iterator[Callable[[UUID], object]]:
-    """Runs a session's turns, as a worker would."""
+    """A function that runs a session's turns, as a worker would."""
     runner = Runner(runtime, owner="test")
     yield runner.run
     runner.close()
 
 
 def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
-    """Sessions and turns are shown as lines for a shell, and as JSON."""
+    """Sessions and turns are printed as tab-separated lines, or as JSON with `--json`."""
     accepted = accept.accept(runtime, Incoming(user_id="ann", text="what is\t12*7+5?", channel="http"))
     run(accepted.session_id)
     session_id, turn_id = str(accepted.session_id), str(accepted.turn_id)
@@ -99,7 +99,7 @@ def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: C
 
 
 def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
-    """If its turn is cancelled, a waiting `send` reports that and exits with 1."""
+    """If the turn is cancelled, `send --wait` reports the cancellation and exits with 1."""
     accepted = accept.accept(runtime, Incoming(user_id="local", text="hello", channel="cli", message_id="m1"))
 
     assert perdure("turns", "cancel", str(accepted.turn_id)).returncode == 0
@@ -134,7 +134,7 @@ MISUSED: dict[str, tuple[tuple[str, ...], str]] = {
 def test_wrong_usage_is_a_message_and_status_2(
     nowhere: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Wrong usage is reported before anything is connected or started."""
+    """A command reports wrong usage before it connects to a server or starts a process."""
     arguments, word = MISUSED[case]
     monkeypatch.setattr(os, "environ", nowhere)
     monkeypatch.setattr(sys, "argv", ["perdure", *arguments])
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_failure_is_a_message_and_a_status(perdure: Perdure, environment: Environment, case: str) -> None:
-    """A failure is one message on stderr without a traceback or password, and a status that scripts can read."""
+    """A command that fails prints a message on stderr, without a traceback or a password, and nothing on stdout."""
     arguments, changed, status, word = REFUSED[case]
     ended = perdure(*arguments, env={**environment, **changed})
 
@@ -174,7 +174,7 @@ def test_a_failure_is_a_message_and_a_status(perdure: Perdure, environment: Envi
 
 @pytest.mark.long
 def test_without_servers_a_command_names_perdure_up(perdure: Perdure, nowhere: Environment) -> None:
-    """Without servers, the message says how to start them."""
+    """If no servers run, the error message names `perdure up`, which starts them."""
     for arguments in (("send", "hi"), ("worker",), ("gateway",)):
         ended = perdure(*arguments, env=nowhere, whole=arguments == ("worker",))
         assert ended.returncode == 3, arguments
@@ -184,7 +184,7 @@ def test_without_servers_a_command_names_perdure_up(perdure: Perdure, nowhere: E
 def test_a_message_is_accepted_without_a_broker(
     perdure: Perdure, environment: Environment, nowhere: Environment, database: Database
 ) -> None:
-    """PostgreSQL alone is enough to accept a message, because the sweeper later finds the message there."""
+    """`send` accepts a message without a broker, because the sweeper later finds the message in PostgreSQL."""
     alone = {**nowhere, "PERDURE_DATABASE_URL": environment["PERDURE_DATABASE_URL"]}
     ended = perdure("send", "hello", env=alone)
 
@@ -197,7 +197,7 @@ def test_a_message_is_accepted_without_a_broker(
 def test_a_database_without_tables_is_migrated_by_the_command_that_it_names(
     perdure: Perdure, database_url: str
 ) -> None:
-    """Without the migration a command's message names `perdure migrate`. That command then creates the tables."""
+    """If the tables are missing, a command's error message names `perdure migrate`, which creates them."""
     command.downgrade(config(database_url), "base")
 
     before = perdure("sessions", "list")
@@ -213,7 +213,7 @@ def _free() -> str:
 
 
 def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> None:
-    """A port in use is reported before anything starts. The message names the option for another port."""
+    """`perdure up` reports a port in use before it starts anything. The message names the option that sets the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, option in (
@@ -227,7 +227,7 @@ def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> No
 
 @given(st.text())
 def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
-    """Printed text contains no control characters, because they could change text that a terminal already shows."""
+    """Printed text contains no control characters that could change text which the terminal already shows."""
     shown = printable(text)
 
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in shown if letter not in "\n\t")
@@ -248,7 +248,7 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
 
 
 def test_a_role_is_granted_the_right_to_send(database: Database, perdure: Perdure) -> None:
-    """`perdure migrate --grant` lets a role send messages. A missing role is an error that names it."""
+    """`perdure migrate --grant` permits a role to send messages. If the role does not exist, the error names it."""
     with database.engine.connect() as connection:
         connection.exec_driver_sql("DROP ROLE IF EXISTS shopkeeper")
         connection.exec_driver_sql("CREATE ROLE shopkeeper")

@@ -1,4 +1,4 @@
-"""Gateways, workers and beat start on a database that this release can use, and exit with 3 on any other."""
+"""Gateways, workers and beat start if this release can use the database. Otherwise they exit with 3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
     perdure: Perdure, database_url: str, tmp_path: Path
 ) -> None:
-    """The old release stays ready until the schema excludes it; then `/readyz` and every start fail."""
+    """The old release stays ready until a migration excludes it. After that, `/readyz` fails, and no program starts."""
     newer = next_release(database_url, tmp_path, readable_from=HEAD)
     excluding = next_release(database_url, tmp_path, readable_from="excluding", revision="excluding")
     with serving(perdure) as url:
@@ -48,7 +48,7 @@ def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
 
 
 def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> None:
-    """Without the migration no program starts, because a worker would fail with every task."""
+    """If a migration is pending, no program starts, because a worker would fail at every task."""
     command.downgrade(config(database_url), revisions()[-2])
     for program in PROGRAMS:
         ended = perdure(*program)
@@ -57,7 +57,7 @@ def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> Non
 
 
 def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
-    """With an older pgvector no program starts. The message names both versions and the setting."""
+    """If pgvector is too old, no program starts. The message names both versions, the setting and the remedy."""
     engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))

@@ -1,4 +1,4 @@
-"""`perdure completion`: the scripts complete the commands and options that exist."""
+"""`perdure completion` prints scripts with which shells complete perdure's commands and options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture(scope="module")
 def script() -> str:
-    """The script for bash."""
+    """The completion script for bash."""
     return subprocess.run([*COMMAND, "completion", "bash"], capture_output=True, text=True, check=True).stdout
 
 
@@ -45,7 +45,7 @@ def test_bash_completes_commands_and_options(script: str, words: str, expected: 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_get_the_same_names(perdure: Perdure, shell: str) -> None:
-    """The scripts for other shells have the same names. If a shell is installed, it parses its script."""
+    """The scripts for zsh and fish contain the commands' names. An installed shell parses its script without errors."""
     printed = perdure("completion", shell).stdout
     assert all(name in printed for name in (*COMMANDS, "wait", "prune"))
     if program := shutil.which(shell):

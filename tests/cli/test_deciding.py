@@ -45,7 +45,7 @@ def pay(amount: int) -> str:
 def test_calls_are_shown_and_decided(
     perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
 ) -> None:
-    """A call is approved with other arguments and another denied; invalid arguments are refused."""
+    """An operator approves one call with changed arguments and denies another. Invalid arguments are refused."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [pay])]), models=lambda _name: model)
     sent = accept.accept(paying, Incoming(user_id="ann", text="pay"))
@@ -73,7 +73,7 @@ def test_calls_are_shown_and_decided(
 
 
 def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> None:
-    """A waiting turn shows its tool, its deadline and its progress without control characters."""
+    """`turns show` prints the awaited call's tool, its deadline, and its progress without control characters."""
     model, broker = Scripted(calls(("shop_export", {}))), Broker()
     waiting = replace(
         runtime,
@@ -92,7 +92,10 @@ def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> N
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:
-    """The fleet's breakers are listed and reset, which unparks turns. An unknown breaker is an error."""
+    """`breakers list` shows an open breaker. `breakers reset` closes the breaker, and parked turns run again.
+
+    An unknown breaker is an error.
+    """
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
     parking = replace(

@@ -25,7 +25,7 @@ REPLY_URLS = "http://127.0.0.1:*"
 
 
 class Refusing:
-    """A carrier whose receiver refuses permanently."""
+    """A carrier whose receiver permanently refuses each delivery."""
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         raise Undeliverable("410 Gone")
@@ -33,13 +33,13 @@ class Refusing:
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """An installation that may send replies to loopback."""
+    """The environment of an installation that may send replies to loopback addresses."""
     return {**environment, "PERDURE_REPLY_URLS": REPLY_URLS}
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A receiver on loopback."""
+    """An HTTP service on loopback that receives replies."""
     made = Receiver()
     yield made
     made.close()
@@ -62,7 +62,7 @@ def letters(runtime: Runtime, receiver: Receiver) -> list[str]:
 
 
 def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
-    """Deliveries are listed by status, newest first, with the error. JSON has all members."""
+    """`deliveries list` shows the newest delivery first, with its last error. `--status` narrows the list."""
     dead, pending = letters
     assert [each["delivery_id"] for each in json.loads(perdure("deliveries", "list", "--json").stdout)] == [
         pending,
@@ -77,7 +77,7 @@ def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
 
 @pytest.mark.usefixtures("working")
 def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, letters: list[str]) -> None:
-    """`perdure deliveries` resends a dead letter, and a worker delivers it under the same id."""
+    """After `deliveries resend`, a worker delivers the dead letter under the same id."""
     dead, _ = letters
     assert perdure("deliveries", "resend", dead).returncode == 0
     until(lambda: any(each.body["delivery_id"] == dead for each in list(receiver.came)), "the delivery")
@@ -90,7 +90,7 @@ def _statuses(perdure: Perdure) -> dict[str, str]:
 
 
 def test_an_unknown_delivery_is_reported(perdure: Perdure) -> None:
-    """An unknown delivery ends with status 1 and a message, a malformed id with status 2."""
+    """An unknown delivery gives status 1 and a message. A malformed id gives status 2."""
     unknown = perdure("deliveries", "resend", str(uuid4()))
     assert (unknown.returncode, "There is no such delivery." in unknown.stderr) == (1, True)
     assert perdure("deliveries", "resend", "x").returncode == 2

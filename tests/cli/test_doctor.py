@@ -1,4 +1,4 @@
-"""`perdure doctor` finds dangerous settings of servers and applications, and reports nothing for safe ones."""
+"""`perdure doctor` reports the dangerous settings of servers and Celery applications."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(redis_url: str) -> Iterator[Redis]:
 
 
 def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdure, server: Redis) -> None:
-    """Safe servers give status 0. The test disables the append-only file of its Redis, which would be a finding."""
+    """Safe servers give status 0. The test disables Redis's append-only file, because `doctor` would report it."""
     server.config_set("appendonly", "no")
     ended = perdure("doctor")
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr
@@ -35,7 +35,7 @@ def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdu
 def test_each_dangerous_setting_is_named_with_its_fix(
     perdure: Perdure, environment: Environment, server: Redis
 ) -> None:
-    """Dangerous settings give status 1, each with its risk and fix, in JSON and in the table."""
+    """If `doctor` finds dangerous settings, it exits with 1. The JSON names each setting with its risk and its fix."""
     server.config_set("appendonly", "yes")
     server.config_set("maxmemory-policy", "allkeys-lru")
     server.config_set("slowlog-log-slower-than", "10000")
@@ -85,7 +85,10 @@ def decay():
 def test_the_dangerous_settings_of_an_application_are_named(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """The command reports dangerous settings of the application and its Redis, and a task with a name of perdure's."""
+    """`doctor --app` reports dangerous settings of an application and of its Redis.
+
+    The command also reports a task of the application that has the name of a task of perdure.
+    """
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")
     ended = Perdure(environment, tmp_path)("doctor", "--app", "shop", "--json")
@@ -105,7 +108,7 @@ def test_the_dangerous_settings_of_an_application_are_named(
 def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
     environment: Environment, tmp_path: Path, redis_url: str, server: Redis
 ) -> None:
-    """An application with Celery's defaults gives status 0, and a module without an application gives status 2."""
+    """An application with Celery's defaults gives status 0. A module that does not exist gives status 2."""
     (tmp_path / "shop.py").write_text(f"from celery import Celery\napp = Celery('shop', broker={redis_url!r})\n")
     run = Perdure(environment, tmp_path)
     assert run("doctor", "--app", "shop").returncode == 0

@@ -1,4 +1,4 @@
-"""A real gateway with few file descriptors, and more unfinished requests than descriptors."""
+"""A gateway process keeps answering while it has more unfinished requests than file descriptors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FEW_DESCRIPTORS = (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """The gateway's log."""
+    """The path of the gateway's log."""
     return tmp_path / "gateway.log"
 
 
 @pytest.fixture
 def port(environment: Environment, tmp_path: Path, log: Path) -> Iterator[int]:
-    """The port of a gateway that may open few files."""
+    """The port of a running gateway that may open few files."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         found: int = free.getsockname()[1]
@@ -57,7 +57,7 @@ def port(environment: Environment, tmp_path: Path, log: Path) -> Iterator[int]:
 
 @pytest.mark.long
 def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
-    """While 1,100 requests are unfinished, the gateway answers others within 2 s and does not fill its log."""
+    """While 1,100 requests are unfinished, the gateway answers others within 2 s, and its log stays small."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192) if hard > 0 else 8_192, hard))
     slowest_s = 0.0
@@ -75,7 +75,10 @@ def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
 
 
 def test_a_repeated_line_is_written_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """A repeated log line is written once a second with its count, so that a fault cannot fill the disk."""
+    """A repeated log line is written at most once a second, with the number of omitted lines.
+
+    Otherwise, a repeated fault could fill the disk.
+    """
     logger = logging.getLogger("perdure.test_door")
     logs.repeat_sparingly(logger.name)
     records = [logger.makeRecord(logger.name, logging.ERROR, "here", 1, "no room\non %d", (n,), None) for n in range(4)]

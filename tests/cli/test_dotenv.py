@@ -1,4 +1,4 @@
-"""`.env` also sets vendors' variables, in every program, and misspelt names are reported."""
+"""`.env` sets perdure's variables and vendors' variables such as `OPENAI_API_KEY`. Mistakes in it are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_vendors_variables_reach_the_environment(directory: Path) -> None:
-    """Vendors' variables are copied to `os.environ`, which SDKs and Flower read. Other prefixes are ignored."""
+    """Vendors' variables in `.env` are copied to `os.environ`, which SDKs and Flower read. Other names are ignored."""
     (directory / ".env").write_text(
         "OPENAI_API_KEY=from-file\nexport ANTHROPIC_API_KEY='quoted'\nFLOWER_BASIC_AUTH=a:b\nOTHER_KEY=x\n"
     )
@@ -58,21 +58,21 @@ def test_a_misspelt_name_is_reported(directory: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_value_for_a_group_is_reported(directory: Path) -> None:
-    """A value for a whole group of settings is reported, with a name to set instead."""
+    """A value for a whole group of settings is an error that names one of the group's settings."""
     (directory / ".env").write_text("PERDURE_TURN=long\n")
     with pytest.raises(SettingsError, match="PERDURE_TURN is a group: set PERDURE_TURN__MAX_STEPS"):
         Settings.load()
 
 
 def test_a_file_that_is_not_text_is_reported(directory: Path) -> None:
-    """A file that is not text is reported with a message instead of a library's traceback."""
+    """A `.env` that is not UTF-8 text raises `SettingsError` with a message, instead of a library's error."""
     (directory / ".env").write_bytes(b"PERDURE_MODEL=\xff\xfe\n")
     with pytest.raises(SettingsError, match=r"\.env cannot be read.*UTF-8"):
         Settings.load()
 
 
 def test_a_key_in_the_file_is_the_sdks(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
-    """A real process with a vendor's key in `.env` passes the settings and fails at the missing server."""
+    """A worker accepts a vendor's key from `.env`. The worker then fails only because no server runs."""
     (tmp_path / ".env").write_text("PERDURE_MODEL=openai:gpt-5\n")
     bare = {name: value for name, value in nowhere.items() if not name.startswith("OPENAI_")}
     assert "OPENAI_API_KEY is not set" in perdure("worker", env=bare).stderr

@@ -1,4 +1,4 @@
-"""`perdure drain` empties the fleet and keeps its intake closed until `--resume`."""
+"""`perdure drain` makes all workers finish or park their turns, and start no turns until `--resume`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.conftest import Environment, Perdure
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """A short sweep interval and drain, so that workers notice and complete a drain quickly."""
+    """An environment with a short sweep interval and a short drain, so that the tests are quick."""
     return {**environment, "PERDURE_TURN__SWEEP_S": "0.3", "PERDURE_SHUTDOWN__DRAIN_S": "1"}
 
 
@@ -25,7 +25,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
-    """Messages that are accepted during a drain wait for `--resume`. Before that, their sessions cannot end."""
+    """A message that is accepted during a drain waits for `--resume`. Its session does not end before `--resume`."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0
 
     drained = perdure("drain", "--json")
@@ -51,7 +51,7 @@ def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working:
 
 @pytest.mark.long
 def test_a_drain_that_is_late_is_reported(perdure: Perdure) -> None:
-    """If the drain is not complete in time, the command exits with 1, and the intake stays closed."""
+    """If the drain is not complete in time, the command exits with 1, and workers still start no turns."""
     drained = perdure("drain", "--within", "0", "--json")
 
     assert (drained.returncode, _report(drained)["quiet"]) == (1, False)

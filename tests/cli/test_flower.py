@@ -1,4 +1,7 @@
-"""Flower requires credentials however it is started. Unless the operator sets them, it listens on loopback only."""
+"""Flower requires credentials, whether `perdure` or `celery` starts it.
+
+If the operator configures no credentials, Flower generates a password and listens on loopback only.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """The process's output."""
+    """The path of the file that receives Flower's output."""
     return tmp_path / "output"
 
 
@@ -85,13 +88,13 @@ def refused(process: BaseProcess, output: Path) -> str:
 
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
 def test_without_authentication_flower_listens_on_loopback(flower: Start, output: Path, command: str) -> None:
-    """Without authentication Flower listens on loopback only, because its pages can shut workers down."""
+    """If no credentials are configured, Flower listens on loopback only, because its pages can shut workers down."""
     with running(flower(f"{command} --port={free_port()}"), output) as addresses:
         assert addresses <= {"127.0.0.1", "::1"}
 
 
 def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = None, page: str = "tasks") -> int:
-    """The status of Flower's response."""
+    """The HTTP status of Flower's response."""
     url = f"http://127.0.0.1:{port}/{page}"
     return httpx2.get(url, headers={"Host": host}, auth=auth, timeout=20).status_code
 
@@ -100,7 +103,10 @@ def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = No
 def test_flower_requires_a_password_that_is_generated_once(
     flower: Start, tmp_path: Path, output: Path, command: str
 ) -> None:
-    """Flower requires a password, because any account or browser page of the machine can reach the port."""
+    """Flower requires a password, because any local account, and any web page in a local browser, can reach the port.
+
+    A restarted Flower keeps the password.
+    """
     passwords = set()
     for _ in range(2):
         port = free_port()
@@ -116,7 +122,7 @@ def test_flower_requires_a_password_that_is_generated_once(
 
 
 def test_the_operators_credentials_and_host_names_apply(flower: Start, tmp_path: Path, output: Path) -> None:
-    """The operator's credentials and host names replace the generated ones."""
+    """The operator's credentials replace the generated password, and the operator's host names are accepted."""
     port = free_port()
     variables = {"FLOWER_BASIC_AUTH": "ann:secret", "PERDURE_FLOWER__HOSTS": "flower.example, Other.example"}
     with running(flower(f"celery -A perdure flower --port={port}", **variables), output):
@@ -129,7 +135,7 @@ def test_the_operators_credentials_and_host_names_apply(flower: Start, tmp_path:
 def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
     """`PERDURE_FLOWER__AUTH=none` disables the password on loopback.
 
-    Flower's API stays closed, because it can stop workers.
+    Flower's API, which can stop workers, stays closed.
     """
     port = free_port()
     with running(flower(f"perdure flower --port={port}", PERDURE_FLOWER__AUTH="none"), output) as addresses:
@@ -162,7 +168,7 @@ def test_the_password_can_be_disabled(flower: Start, output: Path) -> None:
     ],
 )
 def test_which_hosts_are_accepted(address: str, hosts: tuple[str, ...], host: str, expected: bool) -> None:
-    """The address, loopback names and configured names are accepted.
+    """Requests may name Flower's own address, a loopback name or a configured host name.
 
     If the address is not loopback and no names are configured, any name is accepted.
     """
@@ -205,14 +211,14 @@ def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: 
 def test_beyond_loopback_without_authentication_it_is_refused(
     flower: Start, output: Path, command: str, variables: dict[str, str]
 ) -> None:
-    """Beyond loopback Flower refuses to start without a user that has a password."""
+    """Flower refuses to start without credentials on a non-loopback address, or if a user has no password."""
     process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
 
     assert "FLOWER_BASIC_AUTH" in refused(process, output)
 
 
 def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path) -> None:
-    """With authentication Flower runs on any address, as in compose.yaml."""
+    """With credentials, Flower listens on any address, as in compose.yaml."""
     port = free_port()
     command = f"celery -A perdure flower --address=0.0.0.0 --port={port}"
     with running(flower(command, FLOWER_BASIC_AUTH="ann:secret"), output) as addresses:
@@ -220,7 +226,7 @@ def test_beyond_loopback_with_authentication_it_runs(flower: Start, output: Path
 
 
 def test_authentication_in_its_own_configuration_counts(flower: Start, tmp_path: Path, output: Path) -> None:
-    """Credentials in `flowerconfig.py` of the working directory count, because Flower reads that file, too."""
+    """Credentials in the working directory's `flowerconfig.py` suffice, because Flower reads that file."""
     (tmp_path / "flowerconfig.py").write_text(f"basic_auth = ['ann:secret']\naddress = '0.0.0.0'\nport = {free_port()}")
     with running(flower("celery -A perdure flower"), output) as addresses:
         assert addresses == {_ANY}
@@ -246,7 +252,7 @@ def test_dotenv_counts_for_flower(flower: Start, tmp_path: Path, output: Path) -
 def test_a_wrong_value_is_reported(  # noqa: PLR0917 (one parameter for each axis of the matrix)
     flower: Start, output: Path, command: str, variable: str, value: str, accepted: str
 ) -> None:
-    """A wrong value is reported with its variable, instead of a traceback or endless restarts."""
+    """A wrong value of a Flower variable ends the program with a message, not a traceback or endless restarts."""
     message = refused(flower(command, **{variable: value}), output)
 
     assert f"{variable} is {value!r}" in message

@@ -27,10 +27,13 @@ from tests.cli.conftest import Perdure
 HELP_CPU_S = 0.3
 
 COMMAND_HELP_CPU_S = 0.6
-"""Over twice what a command's help takes, and less than it takes with the settings and the database imported."""
+"""The most CPU seconds for a command's help: over twice the usual time.
+
+The help would exceed the limit if it imported the settings and the database.
+"""
 
 SEND_CPU_S = 1.2
-"""Twice what `perdure send` takes, nearly all for imports."""
+"""The most CPU seconds for `perdure send`: twice the usual time, nearly all of which goes to imports."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +50,7 @@ def cpu_s() -> float:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_has_the_commands_own_help(name: str) -> None:
-    """The table's text for a command equals the first line of the command's own help."""
+    """The text for a command in the table of `perdure --help` is the first line of the command's own help."""
     command = COMMANDS[name]
     found = getattr(import_module(f"perdure.cli.{command.module}"), command.attribute)
     own = found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)
@@ -63,7 +66,7 @@ def test_help_takes_little_time() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_takes_little_time(name: str) -> None:
-    """A command's help does not import perdure. The command's module imports it only when the command runs."""
+    """A command's help takes little time, because a command imports most of perdure only when it runs."""
     assert min(_help_cpu_s(name) for _ in range(2)) < COMMAND_HELP_CPU_S
 
 
@@ -74,7 +77,7 @@ def _help_cpu_s(*command: str) -> float:
 
 
 def test_send_takes_little_time(perdure: Perdure) -> None:
-    """`perdure send` imports little, because scripts call it for each message."""
+    """`perdure send` takes little time, because scripts call it for each message."""
     used = []
     for _ in range(3):
         before = cpu_s()
@@ -88,7 +91,7 @@ def _values(kind: type[StrEnum]) -> list[str]:
 
 
 def test_values_repeated_to_avoid_an_import_are_complete() -> None:
-    """The values that the help repeats, to avoid imports, equal those of the modules that define them."""
+    """The CLI repeats some values, to avoid imports. They equal the values in the modules that define them."""
     assert get_args(turns.Status) == TURN_STATUSES
     assert get_args(deliveries.Status) == DELIVERY_STATUSES
     assert list(get_args(cases.ActionName)) == _values(Action)
@@ -115,13 +118,13 @@ def test_help_lists_every_command() -> None:
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    """Without a command the help is shown, with the status of wrong usage."""
+    """Without a command, `perdure` prints the help and exits with 2."""
     ended = run()
     assert (ended.returncode, ended.stdout) == (2, run("--help").stdout)
 
 
 def test_a_misspelt_command_is_answered_with_the_likeliest() -> None:
-    """A misspelt command is answered with the closest one, on stderr, with status 2."""
+    """For a misspelt command, the error message suggests the closest command. The status is 2."""
     ended = run("sesions")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "perdure: There is no command 'sesions'. Did you mean 'sessions'?\n"

@@ -1,4 +1,4 @@
-"""The installed wheel next to an application that has modules named `tasks`, `workers` and `schedules` of its own."""
+"""An installed perdure works with an application whose modules are named `tasks`, `workers` and `schedules`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ assistant = Agent("assistant", "You calculate.", tools=[calculator])
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
+    """The path of a wheel built from this checkout."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
@@ -64,19 +64,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(wheel: Path, tmp_path: Path) -> Path:
-    """A virtual environment with the wheel. The dependencies come from the tests' environment."""
+    """The Python of a virtual environment with the wheel. The dependencies come from the tests' environment."""
     venv.create(tmp_path / "env", with_pip=False)
     libraries = next((tmp_path / "env" / "lib").iterdir()) / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(libraries)
-    # Only an interpreter's own site-packages reads path files, so the checkout's path file has no effect here.
+    # Python reads `.pth` files only in its own site-packages, so the checkout's `.pth` file has no effect here.
     (libraries / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return tmp_path / "env" / "bin" / "python"
 
 
 @pytest.fixture
 def application(tmp_path: Path) -> Path:
-    """An application with modules named `tasks`, `workers` and `schedules`."""
+    """The directory of an application with modules named `tasks`, `workers` and `schedules`."""
     directory = tmp_path / "shop"
     directory.mkdir()
     for name, text in APPLICATION.items():
@@ -85,7 +85,7 @@ def application(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_installs_one_name(wheel: Path) -> None:
-    """The wheel has one top-level name, because a second one could hide an application's module."""
+    """The wheel's only top-level package is `perdure`, because another name could hide an application's module."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name.split("/")[0] for name in archive.namelist()}
         modules = set(archive.namelist())
@@ -97,7 +97,7 @@ def test_the_wheel_installs_one_name(wheel: Path) -> None:
 def test_an_installed_perdure_runs_next_to_an_applications_modules(
     installation: Path, application: Path, nowhere: Environment
 ) -> None:
-    """An installed perdure runs next to an application. The agent's tool calls the application's module `tasks`."""
+    """`perdure up` runs in the application's directory. The agent's tool calls the application's module `tasks`."""
     environment = {name: value for name, value in nowhere.items() if name != "PYTHONPATH"}
     environment |= {"PERDURE_AGENTS": "shop", "PERDURE_DATA_DIR": "data"}
     gateway, flower = free_ports(2)
@@ -139,7 +139,7 @@ def test_an_installed_perdure_runs_next_to_an_applications_modules(
 
 @pytest.mark.parametrize("application_name", ["perdure", "workers"])
 def test_celery_finds_the_application_in_a_checkout(application_name: str, environment: Environment) -> None:
-    """In a checkout, Celery finds `-A perdure`, and `-A workers`, which earlier releases used."""
+    """In a checkout, Celery finds the application as `perdure`, and as `workers`, its name in earlier releases."""
     command = [sys.executable, "-m", "celery", "-A", application_name, "report"]
     ended = subprocess.run(
         command, cwd=ROOT, env={**environment, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,

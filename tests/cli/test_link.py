@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 def test_a_code_links_a_channel(command: Command, runtime: Runtime) -> None:
-    """The printed code links a Telegram user to `ana`; the list and the removal name the link."""
+    """The printed code links a Telegram user to `ana`. The link can be listed and removed."""
     minted = json.loads(command("link", "--user", "ana", "--json").stdout)
     assert minted.keys() == {"code", "expires_at"}
     assert redeem(runtime.database, "telegram", "77:8", minted["code"], None) == "ana"
@@ -29,7 +29,7 @@ def test_a_code_links_a_channel(command: Command, runtime: Runtime) -> None:
 
 
 def test_the_user_is_local_by_default(command: Command, runtime: Runtime) -> None:
-    """The default user is `local`, as for `send` and `chat`. Only the code is on stdout; instructions go to stderr."""
+    """The default user is `local`, as for `send` and `chat`. The code is on stdout, the instructions are on stderr."""
     result = command("link")
     [code] = [line.split("\t")[1] for line in result.stdout.splitlines() if line.startswith("code\t")]
     assert f"/link {code}" in result.stderr
@@ -44,7 +44,7 @@ def test_a_tenants_user_is_linked(command: Command, runtime: Runtime) -> None:
 
 
 def test_wrong_use_is_reported(command: Command) -> None:
-    """A malformed link, an unknown link and contradicting options are reported."""
+    """A malformed link, an unknown link and contradictory options are errors."""
     for options, status in (
         (("--remove", "telegram"), 2),
         (("--remove", "telegram:"), 2),
@@ -57,7 +57,7 @@ def test_wrong_use_is_reported(command: Command) -> None:
 
 
 def test_the_command_runs_by_itself(perdure: Perdure) -> None:
-    """`perdure link` runs as a process."""
+    """`perdure link` works in a separate process."""
     done = perdure("link", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["code"].count("-") == 2

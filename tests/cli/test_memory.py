@@ -1,4 +1,4 @@
-"""`perdure messages` and `perdure memory`, run in the test's process."""
+"""`perdure messages` and `perdure memory`, run in the test's process unless a test needs a separate one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINES = [
 
 @pytest.fixture
 def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """A function that runs a command over the test's runtime."""
+    """A function that runs a command in the test's process, with the test's runtime."""
 
     @contextmanager
     def whole() -> Iterator[Runtime]:
@@ -59,7 +59,7 @@ def command(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """An import file with two users' conversations."""
+    """The path of an import file with two users' conversations."""
     made = tmp_path / "said.jsonl"
     made.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     return made
@@ -72,7 +72,7 @@ def _found(command: Command, query: str, user: str = "ann") -> list[str]:
 
 
 def test_a_file_is_imported_found_and_exported(command: Command, file: Path, runtime: Runtime, tmp_path: Path) -> None:
-    """Imported sessions are ended and searchable. An import can be repeated, and an export can be imported."""
+    """Imported sessions are ended and searchable. A repeated import adds nothing. An export has the messages."""
     done = json.loads(command("messages", "import", str(file), "--json").stdout)
     assert done == {"added": 6, "known": 0, "refused": 0, "sessions": 2, "bad": []}
     assert {each["state"] for each in list_sessions(runtime.database)} == {"ended"}
@@ -91,7 +91,7 @@ def test_a_file_is_imported_found_and_exported(command: Command, file: Path, run
 
 
 def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime: Runtime) -> None:
-    """Bad lines are reported with number and reason, and the status is nonzero. Good lines are imported."""
+    """An import prints the number and the fault of each bad line, and imports the others. The status is not 0."""
     text = "\n".join(["{", json.dumps(LINES[0]), json.dumps({**LINES[1], "role": "system"})])
     result = command("messages", "import", "-", "--json", stdin=text)
     assert isinstance(result.exception, Failure)
@@ -120,7 +120,7 @@ def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path
 
 
 def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runtime: Runtime) -> None:
-    """`memory consolidate` and `memory decay` print their counts. `memory forget` deletes a memory by its id."""
+    """`memory consolidate` and `memory decay` print counts. `memory forget` deletes a memory by its id."""
     said = [
         {**LINES[0], "session": "long", "message_id": str(n), "role": role, "content": content}
         for n, (role, content) in enumerate(
@@ -158,7 +158,7 @@ def _abandon(runtime: Runtime, session: str, user: str = "ann") -> None:
 
 
 def test_abandoned_consolidations_are_shown_and_retried(command: Command, file: Path, runtime: Runtime) -> None:
-    """`sessions list` shows abandoned consolidations, and `memory consolidate` retries one or all."""
+    """`sessions list` shows abandoned consolidations. `memory consolidate` retries one or all of them."""
     command("messages", "import", str(file))
     for user in ("ann", "bob"):
         _abandon(runtime, "holiday", user)
@@ -183,7 +183,7 @@ def test_abandoned_consolidations_are_shown_and_retried(command: Command, file: 
 
 @pytest.mark.long
 def test_the_commands_run_as_processes(perdure: Perdure, file: Path) -> None:
-    """The commands work as processes with their own connections, with nothing but JSON on stdout."""
+    """The commands work in separate processes. With `--json`, they print only JSON on stdout."""
     assert perdure("messages", "import", str(file)).returncode == 0
     found = json.loads(perdure("memory", "search", "quenelles", "--user", "ann", "--json").stdout)
     assert found["results"][0]["id"] == "ann 3"

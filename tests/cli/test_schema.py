@@ -1,4 +1,4 @@
-"""schemathesis makes valid and invalid requests from the OpenAPI document of a gateway that requires keys."""
+"""schemathesis derives valid and invalid requests from the OpenAPI document, and sends them to a gateway with keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 100.0
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """An environment with keys, and with the reply task that the hooks name."""
+    """The environment of a gateway that requires keys, and allows the reply task that the hooks use."""
     return {
         **environment,
         "PERDURE_ADMIN_KEYS": ADMIN,
@@ -34,7 +34,7 @@ def environment(environment: Environment) -> Environment:
 
 @contextmanager
 def working(perdure: Perdure) -> Iterator[None]:
-    """A running worker. Streams and completions need one, because they end with their turns."""
+    """Run a worker for the block, because a stream or a completion ends only when its turn does."""
     process = perdure.start("worker", "--concurrency", "8")
     try:
         yield

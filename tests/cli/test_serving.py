@@ -49,18 +49,18 @@ class Served:
         self.server.handle_exit(signal.SIGTERM, None)
 
     def waiting(self) -> int:
-        """The number of turns for which a request waits."""
+        """The number of turns that requests wait for."""
         return len(self.app.state.gateway._settlements._waiting)
 
     def until(self, waiting: int) -> None:
-        """Wait until requests wait for `waiting` turns."""
+        """Wait until requests wait for exactly `waiting` turns."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while self.waiting() != waiting:
             assert time.monotonic() < deadline, f"requests wait for {self.waiting()} turns"
             pause.wait(0.01)
 
     def until_refused(self) -> None:
-        """Wait until the gateway reports, to a new connection, that it is not ready."""
+        """Wait until `/readyz` responds with 503."""
         deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
         while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
             assert time.monotonic() < deadline, "the gateway stays ready"
@@ -82,11 +82,11 @@ def served(runtime: Runtime) -> Iterator[Served]:
 
 
 def test_connections_queue_while_the_event_loop_is_busy(served: Served) -> None:
-    """The system keeps more connections than the event loop accepts at once."""
+    """The kernel queues more connections than the event loop accepts in one iteration."""
     served.until(0)
     assert httpx2.get("http://{}:{}/healthz".format(*served.address)).status_code == 200
     fields = struct.unpack_from("=8B6I", served.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32))
-    longest_queue = fields[-1]  # of a listening socket, in the field `tcpi_sacked`
+    longest_queue = fields[-1]  # `tcpi_sacked`, which is the backlog of a listening socket
     assert longest_queue == BACKLOG > ACCEPTED_AT_ONCE
 
 
@@ -97,7 +97,7 @@ def path(runtime: Runtime) -> str:
 
 
 def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
-    """A second signal answers waiting requests at once with the turn's current status."""
+    """After a second SIGTERM, the gateway answers waiting requests at once, with the turn's current status."""
     host, port = served.address
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(httpx2.get(f"http://{host}:{port}{path}", timeout=60)))
@@ -112,7 +112,7 @@ def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
 
 
 def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
-    """If the client disconnects, the gateway stops waiting and no longer reads the turn."""
+    """If the client disconnects, the gateway stops waiting for the turn."""
     with socket.create_connection(served.address) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         served.until(waiting=1)
@@ -121,7 +121,7 @@ def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
 
 
 def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
-    """A client that sends its whole oversized body before it reads gets a 413 instead of a reset connection."""
+    """A client that sends a whole oversized body before it reads the response gets a 413, not a connection reset."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     client.request("POST", "/v1/messages", b" " * (20 * 2**20))
     answer = client.getresponse()
@@ -145,7 +145,7 @@ gc.freeze = lambda: os.kill(os.getpid(), signal.SIGTERM)
 from perdure.cli import main
 main()
 """
-"""A gateway that gets SIGTERM after its socket accepts connections, but before its server runs."""
+"""The code of a gateway that sends itself SIGTERM after it has opened its socket and before its server runs."""
 
 
 @pytest.mark.long
@@ -194,7 +194,7 @@ def _rest(client: socket.socket) -> bytes:
     ],
 )
 def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, sent: bytes, missing: bytes) -> None:
-    """An unfinished request is answered with 408 and closed, so that it does not hold a connection for ever."""
+    """An unfinished request gets a 408, and its connection is closed. Otherwise, clients could hold it for ever."""
     received = _rest(_connect(served, sent))
 
     assert b" 408 " in received
@@ -215,7 +215,7 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
     ],
 )
 def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
-    """A request that is not HTTP gets a problem with a code, instead of the server's plain text."""
+    """An invalid HTTP request gets a problem document with a code, instead of uvicorn's plain text."""
     head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -225,7 +225,7 @@ def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: 
 
 
 def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
-    """An upgrade on another route, or with a malformed key, is refused."""
+    """A WebSocket upgrade is refused if its key is malformed or its route is not `/v1/ws`."""
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     for path, key, status in (("/v1/turns", "dGhlIHNhbXBsZSBub25jZQ==", 403), ("/v1/ws", "AAAA", 400)):
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{upgrade}Sec-WebSocket-Key: {key}\r\n\r\n"
@@ -239,7 +239,7 @@ def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
 
 
 def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
-    """The time limit of a header runs from its first byte to its last, even if bytes keep arriving."""
+    """A client cannot prolong a header's time limit by sending one byte at a time."""
     with _connect(served, b"GET /healthz HTTP/1.1\r\n") as client:
         client.settimeout(0.02)
         deadline, received = time.monotonic() + _PATIENCE_S, b""
@@ -254,7 +254,7 @@ def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
 
 
 def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
-    """At an address's limit of connections with unfinished headers, a new connection closes the oldest one."""
+    """If an address exceeds its limit of connections with unfinished headers, the oldest of them is closed."""
     half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
     waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)
@@ -265,7 +265,10 @@ def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
 
 
 def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Served, path: str) -> None:
-    """At the limit of connections the oldest unfinished request is closed. A request that waits for a turn stays."""
+    """Above the connection limit, the oldest connection with an unfinished header is closed.
+
+    A connection whose request waits for a turn stays open.
+    """
     host, port = served.address
     waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     served.until(waiting=1)
@@ -281,7 +284,7 @@ def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Se
 
 
 def test_a_kept_connection_answers_at_once(served: Served) -> None:
-    """Responses on a kept-alive connection arrive at once. Without `TCP_NODELAY` each one would take 40 ms more."""
+    """A response on a kept-alive connection arrives at once. Without `TCP_NODELAY`, it would take 40 ms more."""
     client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
     taken = []
     for _ in range(30):
@@ -296,5 +299,5 @@ def test_a_kept_connection_answers_at_once(served: Served) -> None:
 
 @pytest.mark.parametrize(("descriptors", "connections"), [(65_536, 10_000), (1_024, 768), (256, 128)])
 def test_descriptors_are_left_for_everything_else(descriptors: int, connections: int) -> None:
-    """The limit of connections leaves descriptors for the database and Redis."""
+    """The connection limit leaves file descriptors for the database and Redis."""
     assert connection_limit(descriptors) == connections

@@ -1,4 +1,4 @@
-"""Sessions and schedules from the command line, some through a worker."""
+"""The commands for sessions and schedules. Some tests run a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.turns.harness import until
 
 @pytest.mark.usefixtures("working")
 def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -> None:
-    """A worker summarises the conversation after the chat ends. The next message begins another session."""
+    """After the user leaves a chat, a worker ends and summarises its session. The next chat begins another session."""
     assert perdure("chat", stdin="what is 12*7+5?\n").stdout.strip().endswith("89.")
     until(lambda: [each["state"] for each in list_sessions(database)] == ["ended"], "the end of the conversation")
     ended = list_sessions(database)[0]
@@ -36,7 +36,7 @@ def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -
 @pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> None:
-    """`sessions end` exits with 0. For an ended or unknown session it exits with 1."""
+    """`sessions end` ends a session and exits with 0. If the session is unknown or has ended, the status is 1."""
     assert perdure("send", "hello", "--wait", "30").returncode == 0
     session_id = list_sessions(database)[0]["session_id"]
     assert perdure("sessions", "end", session_id).returncode == 0
@@ -47,7 +47,10 @@ def test_a_session_is_ended_by_its_id(perdure: Perdure, database: Database) -> N
 
 
 def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
-    """The table and the JSON show each session's conversation. The table shows a dash if there is none."""
+    """`sessions list` shows each session's conversation.
+
+    For a session without a conversation, the table shows a dash, and the JSON has `null`.
+    """
     assert perdure("send", "hello", "--conversation", "trip").returncode == 0
     assert perdure("send", "hello").returncode == 0
     lines = perdure("sessions", "list").stdout.splitlines()
@@ -57,7 +60,7 @@ def test_a_sessions_conversation_is_listed(perdure: Perdure) -> None:
 
 
 def test_schedules_are_listed(perdure: Perdure) -> None:
-    """`schedules list` shows the active entries: the task is registered, and the feature is enabled."""
+    """`schedules list` shows each entry whose task is registered and whose feature is enabled."""
     listed = json.loads(perdure("schedules", "list", "--json").stdout)
     six_hourly = "daily at 00:00, 06:00, 12:00 and 18:00 UTC"
     assert {(each["entry"], each["task"], each["schedule"]) for each in listed} == {
@@ -76,7 +79,7 @@ def test_schedules_are_listed(perdure: Perdure) -> None:
 
 @pytest.fixture
 def talked(runtime: Runtime) -> str:
-    """A session of two turns, at tick 2."""
+    """The id of a session with two turns, at tick 2."""
     runner = Runner(runtime, owner="test")
     for text in ("hello", "hello again"):
         found = accept(runtime, Incoming(user_id="local", text=text, channel="cli")).session_id
@@ -87,7 +90,7 @@ def talked(runtime: Runtime) -> str:
 
 @pytest.mark.long
 def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talked: str) -> None:
-    """`send --session` accepts the id that `fork` printed. A wrong tick or id is an error."""
+    """`send --session` accepts the id that `sessions fork` prints. A fork with a wrong tick or id is an error."""
     forked = json.loads(perdure("sessions", "fork", talked, "--tick", "1", "--json").stdout)
     plain = perdure("sessions", "fork", talked)
     assert [each["content"] for each in read_messages(database, UUID(forked["session_id"]))][:1] == ["hello"]
@@ -110,7 +113,7 @@ def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talke
 def test_a_snapshot_is_exported_edited_and_imported(
     perdure: Perdure, database: Database, talked: str, tmp_path: Path
 ) -> None:
-    """An exported snapshot can be edited and imported. `show` displays the changes."""
+    """An exported snapshot can be edited and imported. `sessions show --snapshot` displays the changes."""
     file = tmp_path / "kept" / "snapshot.json"
     file.parent.mkdir()
     file.write_text("what was there")
@@ -132,7 +135,7 @@ def test_a_snapshot_is_exported_edited_and_imported(
 
 @pytest.mark.long
 def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, database: Database, talked: str) -> None:
-    """A truncated snapshot, or one of another version, session or tick, is refused and changes nothing."""
+    """A snapshot that is truncated, or has the wrong version, session or tick, is refused and changes nothing."""
     text = perdure("sessions", "snapshot", "export", talked).stdout
     good: dict[str, Any] = json.loads(text)
     before = read(database, UUID(talked))
@@ -150,7 +153,7 @@ def test_a_bad_snapshot_is_refused_and_nothing_is_changed(perdure: Perdure, data
 
 
 def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure, talked: str, tmp_path: Path) -> None:
-    """If an export fails, because its target is a directory or the session is unknown, it leaves no file."""
+    """An export to a directory, or of an unknown session, fails and leaves no file."""
     kept = tmp_path / "kept"
     kept.mkdir()
     refused = perdure("sessions", "snapshot", "export", talked, str(kept))
@@ -164,7 +167,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure
 def test_queued_messages_move_to_another_installation(
     perdure: Perdure, environment: Environment, databases: Databases, database: Database, tmp_path: Path
 ) -> None:
-    """Queued messages are exported to another installation. They are answered once, even if they are imported twice."""
+    """A snapshot moves queued messages to another installation. A second import does not repeat the answers."""
     file = tmp_path / "snapshot.json"
     with databases.one(warm=False) as (elsewhere, _):
         source = {**environment, "PERDURE_DATABASE_URL": elsewhere.render_as_string(hide_password=False)}

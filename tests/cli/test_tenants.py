@@ -24,7 +24,7 @@ PLACES = {"acme": "Lyon", "bolt": "Oslo", None: "Turin"}
 
 @pytest.fixture
 def anas(runtime: Runtime) -> dict[str | None, str]:
-    """Each tenant's user `ana` has sent a message. Returns the session ids by tenant."""
+    """The session ids by tenant. In each session, the tenant's user `ana` has sent a message."""
     runner = Runner(runtime, owner="test")
     sessions: dict[str | None, str] = {}
     for tenant, place in PLACES.items():
@@ -48,7 +48,7 @@ def _of(tenant: str | None) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("group", ["sessions", "turns"])
 def test_lists_are_narrowed_to_a_tenant(command: Command, anas: dict[str | None, str], group: str) -> None:
-    """`--tenant` and `--user` narrow a list. Without these options, all users are listed with their tenants."""
+    """`--tenant` and `--user` narrow a list. Without these options, the list has all users, with their tenants."""
 
     def listed(*options: str) -> set[tuple[str | None, str, str]]:
         found = _json(command, group, "list", *options)
@@ -68,7 +68,7 @@ def test_lists_are_narrowed_to_a_tenant(command: Command, anas: dict[str | None,
 def test_sessions_given_up_are_narrowed_to_a_tenant(
     command: Command, runtime: Runtime, anas: dict[str | None, str]
 ) -> None:
-    """`sessions list --given-up` is narrowed by `--tenant`, too."""
+    """`--tenant` narrows `sessions list --given-up`."""
     with runtime.database.engine.connect() as connection:
         connection.exec_driver_sql("UPDATE sessions SET consolidation_given_up_at = now()")
     found = _json(command, "sessions", "list", "--given-up", "--tenant", "bolt")
@@ -77,7 +77,7 @@ def test_sessions_given_up_are_narrowed_to_a_tenant(
 
 @pytest.mark.usefixtures("anas")
 def test_memory_commands_are_limited_to_a_tenants_user(command: Command) -> None:
-    """Memories are searched, exported and erased by tenant and user, and no output shows the stored key."""
+    """Memories are searched, exported and erased by tenant and user. The output never shows the stored user key."""
     for tenant, place in PLACES.items():
         found = command("memory", "search", "where was my holiday", "--user", "ana", *_of(tenant), "--json").stdout
         whole = command("memory", "export", "--user", "ana", *_of(tenant)).stdout
@@ -94,7 +94,7 @@ def test_memory_commands_are_limited_to_a_tenants_user(command: Command) -> None
 
 @pytest.mark.usefixtures("anas")
 def test_messages_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Exported lines have their user's tenant. An import gives its `--tenant` to lines that have none."""
+    """Exported lines contain the user's tenant. An import with `--tenant` assigns the tenant to lines without one."""
 
     def exported(*options: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in command("messages", "export", *options).stdout.splitlines()]
@@ -120,7 +120,7 @@ def test_messages_are_exported_and_imported_by_tenant(command: Command, tmp_path
 
 
 def test_cases_are_exported_and_imported_by_tenant(command: Command, tmp_path: Path) -> None:
-    """Cases keep their tenant in exports and imports. An id of another tenant's case is refused."""
+    """Cases keep their tenant in exports and imports. A case whose id exists in another tenant is refused."""
     file = tmp_path / "cases.jsonl"
     lines = [
         {"case_id": "shared", "query": "reset the router", "response_text": "hold it"},
@@ -153,7 +153,7 @@ def test_cases_are_exported_and_imported_by_tenant(command: Command, tmp_path: P
 
 
 def test_a_message_is_sent_for_a_tenants_user(command: Command, runtime: Runtime) -> None:
-    """The same user and message id in two tenants are two messages."""
+    """The same user id and message id in two tenants identify two messages."""
     sent = [_json(command, "send", "hi", "--user", "ana", "--message-id", "m", *_of(tenant)) for tenant in PLACES]
     assert [each["duplicate"] for each in sent] == [False] * 3
     again = _json(command, "send", "hi", "--user", "ana", "--message-id", "m", "--tenant", "acme")

@@ -44,7 +44,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def see(self, text: str, within_s: float = _PATIENCE_S) -> str:
-        """Wait until `text` is shown; return what was shown since the last time.
+        """Wait until `text` is shown. Returns the text shown since the last call, up to the end of `text`.
 
         Raises:
             TimeoutError: `text` was not shown in time.
@@ -74,9 +74,9 @@ class Terminal:
         return self._process.exitcode
 
     def _wait_asleep(self) -> None:
-        """Wait until the process has slept for several samples."""
+        """Wait until `_LOOKS` samples in a row find the process asleep."""
         deadline, asleep = time.monotonic() + _PATIENCE_S, 0
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended already
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process may have ended already
             while asleep < _LOOKS and time.monotonic() < deadline:
                 asleep = asleep + 1 if psutil.Process(self._process.pid).status() == psutil.STATUS_SLEEPING else 0
                 time.sleep(0.01)
@@ -84,8 +84,8 @@ class Terminal:
     def interrupt_until(self, text: str) -> None:
         """Press Ctrl-C until `text` is shown.
 
-        Python's line editing loses a signal that arrives just before it reads keys. So the method presses a key first,
-        and waits until the key is echoed and the process sleeps.
+        A signal that arrives just before the prompt reads keys is lost. So the method first presses a key, and waits
+        until the key is echoed and the process sleeps.
         """
         for _ in range(_PRESSES):
             self.type("x")
@@ -115,7 +115,7 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 @pytest.mark.usefixtures("working")
 def test_a_reply_and_its_tool_calls_are_shown(terminal: Terminal, database: Database) -> None:
-    """A tool call is shown before the reply, each after its commit. `/end` ends the session, and Ctrl-D the chat."""
+    """A tool call is shown before the reply. `/end` ends the session, and Ctrl-D ends the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")
@@ -136,7 +136,7 @@ def test_a_reply_and_its_tool_calls_are_shown(terminal: Terminal, database: Data
 
 @pytest.mark.usefixtures("working")
 def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database: Database) -> None:
-    """Alt-Enter begins a line, pasted lines stay together, and the arrow key recalls an earlier message."""
+    """Alt-Enter inserts a line break, pasted lines form one message, and the up arrow recalls an earlier message."""
     terminal.see(_PROMPT)
     terminal.type("first\x1b\rsecond\n")
     terminal.see("thinking")
@@ -169,7 +169,7 @@ def test_ctrl_c_cancels_the_current_turn(terminal: Terminal, database: Database)
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:
-    """At the prompt the first Ctrl-C does not leave the chat, and the second one does."""
+    """At the prompt, the first Ctrl-C prints a warning, and the second one ends the chat."""
     terminal.see(_PROMPT)
     terminal.interrupt_until("again leaves")
     terminal.interrupt_until("Goodbye")
@@ -202,7 +202,7 @@ _LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 @pytest.fixture
 def window(environment: Environment, tmp_path: Path) -> Iterator[Window]:
-    """A chat on a terminal that a test can close like a window."""
+    """A chat on a terminal that the test can close, as a user closes a window."""
     made = Window({**environment, **_TERM}, tmp_path)
     yield made
     made.close()
@@ -246,7 +246,7 @@ class Window:
 
 
 def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
-    """After SIGHUP during a wait, the message is accepted and the end of the session requested."""
+    """If SIGHUP arrives during a wait for a reply, the chat requests the session's end. The message stays accepted."""
     window.see(_PROMPT)
     window.type("hello\n")
     window.see("thinking")
@@ -257,7 +257,7 @@ def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, 
 @pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_closing_the_terminal_between_two_lines_leaves(window: Window, database: Database) -> None:
-    """After SIGHUP between two lines, the session ends with a summary, as after `/exit`."""
+    """After SIGHUP at the prompt, the chat's session ends, as after `/exit`."""
     window.see(_PROMPT)
     window.type("hello\n")
     window.see(_PROMPT)

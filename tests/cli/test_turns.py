@@ -1,4 +1,4 @@
-"""`perdure turns list`: the fleet's turns, newest first, by user, session and status."""
+"""`perdure turns list` shows all users' turns, newest first. Options select a user, a session or a status."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _pairs(options: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str, Any]) -> None:
-    """A line shows the ids, the user, the outcome and the time."""
+    """Each turn is listed with its ids, user, outcome and times."""
     document = json.loads(perdure("turns", "list", "--status", "cancelled", "--json").stdout)[0]
     assert document == {
         "turn_id": str(turns["cancelled"].turn_id),
@@ -85,7 +85,7 @@ def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str
 
 
 def test_a_wrong_option_lists_the_accepted_values(perdure: Perdure) -> None:
-    """A wrong option gives status 2 and lists the accepted values."""
+    """A wrong value of an option gives status 2. The message lists the accepted values."""
     for options, named in ((("--status", "lost"), TURN_STATUSES), (("--session", "here"), ("UUID",))):
         ended = perdure("turns", "list", *options)
         assert ended.returncode == 2

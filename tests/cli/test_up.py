@@ -1,4 +1,4 @@
-"""`perdure up` with all of its processes: started, stopped and started again."""
+"""`perdure up` starts all of its processes, stops them, and starts them again with the same data."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def free_ports(count: int) -> list[int]:
 def up(
     environment: Environment, directory: Path, *options: str, number: signal.Signals = signal.SIGINT
 ) -> Iterator[list[str]]:
-    """Run `perdure up` for the block, then stop it by the signal `number`. Yields the output when all processes run."""
+    """Run `perdure up` for the block, then stop it with the signal `number`. Yields the lines printed at the start."""
     process = subprocess.Popen(
         [*COMMAND, "up", *options],
-        env={**environment, "PERDURE_DATA_DIR": "data"},  # a relative path must mean the same to every process
+        env={**environment, "PERDURE_DATA_DIR": "data"},  # relative: every process must resolve it alike
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,9 +50,9 @@ def up(
     try:
         yield _until_up(process.stdout)
         process.send_signal(number)
-        rest = process.stdout.read()  # at EOF every process that holds the pipe has ended
+        rest = process.stdout.read()  # EOF means that every process which held the pipe has ended
         assert process.wait(timeout=60) == 0, rest
-        # The gateway's shutdown phases come first, then those of two workers, and beat's line.
+        # The gateway logs its shutdown phases first. Then the two workers log theirs, and beat logs one line.
         phases = re.findall(r"^(\w+) +\| .*shutdown(?:, (\d) of 4)?: (?!\d)", rest, re.MULTILINE)
         assert phases[:4] == [("gateway", each) for each in "1234"], rest
         assert sorted(phases[4:]) == [("beat", ""), *((f"worker{at}", each) for at in "12" for each in "1234")], rest
@@ -63,7 +63,10 @@ def up(
 
 
 STARTED = ("perdure chat", "worker1@", "worker2@", "beat: Starting")
-"""Lines that the welcome and each process print after they start. A process stopped earlier logs no phases."""
+"""Parts of the lines that `perdure up`, both workers and beat print once they have started.
+
+A process that is stopped before it prints its line logs no shutdown phases.
+"""
 
 
 def _until_up(output: Any) -> list[str]:
@@ -78,7 +81,7 @@ def _until_up(output: Any) -> list[str]:
 
 
 def test_the_commands_to_try_are_typed_as_they_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The welcome shows the command's path if `perdure` is not on the PATH, as under `make up`."""
+    """If `perdure` is not on the `PATH`, as under `make up`, the welcome text shows the command's path."""
     program = tmp_path / ".venv" / "bin" / "perdure"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
@@ -102,7 +105,7 @@ QUERY = {
 
 
 def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
-    """The names of the tasks that Flower shows. Flower misses early events, so messages are sent until one appears."""
+    """The names of the tasks that Flower shows. Sends messages until a task appears; Flower misses early events."""
     deadline, pause = time.monotonic() + 60, threading.Event()
     while time.monotonic() < deadline:
         httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()
@@ -114,7 +117,7 @@ def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> 
 
 
 def submitted(printed: list[str]) -> dict[str, Any]:
-    """Submit a message as a Celery client of the broker URL that `perdure up` printed; returns the result."""
+    """Submit a message as a Celery client, over the broker URL that `perdure up` printed. Returns the task's result."""
     (url,) = {found[1] for line in printed if (found := re.match(r"  broker +(\S+)$", line))}
     client = Celery(broker=url, backend=url, set_as_current=False)
     message = {"user_id": "ann", "text": "hello from a service"}
@@ -124,7 +127,7 @@ def submitted(printed: list[str]) -> dict[str, Any]:
 
 
 def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    """The welcome hides the broker's password, because terminals are shown in screenshots."""
+    """The welcome text hides the passwords of the broker and the result backend, because users share screenshots."""
     welcome(Path("data"), "127.0.0.1", 8080, None, ("amqp://ann:secret@rabbit//", "redis://:secret@redis:6379/0"))
     shown = capsys.readouterr().out
 
@@ -137,7 +140,7 @@ def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.Captur
 
 @pytest.mark.long
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
-    """`perdure up`, `perdure send` and Flower work together. After a restart, the data is still there."""
+    """`perdure up`, `perdure send` and Flower work together. After a restart, the earlier session is still listed."""
     port, flower = free_ports(2)
     options = ("--port", str(port), "--flower-port", str(flower))
     gateway = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""A wrong setting stops each program, a real process, with status 2 and a message that names the variable."""
+"""A wrong setting stops each program with status 2 and a message that names the variable."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value:
 
 @pytest.mark.parametrize("program", OTHERS)
 def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> None:
-    """The remaining programs refuse a wrong setting, too."""
+    """A wrong setting stops beat, Flower, `send`, `chat` and the programs that `celery` starts."""
     ended = run(program, PERDURE_EMBEDDER="nope:1")
 
     assert ended.returncode == 2, ended.stdout
@@ -111,7 +111,7 @@ def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> 
     ],
 )
 def test_a_wrong_agent_stops_the_start(run: Run, tmp_path: Path, limits: str, message: str) -> None:
-    """An agent's model, limits, hooks and tools are checked when a program starts."""
+    """A program does not start if an agent's model, limits, hooks or tools are wrong."""
     (tmp_path / "shop.py").write_text(_AGENTS.format(limits=limits))
     ended = run("perdure up --port 1 --no-flower", PERDURE_AGENTS="shop", OPENAI_API_KEY="")
 
@@ -151,7 +151,7 @@ def test_programs_without_a_model_need_no_key(run: Run, tmp_path: Path, program:
 
 
 def test_the_gateways_embedder_needs_its_key(run: Run) -> None:
-    """The gateway needs the embedder's key, because it embeds searches."""
+    """The gateway needs the embedder's key, because it embeds search queries."""
     ended = run("perdure gateway --port 1", OPENAI_API_KEY="", OPENAI_BASE_URL="", PERDURE_EMBEDDER="openai:small")
 
     assert ended.returncode == 2, ended.stdout
@@ -184,7 +184,7 @@ def test_an_unusable_key_file_stops_its_readers(
 
 
 def test_a_missing_server_is_not_taken_for_a_wrong_setting(run: Run) -> None:
-    """A missing server gives status 3, which supervisors retry, unlike status 2."""
+    """If no server runs, the status is 3. Supervisors restart a program after status 3, but not after status 2."""
     ended = run("celery -A perdure beat", PERDURE_DATABASE_URL="")
 
     assert ended.returncode == 3, ended.stdout

@@ -1,4 +1,4 @@
-"""`perdure` without the limit on wrong keys, because schemathesis tries many and expects 401 for each."""
+"""`perdure` without the limit on wrong API keys. schemathesis sends many wrong keys, and expects a 401 for each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from perdure.channels.http import throttle
 
 
 def main() -> None:
-    """Run the command."""
+    """Run `perdure`."""
     with mock.patch.object(throttle, "MAX_WRONG_KEYS", 1_000_000):
         cli.main()

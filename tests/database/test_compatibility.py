@@ -54,7 +54,7 @@ def _declared(engine: Engine) -> list[str]:
 def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
     """A release refuses a database without perdure's tables or without the release's newest migration.
 
-    The error says what to run.
+    The error names `perdure migrate`.
     """
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
@@ -71,7 +71,7 @@ def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: D
 def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
     empty: URL, engine: Engine, release: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While a rolling upgrade runs, the old release stays ready, and its `perdure migrate` changes nothing."""
+    """After the next release has migrated the database, the old release works, and its `migrate` changes nothing."""
     migrate(empty)
     require(release)
     newer = next_release(empty, tmp_path, readable_from=HEAD)
@@ -89,7 +89,10 @@ def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
 def test_a_release_does_not_use_a_schema_that_excludes_it(
     empty: URL, engine: Engine, release: Database, tmp_path: Path
 ) -> None:
-    """A schema that needs a newer release is refused until it is downgraded. The error names both revisions."""
+    """A release refuses a schema that needs a newer release, until the schema is downgraded.
+
+    The error names the revisions of the schema and of the release.
+    """
     migrate(empty)
     own = _declared(engine)
     newer = next_release(empty, tmp_path, readable_from="next")
@@ -97,14 +100,14 @@ def test_a_release_does_not_use_a_schema_that_excludes_it(
     assert _declared(engine) == ["next"]
     with pytest.raises(IncompatibleDatabase, match=f"revision next, which releases .*before revision next .*at {HEAD}"):
         require(release)
-    migrate(empty)  # leaves the newer schema, without an error
+    migrate(empty)  # leaves the newer schema unchanged, without an error
     command.downgrade(newer, HEAD)
     assert _declared(engine) == own
     require(release)
 
 
 def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, release: Database) -> None:
-    """Another application's `alembic_version` is neither migrated nor mistaken for a newer release's."""
+    """A database whose `alembic_version` belongs to another application is refused and not migrated."""
     with engine.connect() as connection:
         connection.execute(text("CREATE SCHEMA perdure"))
         connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
@@ -116,7 +119,10 @@ def test_a_revision_that_is_not_perdures_is_refused(empty: URL, engine: Engine, 
 
 
 def test_a_server_that_is_too_old_is_refused(empty: URL, release: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the versions found and needed, the setting and the fix. Nothing is migrated."""
+    """A PostgreSQL that is too old is refused and not migrated.
+
+    The error names the found and the required version, the setting and the fix.
+    """
     monkeypatch.setattr(compatibility, "OLDEST_POSTGRESQL", 99)
     said = r"PERDURE_DATABASE_URL is PostgreSQL \d\d\.\d.*; perdure needs 99 or newer. Upgrade it, or set PERDURE_D"
     with pytest.raises(IncompatibleDatabase, match=said):
@@ -145,7 +151,7 @@ def test_a_pgvector_that_is_too_old_is_refused(empty: URL, engine: Engine, relea
 @pytest.mark.long
 @pytest.mark.parametrize("installed", ["0.8.4", "0.8.10", "0.9", "1.0.0"])
 def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database, installed: str) -> None:
-    """Versions of pgvector are compared by number, not as text."""
+    """Versions of pgvector are compared as numbers, not as text, so 0.8.10 is newer than 0.8.4."""
     migrate(empty)
     with engine.connect() as connection:
         connection.execute(text("UPDATE pg_extension SET extversion = :v WHERE extname = 'vector'"), {"v": installed})
@@ -153,7 +159,7 @@ def test_a_newer_pgvector_is_used(empty: URL, engine: Engine, release: Database,
 
 
 def test_a_server_that_cannot_be_reached_is_not_incompatible() -> None:
-    """An unreachable server is not reported as incompatible, so that a starting program waits instead of exiting."""
+    """An unreachable server is not reported as incompatible, because a program may start before its database."""
     with pytest.raises(Unavailable) as raised:
         require(Database("postgresql://ana@127.0.0.1:1/perdure"))
     assert not isinstance(raised.value, IncompatibleDatabase)

@@ -1,4 +1,4 @@
-"""The engine: each statement commits by itself, driver errors are mapped once, and every wait is bounded."""
+"""The database engine: commits, driver errors, time limits, and the replacement of useless connections."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_statement_commits_by_itself(database: Database, other: Database) -> N
 
 
 def test_a_transaction_commits_together_or_not_at_all(database: Database, other: Database) -> None:
-    """An error in a transaction rolls back its earlier statements."""
+    """An error in a transaction rolls back the transaction's earlier statements."""
     with database.transaction("both") as transaction:
         transaction.run(INSERT, {"user_id": "ana"})
         assert other.run(COUNT, {})[0].users == 0
@@ -70,7 +70,7 @@ def test_a_transaction_commits_together_or_not_at_all(database: Database, other:
 
 
 def test_a_statement_prepared_in_a_failed_transaction_can_be_run_again(database: Database) -> None:
-    """A statement that was prepared in a failed transaction can be run again."""
+    """A rollback does not remove the statements that the transaction prepared, so they can be run again."""
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), database.transaction("fails") as transaction:  # noqa: PT012 (the transaction is the block)
             transaction.run(INSERT, {"user_id": "ana"})
@@ -93,7 +93,7 @@ def test_each_commit_is_observed_before_and_after(database: Database) -> None:
 
 
 def test_an_unreachable_server_is_reported_without_secrets() -> None:
-    """The error's message contains no host, user or password, because it may be shown to any caller."""
+    """The error's message contains no host, user or password, because any caller may see the message."""
     nowhere = Database("postgresql://ana:s3cret@127.0.0.1:1/perdure")
     with pytest.raises(Unavailable) as raised_error:
         nowhere.run(COUNT, {})
@@ -107,7 +107,7 @@ def test_an_unreachable_server_is_reported_without_secrets() -> None:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2", "postgresql+psycopg"])
 def test_any_scheme_of_the_url_selects_psycopg2(database_url: str, scheme: str) -> None:
-    """`postgresql://` selects psycopg2, even if SQLAlchemy would choose a driver that is not installed."""
+    """The engine uses psycopg2, whichever driver the URL names."""
     made = Database(make_url(database_url).set(drivername=scheme))
     assert made.engine.dialect.driver == "psycopg2"
     assert made.run(COUNT, {})[0].users == 0
@@ -135,7 +135,7 @@ def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database,
 
 
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
-    """If a transaction's connection is killed, `Unavailable` is raised and nothing is written."""
+    """If a connection is killed during a transaction, `Unavailable` is raised and nothing is written."""
     with pytest.raises(Unavailable), database.transaction("dies") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(INSERT, {"user_id": "ana"})
         other.run(KILL, {})
@@ -154,7 +154,10 @@ def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, o
 def test_a_server_that_closes_as_a_transaction_has_ended_is_unavailable(
     database: Database, monkeypatch: pytest.MonkeyPatch, error: psycopg2.Error, raised: type[Exception]
 ) -> None:
-    """If a connection is lost during its reset, `Unavailable` is raised. Other driver errors are raised unchanged."""
+    """If the connection is lost when its isolation level is reset after a transaction, `Unavailable` is raised.
+
+    Other driver errors are raised unchanged.
+    """
     dialect = database.engine.dialect
     set_level = dialect.set_isolation_level
     levels: list[Any] = []
@@ -195,7 +198,7 @@ def test_options_of_the_url_are_kept(database_url: str) -> None:
 
 
 def test_a_lock_that_is_not_free_in_time_is_unavailable(database_url: str, database: Database) -> None:
-    """A statement that waits too long for a lock fails, so that its caller can retry."""
+    """A statement that waits too long for a lock raises `Unavailable`, so that its caller can retry."""
     database.run(INSERT, {"user_id": "ana"})
     hasty = Database(database_url + ("&" if "?" in database_url else "?") + "options=-c%20lock_timeout%3D50")
     with database.transaction("holds") as transaction:
@@ -251,7 +254,7 @@ def _known_to_each_connection(database: Database, *statements: tuple[Statement, 
 
 
 def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) -> None:
-    """If a pooler or an administrator deallocates a prepared statement, it is prepared again."""
+    """If a pooler or an administrator deallocates a prepared statement, the engine prepares it again."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     for _ in range(CONNECTIONS):
@@ -259,7 +262,7 @@ def test_a_statement_that_was_deallocated_is_prepared_again(database: Database) 
 
 
 def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(database: Database, other: Database) -> None:
-    """If a prepared statement was deallocated, the transaction that uses it fails, and the next one succeeds."""
+    """A transaction that runs a deallocated prepared statement fails. The next transaction succeeds."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "DEALLOCATE ALL")
     with pytest.raises(Unavailable), database.transaction("broken") as transaction:  # noqa: PT012 (the transaction is the block)
@@ -301,7 +304,7 @@ def test_a_retried_write_is_written_and_observed_once(database: Database) -> Non
 
 
 def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(database: Database) -> None:
-    """If a table is missing, each statement raises the driver's error, and repeated errors keep the connection."""
+    """A statement on a missing table raises the driver's error. Repeated errors do not replace the connection again."""
     pid = database.run(PID, {})[0].pid
     for _ in range(2):
         with pytest.raises(ProgrammingError):
@@ -319,7 +322,7 @@ def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(dat
 
 
 def test_connections_to_a_demoted_server_are_replaced(database: Database) -> None:
-    """After a failover, the pool's connections to the old primary are replaced by connections to the new one."""
+    """After a failover, the pool's connections to the old primary are replaced by connections to the new primary."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     assert database.run(INSERT, {"user_id": "ana"})
@@ -331,7 +334,7 @@ def test_connections_to_a_demoted_server_are_replaced(database: Database) -> Non
 
 
 def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Database) -> None:
-    """If a transaction fails on a demoted server, the pool's other connections are replaced before they are used."""
+    """If a transaction fails on a demoted server, all connections of the pool are replaced before their next use."""
     _known_to_each_connection(database, (COUNT, {}))
     _on_each_connection(database, "SET default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="accepts no writes"), database.transaction("writes") as transaction:
@@ -342,7 +345,7 @@ def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Databas
 
 
 def test_a_read_only_database_is_unavailable_until_it_accepts_writes(database: Database) -> None:
-    """When a read-only database accepts writes again, processes use it without a restart."""
+    """Writes raise `Unavailable` while the database is read-only. Once it accepts writes again, they succeed."""
     name = database.engine.url.database
     database.run(COUNT, {})
     _on_one(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -365,7 +368,7 @@ def _on_one(database: Database, *statements: str) -> None:
 
 
 def test_json_for_the_database_is_strict() -> None:
-    """NaN is refused before it is sent to the server."""
+    """`as_json` rejects NaN, which PostgreSQL's JSON types do not accept."""
     assert as_json({"ü": [1, None]}) == '{"ü":[1,null]}'
     with pytest.raises(ValueError, match="JSON"):
         as_json({"n": float("nan")})

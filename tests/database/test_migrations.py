@@ -1,4 +1,4 @@
-"""Upgrades, downgrades and concurrent migrations, and their agreement with the tables declared in code."""
+"""Migrations: upgrades, downgrades, concurrency, interruptions, and agreement with the tables declared in code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
 
 
 def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
-    """The tables declared in the code equal the migrated ones, including defaults and comments."""
+    """The tables declared in the code equal the migrated tables, including defaults and comments."""
     migrate(empty)
     with engine.connect() as connection:
         options = {"compare_type": True, "compare_server_default": True}
@@ -97,7 +97,7 @@ def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
 
 
 def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
-    """Constraints, partial indexes and storage options, which Alembic does not compare, agree as well."""
+    """Constraints, partial indexes and storage options of the declared tables equal those of the migrated tables."""
     migrate(empty)
     migrated = [row for row in _catalogue(engine) if row[0] not in {"function", "trigger"}]
     with engine.begin() as connection:
@@ -108,7 +108,7 @@ def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) ->
 
 
 def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
-    """Migrating a current database changes nothing, because every start migrates."""
+    """Migrating a current database changes nothing, because `perdure up` migrates at every start."""
     migrate(empty)
     before = _catalogue(engine)
     migrate(empty)
@@ -117,7 +117,7 @@ def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
 
 @pytest.mark.long
 def test_four_concurrent_migrations_succeed(empty: URL) -> None:
-    """Processes that migrate concurrently take turns, and all succeed."""
+    """Concurrent migrations run one after the other, and all succeed."""
     begin = threading.Barrier(4)
     failed: list[BaseException] = []
 
@@ -150,7 +150,7 @@ def test_an_unreachable_server_is_reported_without_its_password() -> None:
 
 
 def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> None:
-    """SQL reads the time only from `perdure_now()`, which a connection can shift for itself."""
+    """`perdure_now()` returns the time shifted by the connection's `perdure.clock_offset`, which is 0 by default."""
     migrate(empty)
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT perdure_now() = now()"))
@@ -159,7 +159,10 @@ def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> N
 
 
 def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: Engine) -> None:
-    """An index on `sessions` is built while rows are written, and rebuilt after an interruption."""
+    """Migration 0004 builds an index on `sessions` without blocking writers.
+
+    After an interruption, a second run rebuilds the index.
+    """
     migrate(empty, "0003")
     reader = engine.connect()
     reader.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT count(*) FROM users"))
@@ -185,7 +188,7 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
 
 
 def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """The first statements commit by themselves, so a second run after an interruption must accept their results."""
+    """The migration's first statements commit separately. After an interruption, a second run accepts their results."""
     migrate(empty, "0023")
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))
