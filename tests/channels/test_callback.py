@@ -83,15 +83,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing to the test's output."""
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A running receiver."""
+@contextmanager
+def _running() -> Iterator[Receiver]:
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A running receiver."""
+    with _running() as server:
+        yield server
 
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
@@ -354,7 +360,7 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """Repeated failures open the breaker of the receiver's host and port. Attempts stop until the breaker is reset."""
+    """Repeated failures open the breaker of one host and port. Its attempts stop until the breaker is reset."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503
@@ -365,6 +371,9 @@ def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
         to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
     assert 0 < refused.value.retry_s <= 60
     assert len(receiver.received) == 2
+    with _running() as other:
+        to_url.carry({"url": other.url}, BODY, MESSAGE_ID)
+        assert len(other.received) == 1
     assert breakers.reset(f"webhook:127.0.0.1:{receiver.server_port}").failure_count == 0
     receiver.status = 204
     to_url.carry({"url": receiver.url}, BODY, MESSAGE_ID)
