@@ -1,1 +1,1 @@
-"""The tests: real servers, real processes, a clock that tests move."""
+"""The tests use real servers, real processes, and a clock that a test can advance."""

@@ -1,4 +1,4 @@
-"""Bodies that are small on the wire and large when decompressed, and `peak`, which measures allocated memory."""
+"""Decompression bombs for tests, and `peak`, which measures allocated memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1024**3
 def gzip_bomb(unpacked: int = GIB, *, before: bytes = b"") -> bytes:
     """A truncated gzip stream: `before`, then `unpacked` bytes of spaces, without the trailer.
 
-    One megabyte is compressed and repeated: after a full flush, each block can be decompressed by itself.
+    The stream repeats one compressed block of 1 MiB. A full flush ends each block, so no block refers to earlier data.
     """
     packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
     head = packer.compress(before) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -23,14 +23,14 @@ def gzip_bomb(unpacked: int = GIB, *, before: bytes = b"") -> bytes:
 
 
 class Peak:
-    """Peak of the memory that Python allocated within the block, in MiB."""
+    """The result of `peak`: the maximum memory that Python allocated within the `with` block, in MiB."""
 
     mib = 0.0
 
 
 @contextmanager
 def peak() -> Iterator[Peak]:
-    """Measure the memory that all threads allocate within the block."""
+    """Measure the maximum memory that all threads together allocate within the `with` block."""
     found = Peak()
     tracemalloc.start()
     try:

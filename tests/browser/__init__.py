@@ -1,1 +1,1 @@
-"""The web chat in a real browser, over real processes."""
+"""Tests of the web chat: a real browser, and real gateway and worker processes."""

@@ -1,7 +1,7 @@
-"""Headless Chromium, and the web chat of an installation of real processes.
+"""Fixtures: headless Chromium, a gateway process, and the page of the web chat.
 
-Chromium and its driver come from the system (Debian: `chromium`, `chromium-driver`). Without them these tests are
-skipped; in CI they fail.
+Chromium and its driver must be installed on the system (Debian: `chromium`, `chromium-driver`). If one of them is
+missing, the browser tests are skipped. In CI, the tests fail instead.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, text: str) -> None:
-        """Press the button with this text, in one script, because the page may rebuild its buttons at any time."""
+        """Press the button with this text. One script finds and clicks the button, because the page may rebuild it."""
         script = """
             const all = [...document.querySelectorAll("button")];
             const found = all.find(each => each.textContent.trim() === arguments[0]);
@@ -139,13 +139,13 @@ class Page:
 
     def until(self, condition: object, what: str) -> None:
         """Wait until `condition` is true."""
-        # The page may replace an element between finding and reading it.
+        # The page may replace an element after `condition` finds it and before `condition` reads it.
         waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05, [StaleElementReferenceException])
         assert callable(condition)
         waiting.until(lambda _driver: condition(), f"waited for {what}; the page has {self.texts()}")
 
     def errors(self) -> list[str]:
-        """Errors that the browser has logged since the last call, except lost connections."""
+        """Errors that the browser logged since the previous call of this method, except network errors."""
         logged = [each["message"] for each in self.driver.get_log("browser") if each["level"] == "SEVERE"]  # type: ignore[no-untyped-call]
         return [each for each in logged if "net::ERR_" not in each and "favicon" not in each]
 

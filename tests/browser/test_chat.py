@@ -1,4 +1,4 @@
-"""The web chat: a conversation, faults in mid-answer, approvals, several conversations, hostile text."""
+"""The web chat: conversations, approvals, tool calls, hostile text, and a gateway that is killed during an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = "<img src=x onerror=\"document.title='bad'\"><script>document.title='b
 def test_an_answer_continues_after_the_gateway_is_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """After the gateway is killed and restarted, the page resumes the answer without input and shows each word once."""
+    """After the gateway is killed and restarted, the page resumes the answer by itself and shows each word once."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
     page.say("tell")
     page.until(lambda: "word9 " in page.texts()[-1], "the first words")
@@ -101,7 +101,7 @@ def test_the_whole_story(
 def test_a_message_sent_while_an_answer_streams_waits_for_it(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """A message sent during an answer is shown after the whole answer, and a reload shows the same."""
+    """A message sent during an answer is shown after the whole answer. A reload shows the same order."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=6, interval_s=0.03)
     page.say("tell")
     page.until(lambda: "word3 " in page.texts()[-1], "the first words")
@@ -117,7 +117,10 @@ def test_a_message_sent_while_an_answer_streams_waits_for_it(
 def test_each_tool_call_is_shown_and_its_result_is_text(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """Calls with equal ids in two turns stay apart, and HTML in arguments and results creates no elements."""
+    """Each tool call is shown with its own result, even if calls of two turns have equal ids.
+
+    HTML in arguments and results is shown as text.
+    """
 
     def calls() -> list[str]:
         return page.texts("details.tool pre")
@@ -139,7 +142,7 @@ def test_each_tool_call_is_shown_and_its_result_is_text(
 def test_two_tabs_send_at_once(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """Two tabs that send concurrently get one answer each, in one conversation."""
+    """If two tabs send to the same conversation concurrently, each message gets one answer."""
     page.say("first")
     page.until(lambda: page.texts() == ["first", answer_to("first")], "the answer")
     one = page.driver.current_window_handle
@@ -161,7 +164,7 @@ def test_two_tabs_send_at_once(
 def test_an_archived_conversation_is_restored_by_keyboard(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """An archived conversation leaves the list and can be restored, with its messages, by keyboard."""
+    """An archived conversation disappears from the list. The user can restore it with its messages by keyboard."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.find("#menu summary").click()
@@ -180,7 +183,7 @@ def test_an_archived_conversation_is_restored_by_keyboard(
 def test_a_turn_of_another_device_is_followed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """A message from another device and its answer are shown. Updates of the list do not move the keyboard focus."""
+    """The page shows a message sent from another device and its answer, without moving the keyboard focus."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     key = page.driver.current_url.partition("#")[2]
@@ -223,7 +226,10 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
 def test_with_keys_the_page_asks_for_a_token(
     celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
 ) -> None:
-    """If API keys are set, the page asks for a token and reports an invalid one. No URL contains a token."""
+    """If the gateway has API keys, the page asks for a user token.
+
+    The page reports an invalid token. A valid token does not enter the page's URL.
+    """
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
         "PERDURE_SECRET_KEY": "the-secret-of-these-tests-tokens",

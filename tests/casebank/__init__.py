@@ -1,1 +1,1 @@
-"""The CaseBank."""
+"""Tests of the CaseBank, which stores answered questions for later turns."""

@@ -1,4 +1,4 @@
-"""Cases for tests: functions to create, write and read them."""
+"""Functions that create, write and read cases for the CaseBank's tests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _USE = Statement("tests.use", f"WITH fenced AS (SELECT 1), {WITH_USES} SELECT 1 
 def use(
     database: Database, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool = True, error: str | None = None
 ) -> None:
-    """Record that a turn used these cases, with the statement that settles a turn."""
+    """Record that a turn used these cases. The SQL comes from the statement that ends a turn."""
     status = "done" if succeeded else "failed"
     database.run(_USE, {"case_ids": list(case_ids), "turn_id": turn_id, "status": status, "error_code": error})
 
@@ -148,13 +148,13 @@ class Post:
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """The context of a pruning run at 100 % load, whose pauses take no time."""
+    """The context of a pruning run at 100 % load. The run's pauses take no time."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 
 
 def fill(database: Database) -> None:
-    """Write a case for each rule: a low performer, two duplicates, an inactive case, and cases that are spared."""
+    """Write cases for every pruning rule: a low performer, two duplicates, an inactive case, and protected cases."""
     put(database, "good", vector=NORTH, usage=20, rate=80.0)
     put(database, "twin", vector=NEARLY, usage=10, rate=50.0, idle_days=20)
     put(database, "low", vector=EAST, usage=11, rate=20.0)

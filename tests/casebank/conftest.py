@@ -10,6 +10,6 @@ from tests.casebank.bank import fill
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    """A bank with a case for each rule."""
+    """A CaseBank with the cases that `fill` writes."""
     fill(database)
     return database

@@ -1,9 +1,9 @@
-"""A process that prunes the CaseBank and kills itself with SIGKILL at a commit.
+"""A process that prunes the CaseBank and kills itself with SIGKILL just before or just after a commit.
 
     killing DATABASE_URL NUMBER
 
-NUMBER is the boundary at which the process dies, counted from 0. Each commit has one boundary before it and one after
-it.
+Each commit has two boundaries: one before the commit and one after it. The process dies at the boundary NUMBER, counted
+from 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.casebank.bank import bank
 
 
 def main() -> None:
-    """Run the weekly policy, one case per batch, until the signal."""
+    """Run the weekly policy, one case per batch. Kill the process at the given boundary."""
     url, number = sys.argv[1:]
     passed = itertools.count()
 

@@ -1,7 +1,7 @@
-"""Hand-written questions by topic, on which the default minimum similarity of an embedder is measured.
+"""Hand-written questions, grouped by topic, for measuring each embedder's default minimum similarity.
 
-The wordings of one topic ask for the same thing, so one answer fits all of them. Wordings of different topics are
-unrelated, even if they begin alike. Each topic's first wording is the stored case.
+Each topic has several wordings of one question. The first wording is the question of the stored case; each other
+wording should find this case. Wordings of different topics are unrelated, even if they begin with the same words.
 """
 
 from __future__ import annotations

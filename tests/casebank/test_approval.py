@@ -1,4 +1,4 @@
-"""Notices to the administrator, and the approval of plans."""
+"""A pruning run notifies the administrator, and may wait until the administrator approves its plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock
 
 
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
-    """If the notice of a plan fails, the run ends as withheld with an error, and the next run tries again."""
+    """If a plan's notice cannot be delivered, the run ends as `withheld` without removals. The next run starts anew."""
     post, pauses = Post(), list[float]()
     post.unavailable = True
     parts = bank(filled, clock, post, notify_url=URL)
@@ -62,7 +62,7 @@ def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClo
 
 
 def test_a_failed_notice_of_the_results_is_recorded(filled: Database, clock: MovedClock) -> None:
-    """If the notice of the results fails, the run still ends as done, and its row records the failure."""
+    """If the notice of the results cannot be delivered, the run still ends as `done`. The run's row has the error."""
     post = Post()
 
     def once(url: str, body: bytes) -> None:
@@ -76,7 +76,7 @@ def test_a_failed_notice_of_the_results_is_recorded(filled: Database, clock: Mov
 
 
 def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UUID]:
-    """Start a run whose plan waits for approval. Returns its context and id."""
+    """Start a run whose plan waits for approval. Returns the run's context and id."""
     parts = bank(database, clock, approval=PruneApproval.MANUAL, notify_url=URL)
     result = prune.run(parts)
     assert result["phase"] == "waiting_approval"
@@ -86,7 +86,10 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UU
 
 
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
-    """A plan blocks other runs until it is approved, then it is applied. Its notice has the time limit for approval."""
+    """A plan that waits for approval blocks other runs, and is applied after the approval.
+
+    The plan's notice has the time limit for the approval.
+    """
     parts, run_id = waiting(filled, clock)
     assert isinstance(parts.post, Post)
     assert json.loads(parts.post.sent[0][1])["approval_within_s"] == parts.limits.approval_expires_s
@@ -105,7 +108,7 @@ def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock)
 
 
 def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) -> None:
-    """A rejected plan is not applied, and another plan can be made."""
+    """A rejected plan is never applied, and a new run can start."""
     parts, run_id = waiting(filled, clock)
     state.reject(filled, run_id, "ana")
     assert prune.advance(parts) is None
@@ -117,7 +120,7 @@ def test_a_plan_that_is_rejected_is_void(filled: Database, clock: MovedClock) ->
 
 
 def test_an_unapproved_plan_expires(filled: Database, clock: MovedClock) -> None:
-    """An unapproved plan expires, because its cases change with time."""
+    """A plan that is not approved in time expires, because its cases may have changed."""
     parts, run_id = waiting(filled, clock)
     clock.advance(timedelta(seconds=parts.limits.approval_expires_s + 1))
     with pytest.raises(Conflict, match="expired"):
@@ -130,5 +133,5 @@ def test_an_unapproved_plan_expires(filled: Database, clock: MovedClock) -> None
 
 
 def test_an_empty_plan_needs_no_approval(database: Database, clock: MovedClock) -> None:
-    """A run without anything to remove ends at once, even if plans need approval."""
+    """A run with an empty plan ends at once, even if plans need approval."""
     assert prune.run(bank(database, clock, approval=PruneApproval.MANUAL))["phase"] == "done"

@@ -1,4 +1,4 @@
-"""Archive and restore: a restored case equals the archived one."""
+"""Archived cases: restoring, reading and searching them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
     idle: int | None,
     number: int,
 ) -> None:
-    """Restoring an archived case returns the same row, as text, and the same vector, bit for bit."""
+    """Archiving and restoring a case preserves its row, compared as text, and its vector, compared bit for bit."""
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
         connection.execute(
@@ -79,7 +79,7 @@ def test_restoring_gives_back_the_identical_row(  # noqa: PLR0917 (each is drawn
 
 
 def test_restoring_marks_the_archive_and_the_history(database: Database, clock: MovedClock) -> None:
-    """The archive's row stays, and a restored case is spared for 7 days."""
+    """Restoring marks the row in `case_archive` and records an event. Pruning then spares the case for 7 days."""
     put(database, "c", usage=20, rate=10.0)
     prune.run(bank(database, clock))
     archive.restore(database, "c")
@@ -96,7 +96,7 @@ def test_restoring_marks_the_archive_and_the_history(database: Database, clock: 
 
 
 def test_only_archived_cases_can_be_restored(database: Database) -> None:
-    """Only archived cases can be restored. For active and unknown cases, `NotFound` is raised."""
+    """Restoring an active or unknown case raises `NotFound`."""
     put(database, "c")
     for case_id in ("c", "nobody", ""):
         with pytest.raises(NotFound):
@@ -104,7 +104,7 @@ def test_only_archived_cases_can_be_restored(database: Database) -> None:
 
 
 def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock: MovedClock) -> None:
-    """A merged case is restored unchanged. The keeper's counts still include the counts of the restored case."""
+    """A merged case is restored unchanged. Its keeper, the case that absorbed it, keeps the summed counts."""
     put(database, "keeper", vector=[1, 2, 3], usage=20, rate=80.0)
     put(database, "loser", vector=[1, 2, 3], usage=10, rate=50.0)
     before = column(database, ROW, id="loser")
@@ -118,7 +118,7 @@ def test_a_keeper_keeps_the_counts_of_a_restored_case(database: Database, clock:
 def test_reading_an_archived_case_is_logged(
     database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If an archived case is read by its id or found by a search, a warning is logged.
+    """Reading an archived case by its id logs a warning, and so does finding it in a search.
 
     A search finds archived cases only if `include_archived` is set.
     """
@@ -138,7 +138,7 @@ def test_reading_an_archived_case_is_logged(
 
 
 def test_search_compares_within_one_embedder_and_size(database: Database) -> None:
-    """A search compares only vectors of the query's embedder and size. Others cannot be compared with the query."""
+    """A search finds only cases whose vectors have the embedder and the size of the query's vector."""
     put(database, "a", vector=[1, 0, 0, 0])
     put(database, "b", vector=[1, 1, 0, 0])
     put(database, "other", vector=[1, 0, 0, 0], embedder="other:4")

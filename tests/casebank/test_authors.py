@@ -1,4 +1,4 @@
-"""The author of a case decides who sees it and which cases it may merge with."""
+"""A case's author determines which users see the case, and with which cases it may be merged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEAR = [1.0, 0.0, 0.0, 0.0]
 
 
 def found(database: Database, user_id: str, k: int = 9, least: float | None = None) -> list[str]:
-    """The ids of the cases that a search for this user finds."""
+    """The ids of the cases that a search on behalf of `user_id` finds."""
     return [
         each.case_id
         for each in search.search_for_user(database, user_id, NEAR, "hash:4", k, banks=["common"], least=least)
@@ -34,7 +34,7 @@ def found(database: Database, user_id: str, k: int = 9, least: float | None = No
 
 
 def test_a_user_finds_their_own_cases_and_those_without_an_author(database: Database) -> None:
-    """A user's search finds the user's own cases and those without an author. An administrator's search finds all."""
+    """A user's search finds their own cases and cases without an author. An administrator's search finds all cases."""
     put(database, "anas", vector=[1, 0, 0, 0], user_id="ana")
     put(database, "bobs", vector=[1, 0.1, 0, 0], user_id="bob")
     put(database, "imported", vector=[1, 0.2, 0, 0])
@@ -51,7 +51,10 @@ def test_a_user_finds_their_own_cases_and_those_without_an_author(database: Data
 
 @pytest.fixture
 def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
-    """3,000 cases: 100 without an author, 20 of ana's, 900 of bob's, and one each of 1,980 other users."""
+    """3,000 cases: 100 without an author, 20 by ana, 900 by bob, and one by each of 1,980 other users.
+
+    Returns all `vectors`, and for each user the indices of the cases that the user sees.
+    """
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(3_000, 16)).round(3)
     authors = [None] * 100 + ["ana"] * 20 + ["bob"] * 900 + [f"user {number}" for number in range(1_980)]
@@ -110,7 +113,7 @@ def test_a_user_among_many_finds_the_nearest(
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_a_search_for_a_user_scans_no_table(database: Database, crowded: dict[str, Any], mode: str) -> None:
-    """A user's search reads shared cases and the user's own cases through indexes and does not scan the table."""
+    """A user's search uses indexes and does not scan the table, in PostgreSQL's custom plan and in its generic plan."""
     search.build_indexes(database, index_from=1_000)
     plan = _plan(database, search_queries.nearest_for_user(16, 500, 500), mode, authors=["ana"], k=4, least=0.5)
     assert "Seq Scan on cases" not in plan
@@ -140,7 +143,7 @@ def _twins(database: Database) -> None:
 
 
 def test_duplicates_of_two_users_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """Two users' duplicates are merged only with scope `all`, because a merge hides a case from its author."""
+    """Only scope `all` merges two users' duplicates. With scope `user`, a merge would hide a case from its author."""
     _twins(database)
     kept = prune.dry_run(bank(database, clock))["details"]["merged"]
     assert [(each["keeper"], each["removed"]) for each in kept] == [("a", "d"), ("c", "e")]
@@ -149,7 +152,7 @@ def test_duplicates_of_two_users_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clock: MovedClock) -> None:
-    """If the scope changes while a plan waits for approval, merges across users are no longer applied."""
+    """If the scope changes from `all` to `user` after planning, the plan's merges across users are not applied."""
     _twins(database)
     post = Post()
     made = bank(database, clock, post, scope=CaseScope.ALL, approval="manual")
@@ -165,7 +168,7 @@ def test_a_plan_made_for_all_is_not_applied_across_users(database: Database, clo
 
 
 def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: MovedClock) -> None:
-    """A dry run and a run include uses that are not counted yet, so that a case used recently is spared."""
+    """A plan includes recorded uses that `usage_count` does not include yet, so a recently used case is spared."""
     put(database, "sleeper", idle_days=200)
     put(database, "low", usage=10, rate=5.0, idle_days=30)
     assert prune.dry_run(bank(database, clock))["details"]["archived"] == ["sleeper"]
@@ -179,7 +182,7 @@ def test_the_plan_sees_uses_that_are_not_counted_yet(database: Database, clock: 
 
 
 def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: MovedClock) -> None:
-    """A merge adds the uses of both cases to the keeper once, including those that were not counted before."""
+    """After a merge, the kept case's `usage_count` includes each use of both cases once, even if not counted before."""
     put(database, "keeper", vector=NEAR, usage=20)
     put(database, "loser", vector=NEAR, usage=3)
     for case_id, times in (("keeper", 4), ("loser", 2)):
@@ -197,7 +200,7 @@ def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: Moved
 
 
 def test_authors_survive_export_and_import(database: Database, clock: MovedClock) -> None:
-    """An export keeps authors, so that an import does not make one user's cases visible to all."""
+    """An export keeps authors, so that an import does not make one user's cases visible to all users."""
     now = clock.now()
     assert add(database, NewCase("learnt", "q", "a", user_id="ana", turn_id=uuid4()), now=now)
     assert add(database, NewCase("imported", "q", "a"), now=now)
@@ -215,7 +218,10 @@ def test_authors_survive_export_and_import(database: Database, clock: MovedClock
 
 
 def test_migrated_cases_get_their_authors_and_counts(databases: Databases) -> None:
-    """The upgrade takes a case's author from its turn if the turn exists. The downgrade adds the uses to the counts."""
+    """The upgrade sets a missing author to the user of the case's turn, if the turn exists.
+
+    The downgrade adds uncounted uses to `usage_count`.
+    """
     with databases.empty() as url:
         migrate(url, "0013")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

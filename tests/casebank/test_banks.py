@@ -1,4 +1,4 @@
-"""Banks of cases, and sharing: who finds a case, and which cases it may merge with."""
+"""A case's bank, and whether it is shared, determine who finds the case and with which cases it may be merged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAR = [1.0, 0.0, 0.0, 0.0]
 
 
 def found(database: Database, user_id: str, *banks: str) -> set[str]:
-    """The ids of the cases that a search for this user finds."""
+    """The ids of the cases that a search in `banks` on behalf of `user_id` finds."""
     return {each.case_id for each in search.search_for_user(database, user_id, NEAR, "hash:4", 9, banks=banks)}
 
 
@@ -38,7 +38,7 @@ def _filled(database: Database) -> None:
 
 
 def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> None:
-    """A search in given banks finds the user's own cases, shared cases and cases without an author, each case once."""
+    """In the given banks, a search finds the user's own cases, shared cases and cases without an author, each once."""
     _filled(database)
     assert found(database, "ana", "common") == {"anas", "anas shared", "imported"}
     assert found(database, "bob", "common") == {"anas shared", "imported"}
@@ -56,7 +56,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
 @pytest.mark.parametrize("few", [100, 1])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int, *, indexed: bool) -> None:
-    """With and without indexes, a search in a small bank finds the bank's cases, even next to a large bank."""
+    """With and without indexes, a search in a small bank finds the bank's cases, even if another bank is large."""
     _filled(database)
     for number in range(300):
         put(database, f"{number}", vector=NEAR, user_id=None if number % 2 else "ana")
@@ -103,7 +103,7 @@ def test_sharing_is_recorded_and_survives_archiving(database: Database) -> None:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: MovedClock, scope: CaseScope) -> None:
-    """Duplicates in two banks are not merged: a merge would hide a case from the other bank's agents."""
+    """Duplicates in different banks are not merged, because a merge would hide a case from the agents of its bank."""
     put(database, "a", vector=NEAR, user_id="ana", usage=9)
     put(database, "b", vector=NEAR, user_id="ana", usage=8, bank="support")
     put(database, "c", vector=NEAR, user_id="ana", usage=7, bank="support")
@@ -113,7 +113,7 @@ def test_duplicates_of_two_banks_are_not_merged(database: Database, clock: Moved
 
 
 def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, clock: MovedClock) -> None:
-    """A shared case merges into a private one only if the scope shows all cases to all users."""
+    """A shared case is merged into a private case only with the scope `all`, which shows every case to every user."""
     put(database, "own", vector=NEAR, user_id="ana", usage=9)
     put(database, "shared", vector=NEAR, user_id="ana", usage=8, shared=True)
     put(database, "shared too", vector=NEAR, user_id="ana", usage=7, shared=True)
@@ -125,7 +125,7 @@ def test_a_shared_case_is_not_merged_into_a_private_one(database: Database, cloc
 
 
 def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clock: MovedClock) -> None:
-    """If a case was shared after the plan was made, its merge into a private case is not applied."""
+    """If a case is shared after a plan is made, the plan's merge of that case into a private one is not applied."""
     put(database, "keeper", vector=NEAR, user_id="ana", usage=9)
     put(database, "loser", vector=NEAR, user_id="ana", usage=8)
     post = Post()
@@ -138,7 +138,7 @@ def test_a_case_that_was_shared_since_the_plan_is_spared(database: Database, clo
 
 
 def test_banks_and_sharing_survive_export_and_import(database: Database, clock: MovedClock) -> None:
-    """An export keeps banks and sharing, so that an import restores them."""
+    """An export includes the bank of each case and whether the case is shared. An import restores both."""
     _filled(database)
     lines = [json.dumps(line) for line in transfer.export_lines(database)]
     assert [
@@ -161,7 +161,7 @@ def test_banks_and_sharing_survive_export_and_import(database: Database, clock: 
 def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     database: Database, clock: MovedClock, wrong: dict[str, str | None]
 ) -> None:
-    """An import refuses an invalid bank and a shared case without an author. Each refusal has the reason."""
+    """An import refuses an invalid bank name, and a shared case without an author. Each refusal states the reason."""
     line = json.dumps({"case_id": "a", "query": "q", "response_text": "a", "user_id": "ana", **wrong})
     imported = transfer.import_lines(database, [line], now=clock.now())
     assert (imported.added, [number for number, _ in imported.bad]) == (0, [1])
@@ -171,7 +171,7 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
 
 
 def test_migrated_cases_are_in_the_common_bank(databases: Databases) -> None:
-    """The upgrade puts existing cases into the common bank, unshared. The downgrade makes shared cases private."""
+    """The upgrade puts existing cases into the bank `common`, unshared. The downgrade deletes records of sharing."""
     with databases.empty() as url:
         migrate(url, "0018")
         engine = engine_of(url, isolation_level="AUTOCOMMIT")

@@ -1,4 +1,4 @@
-"""Cases are added by hand, by file or from a turn, then used, rated and reviewed."""
+"""Cases are added directly, from a file or from a turn. Their uses are counted, rated and reviewed."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder
     ],
 )
 def test_invalid_cases_are_refused_with_the_reason(change: dict[str, Any], why: str) -> None:
-    """Invalid data is refused, and the error has the reason."""
+    """An invalid case is refused, and the error states the reason."""
     with pytest.raises(InvalidRequest, match=why):
         cases.check(replace(GOOD, **change), now=NOW)
 
 
 def test_a_vector_of_another_size_than_its_embedders_is_refused() -> None:
-    """A vector of the wrong size is refused, because no search would ever compare it."""
+    """A vector of the wrong size is refused, because no search could find the case."""
     cases.check(GOOD, now=NOW, dimensions=2)
     with pytest.raises(InvalidRequest, match="2 dimensions, its embedder's have 3"):
         cases.check(GOOD, now=NOW, dimensions=3)
@@ -82,7 +82,7 @@ def test_the_bounds_themselves_are_accepted(database: Database, clock: MovedCloc
 
 
 def test_a_case_is_learnt_once(database: Database, clock: MovedClock) -> None:
-    """A turn with two positive feedbacks gives one case. A search finds the case as soon as it has a vector."""
+    """Two positive feedbacks on one turn create one case. A search finds the case as soon as the case has a vector."""
     known: dict[str, Any] = {"turn_id": UUID(int=1), "user_id": "ana", "query": "how?", "response_text": "so"}
     case_id = cases.learn(database, clock, **known)
     assert case_id is not None
@@ -155,7 +155,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
-    """Importing an export again changes nothing. In an empty database, the import restores all cases."""
+    """Importing an export into the same database changes nothing. Importing it into an empty one restores all cases."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),
@@ -176,12 +176,15 @@ def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) 
 
 
 def counts(database: Database) -> list[int]:
-    """The stored usage of each case, in the order of the ids."""
+    """The `usage_count` of each case, ordered by id."""
     return column(database, "SELECT usage_count FROM cases ORDER BY case_id")
 
 
 def test_a_use_counts_once_a_turn(database: Database) -> None:
-    """A use counts once, even if it is recorded twice or counted by several processes. It is visible at once."""
+    """A use is counted once, even if it is recorded twice, or if several processes count concurrently.
+
+    Lists of cases include the use even before it is counted.
+    """
     put(database, "a", usage=1, idle_days=50)
     put(database, "b", usage=1, idle_days=50)
     for _ in range(2):
@@ -222,7 +225,7 @@ def test_a_use_is_counted_once_wherever_counting_stops(database: Database) -> No
 
 
 def test_a_locked_case_is_counted_later(database: Database) -> None:
-    """Counting skips cases that a run or a feedback has locked. The next count includes their uses."""
+    """Counting skips cases that a pruning run or the storing of feedback has locked. The next count adds their uses."""
     put(database, "a")
     put(database, "b")
     use(database, ["a", "b"], UUID(int=1))
@@ -248,7 +251,7 @@ def test_an_archived_case_is_counted_when_it_is_restored(database: Database, clo
 
 
 def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, first: int = 1) -> None:
-    """Record one use a second, in order: `+` succeeded, `-` failed."""
+    """Record one use per character of `outcomes`, one second apart: `+` for a success, `-` for a failure."""
     for number, outcome in enumerate(outcomes, start=first):
         clock.advance(timedelta(seconds=1))
         error = None if outcome == "+" else f"error {number % 2}"
@@ -256,7 +259,7 @@ def uses(database: Database, clock: MovedClock, case_id: str, outcomes: str, fir
 
 
 def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clock: MovedClock) -> None:
-    """Only the newest hundred executions count. A case without executions keeps its rate."""
+    """A case's rate is computed from its newest 100 uses. A case without recorded uses keeps its rate."""
     put(database, "a", rate=12.0)
     put(database, "b", rate=12.0)
     uses(database, clock, "a", "-" * 5 + "+" * 75 + "-" * 25)
@@ -265,7 +268,7 @@ def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clo
 
 
 def test_feedback_overrides_the_outcome_of_the_turn(database: Database, clock: MovedClock) -> None:
-    """Negative feedback makes a use a failure even if its turn succeeded. The review lists the feedback as an error."""
+    """Positive and negative feedback override the turn's outcome. A review lists negative feedback as an error."""
     put(database, "a")
     uses(database, clock, "a", "++-")
     assert executions.feedback(database, UUID(int=1), -1) == ["a"]
@@ -280,7 +283,7 @@ def test_feedback_overrides_the_outcome_of_the_turn(database: Database, clock: M
 
 @pytest.mark.parametrize(("outcomes", "flagged"), [("+-", False), ("++---", True), ("-", True), ("+", False)])
 def test_under_fifty_percent_is_flagged(database: Database, clock: MovedClock, outcomes: str, flagged: bool) -> None:
-    """A rate of exactly 50 % is not flagged, and a recovered case is no longer flagged."""
+    """A case with a rate below 50 % is flagged until its rate recovers. A rate of exactly 50 % is not flagged."""
     put(database, "a")
     uses(database, clock, "a", outcomes)
     assert bool(reflection.reflect(database).flagged) is flagged
@@ -301,7 +304,7 @@ def test_the_most_frequent_errors_come_first(database: Database, clock: MovedClo
 
 
 class Adviser:
-    """A model that records its requests. While `unavailable` is true, its calls fail."""
+    """A model that records its requests. While `unavailable` is true, each call fails."""
 
     name = "adviser"
 

@@ -1,4 +1,4 @@
-"""Differences that a cosine cannot show: numbers, negations, names and opposites, in English and Korean."""
+"""Differences that hardly change two texts' cosine: numbers, negations, names and opposites, in English and Korean."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from perdure.text.contradiction import MAX_CHARS, DifferenceKind, difference, fe
     ],
 )
 def test_a_difference_is_found_in_either_order(left: str, right: str, kind: DifferenceKind) -> None:
-    """A difference is found in either order of the texts; its `left` and `right` follow that order."""
+    """The order of the texts does not affect the kind of difference. Swapping the texts swaps `left` and `right`."""
     found, back = difference(left, right), difference(right, left)
     assert found is not None
     assert back is not None
@@ -73,13 +73,13 @@ def test_a_difference_is_found_in_either_order(left: str, right: str, kind: Diff
     ],
 )
 def test_paraphrases_do_not_differ(left: str, right: str) -> None:
-    """Paraphrases do not differ; otherwise duplicates would never be merged."""
+    """No difference is found between paraphrases, because any difference prevents the merging of duplicates."""
     assert difference(left, right) is None
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right: str) -> None:
-    """For any two texts, the comparison raises no error and is symmetric. Fingerprints and bits agree with it."""
+    """For any two texts, `difference` raises no error and is symmetric, and its result agrees with their `features`."""
     assert difference(left, left) is None
     found, back = difference(left, right), difference(right, left)
     assert (found is None) == (back is None)
@@ -95,19 +95,19 @@ def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right:
 
 @pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
 def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
-    """Different names usually differ in their bits. If bits coincide, the names themselves are compared."""
+    """A name that one of two texts lacks is usually detected by comparing `name_bits` with `word_bits`."""
     assert features(left).name_bits & ~features(right).word_bits
 
 
 def test_the_fingerprint_is_the_same_everywhere() -> None:
-    """The fingerprint may be stored, so unlike Python's `hash` it does not depend on the process."""
+    """The fingerprint may be stored. Unlike Python's `hash`, it is therefore the same in every process."""
     fingerprint = features("wait 30 minutes, not 90").fingerprint
     assert fingerprint == features("90 is not 30").fingerprint == 9_164_849_144_532_300_859
 
 
 @pytest.mark.parametrize("filler", ["a ", "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"])
 def test_one_character_beyond_the_size_limit_is_a_difference(filler: str) -> None:
-    """Beyond the size limit, texts are compared by their hashes, so one different character is a difference."""
+    """Text beyond the size limit is compared by its hash, so one different character in it is a difference."""
     long = filler * MAX_CHARS
     found = difference(f"{long}left", f"{long}right")
     assert found is not None
@@ -118,12 +118,12 @@ def test_one_character_beyond_the_size_limit_is_a_difference(filler: str) -> Non
 
 
 def test_a_difference_is_shown_within_bounds() -> None:
-    """A difference is stored with the plan of a run, so its text must not list thousands of numbers."""
+    """The text of a difference stays short even for thousands of different numbers, because a run's plan stores it."""
     assert len(str(difference(" ".join(map(str, range(1_500))), "none"))) < 500
 
 
 def test_thousands_of_accents_are_compared() -> None:
-    """Letters with more than 30 marks are split, because sorting marks takes quadratic time; accents still match."""
+    """Texts with thousands of accents on one letter are compared quickly. Equivalent forms of an accent match."""
     marks = "\N{COMBINING ACUTE ACCENT}\N{COMBINING CEDILLA}" * 2_000
     assert difference(f"cafe{marks} noir", f"cafe{marks} noir") is None
     assert difference("cafe\N{COMBINING ACUTE ACCENT} noir", "caf\N{LATIN SMALL LETTER E WITH ACUTE} noir") is None

@@ -1,4 +1,4 @@
-"""The plan, compared with a reference implementation that compares every pair of cases."""
+"""The planner, tested against a slow reference implementation that compares every pair of cases."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | No
 
 
 def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
-    """The plan as the policy defines it.
+    """The plan as the policy defines it, made by a slow reference implementation.
 
-    Every pair is compared in exact fractions. Only the code of the rules is shared with the planner.
+    The reference compares every pair in exact fractions. It shares only the code of the rules with the planner.
     """
     expected_items: set[tuple[Action, str, Rule, str | None]] = set()
     left: list[Candidate] = []
@@ -91,7 +91,7 @@ def _after_merging(
 
 
 def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
-    """Whether the cosine exceeds the threshold, in exact arithmetic: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
+    """Whether the cases' cosine is above the threshold, in exact arithmetic: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
     if left.embedder != right.embedder or left.vector is None or right.vector is None:
         return False
     if limits.scope is CaseScope.USER and left.user_id != right.user_id:
@@ -110,7 +110,7 @@ DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (
 
 @st.composite
 def banks(draw: st.DrawFn) -> list[Candidate]:
-    """Small banks full of ties, near duplicates, boundary values and incomparable cases."""
+    """Up to 14 cases, with many ties, near duplicates, boundary values and incomparable cases."""
     made = []
     for number in range(draw(st.integers(0, 14))):
         idle = draw(st.sampled_from([0.5, 7, 8, 30, 90, 91, 200]))
@@ -137,7 +137,7 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
 def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
-    """The planner, which is fast because of blocks, sketches and batches, makes the same plan as the reference."""
+    """The planner makes the same plan as the reference, despite its optimizations."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(summary(planned(cases, limits))) == reference(cases, limits)
 
@@ -154,7 +154,7 @@ def test_the_same_data_give_the_same_plan(
 
 
 def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
-    """A cosine of exactly 0.95, as 380 / (20 * 20), is no duplicate. With the next float32, the case is a duplicate."""
+    """Two cases with a cosine of exactly 0.95 are not duplicates. Two cases with a slightly higher cosine are."""
     keeper, at = [20.0, 0, 0, 0, 0], [19.0, 6, 1, 1, 1]
     over = [float(np.nextafter(np.float32(19), np.float32(20))), 6, 1, 1, 1]
     assert cosine(np.asarray(keeper, dtype=np.float32), np.asarray(at, dtype=np.float32)) == 0.95
@@ -165,7 +165,7 @@ def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
 
 
 def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
-    """A case that is near only to a merged case stays, because duplicates are compared with their keeper."""
+    """A case stays if it is similar to a merged case but not to that case's keeper."""
     step = math.acos(0.96)
     chain = [
         candidate(facts(name, usage=usage), [math.cos(at * step), math.sin(at * step), 0, 0])
@@ -175,7 +175,7 @@ def test_a_chain_is_cut_where_the_keeper_is_no_longer_near() -> None:
 
 
 def test_what_cannot_be_compared_is_no_duplicate() -> None:
-    """A case with another embedder or size, or without a usable vector, is never a duplicate."""
+    """Cases with different embedders, different vector sizes or no usable vector are never duplicates."""
     vector = [1.0, 2.0, 3.0, 4.0]
     cases = [
         candidate(facts("a", usage=9), vector),
@@ -191,7 +191,7 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
 
 @pytest.mark.long
 def test_ten_thousand_identical_cases_collapse_to_one() -> None:
-    """The fifty million pairs of ten thousand cases are neither stored nor compared one by one."""
+    """Ten thousand identical cases merge into one, without comparing or storing their 50 million pairs one by one."""
     cases = [candidate(facts(f"{number:05}", usage=1, rate=50.0), [1.0, 2.0, 3.0, 4.0]) for number in range(10_000)]
     items = planned(cases)
     assert len(items) == 9_999
@@ -208,7 +208,7 @@ def _spelt(number: int) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["numbers", "names", "protected"])
 def test_near_cases_that_all_stay_are_not_compared_pair_by_pair(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If 700 near cases all stay, their pairs are decided in blocks, with one comparison per case."""
+    """If none of 700 similar cases is merged, the planner computes one exact cosine per case, not one per pair."""
     question = {
         "numbers": "where is order {0}".format,
         "names": "who is X{1}".format,
@@ -230,7 +230,7 @@ def test_near_cases_that_all_stay_are_not_compared_pair_by_pair(kind: str, monke
 
 
 def test_merged_values_decide_about_inactivity() -> None:
-    """An inactive keeper is spared if a merge gives it a later access or the exempt usage."""
+    """An inactive keeper is not archived if a merge gives it a more recent access or enough uses for the exemption."""
     vector = [1.0, 2.0, 3.0, 4.0]
     sleepers = [facts("a", usage=60, idle_days=100), facts("b", usage=50, idle_days=100)]
     items = planned([candidate(each, vector) for each in sleepers])
@@ -244,7 +244,7 @@ def test_merged_values_decide_about_inactivity() -> None:
 
 
 def test_a_removed_case_takes_part_in_nothing_further() -> None:
-    """Later rules do not see removed cases: a low performer cannot be a keeper, and it is not merged."""
+    """A case that is removed as a low performer is neither merged nor a keeper."""
     vector = [1.0, 2.0, 3.0, 4.0]
     low = candidate(facts("low", usage=50, rate=10.0), vector)
     good = candidate(facts("good", usage=5, rate=90.0), vector)
@@ -254,13 +254,13 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
 def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sketches miss no pair above the threshold, for embeddings of any size and a bank of several blocks."""
+    """Preselecting pairs by sketches of their vectors misses no pair above the threshold, for vectors of any size."""
     monkeypatch.setattr(duplicates, "_BLOCK", 64)
     monkeypatch.setattr(duplicates, "_VERIFIED", 16)
     rng = np.random.default_rng(dimensions)
     count = 240
     centres = rng.normal(size=(count // 4, dimensions))
-    centres[: count // 8] += 3  # half of the vectors on one side of space, as real embeddings are
+    centres[: count // 8] += 3  # half of the vectors lie on one side of space, as real embeddings do
     vectors = np.concatenate(
         [centres + rng.normal(size=centres.shape) * spread for spread in (0.0, 0.1, 0.3, 0.34)]
     ).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The rules of the policy, on both sides of each boundary."""
+"""The rules of the pruning policy, on both sides of each threshold."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_inactivity_boundaries(idle: timedelta, goes: bool) -> None:
 
 
 def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
-    """If a case was never accessed, its inactivity counts from its creation. Otherwise it would stay for ever."""
+    """A case that was never accessed is inactive if it was created more than 90 days ago."""
     young = facts(last_accessed_at=None, created_at=NOW - timedelta(days=90))
     assert policy.inactivity(young, LIMITS, NOW) is None
     assert policy.inactivity(replace(young, created_at=young.created_at - MICROSECOND), LIMITS, NOW) is not None
@@ -50,7 +50,7 @@ def test_a_case_that_was_never_accessed_counts_from_its_creation() -> None:
 
 @pytest.mark.parametrize(("usage", "stays"), [(100, False), (101, True)])
 def test_the_exemption_from_inactivity(usage: int, stays: bool) -> None:
-    """More than 100 uses exempt a case from inactivity."""
+    """A case with more than 100 uses is exempt from the inactivity rule."""
     assert (policy.exemption(facts(usage=usage), LIMITS) is not None) is stays
 
 
@@ -70,7 +70,7 @@ def test_protection_by_usage(usage: int, stays: bool) -> None:
     ],
 )
 def test_protection_by_access(idle: timedelta, stays: bool) -> None:
-    """An access within 7 days protects a case. An access time in the future counts as now."""
+    """An access within the last 7 days protects a case. An access time in the future counts as now."""
     verdict = policy.protection(facts(last_accessed_at=NOW - idle), LIMITS, NOW)
     assert (verdict is not None and verdict.rule is Rule.RECENT_ACCESS) is stays
 
@@ -83,7 +83,10 @@ def test_protection_by_restoring(since: timedelta, stays: bool) -> None:
 
 
 def test_the_order_of_keepers() -> None:
-    """The keeper has the most usage. Ties are broken by the rate (unknown is lowest), then age, then id."""
+    """The keeper of a group of duplicates is the case with the most uses.
+
+    The higher rate breaks a tie, then the greater age, then the lower id. An unknown rate is the lowest.
+    """
     old = NOW - timedelta(days=500)
     ranked = [
         facts("z", usage=9, rate=None),
@@ -97,7 +100,7 @@ def test_the_order_of_keepers() -> None:
 
 
 def test_a_merge_adds_usage_weighs_rates_and_takes_the_later_access() -> None:
-    """An unknown rate is ignored in the weighted mean, not counted as 0."""
+    """The merged rate is the mean of the known rates, weighted by uses. An unknown rate does not count as 0."""
     keeper = facts("k", usage=30, rate=80.0, idle_days=50)
     merged = policy.merged(keeper, [facts("a", usage=10, rate=40.0, idle_days=20), facts("b", usage=5, idle_days=60)])
     assert (merged.usage_count, merged.success_rate) == (45, 70.0)
@@ -120,7 +123,7 @@ RATED = st.builds(
 def test_a_merge_is_the_same_in_any_order_and_stays_within_bounds(
     keeper: Facts, losers: list[Facts], shuffle: object
 ) -> None:
-    """The order of rows does not change a merge, and the merged rate lies between the lowest and the highest one."""
+    """The order of the losers does not change a merge. The merged rate lies between the lowest and the highest rate."""
     merged = policy.merged(keeper, losers)
     shuffle.shuffle(losers)  # type: ignore[attr-defined]
     assert policy.merged(keeper, losers) == merged

@@ -1,4 +1,4 @@
-"""Runs of the policy: dry and real, killed, resumed, concurrent and failed."""
+"""Pruning runs: dry runs, completed runs, concurrent runs, and runs that fail or are killed and resumed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LASTING = {"cases", "case_executions", "case_archive", "case_history"}
 
 
 def test_a_dry_run_reports_the_plan_and_changes_nothing(filled: Database, clock: MovedClock) -> None:
-    """A dry run leaves every row of every table as it was."""
+    """A dry run returns the plan and changes no row of any table."""
     before = everything(filled)
     assert set(TABLES) < set(before)
     pruned = prune.dry_run(bank(filled, clock))
@@ -60,7 +60,7 @@ def test_a_dry_run_reports_the_plan_and_changes_nothing(filled: Database, clock:
 def test_a_run_does_what_the_dry_run_reported(
     filled: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run archives low performers, duplicates and inactive cases, and reports them as the dry run did."""
+    """A run archives low performers, duplicates and inactive cases, and returns the same details as a dry run."""
     caplog.set_level(logging.INFO)
     pruned = prune.run(bank(filled, clock))
     assert details(pruned) == EXPECTED
@@ -75,7 +75,7 @@ def test_a_run_does_what_the_dry_run_reported(
 
 
 def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -> None:
-    """The keeper gets the sum of the usage, the weighted mean of the rates and the later access."""
+    """A merge gives the keeper the sum of the uses, the weighted mean of the rates and the later access time."""
     prune.run(bank(filled, clock))
     assert column(filled, "SELECT usage_count FROM cases WHERE case_id = 'good'") == [30]
     assert column(filled, "SELECT success_rate FROM cases WHERE case_id = 'good'") == [70.0]
@@ -88,7 +88,7 @@ def test_the_keeper_takes_over_the_counts(filled: Database, clock: MovedClock) -
 
 
 def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """A second run changes no case, because the first one left nothing that the policy would change."""
+    """A run right after another run changes no case."""
     first = prune.run(bank(filled, clock))
     before = {name: rows for name, rows in everything(filled).items() if name in LASTING}
     second = prune.run(bank(filled, clock))
@@ -98,7 +98,7 @@ def test_a_second_run_finds_nothing_more(filled: Database, clock: MovedClock) ->
 
 
 def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock: MovedClock) -> None:
-    """The row of a run shows its progress, and afterwards its plan and outcome."""
+    """A run's row shows the phase and progress during the run, and the plan and outcome afterwards."""
     seen: list[tuple[str, int, int]] = []
 
     def look(moment: str, name: str) -> None:
@@ -125,7 +125,7 @@ def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock
 
 
 def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str, Any]:
-    """Execute a run, with `change` called between its plan and its first archiving."""
+    """Execute a run, and call `change` after the run has made its plan and before it archives a case."""
     post = Post()
 
     def notify(url: str, body: bytes) -> None:
@@ -138,7 +138,7 @@ def planned_then(database: Database, clock: MovedClock, change: Any) -> dict[str
 
 
 def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: MovedClock) -> None:
-    """Cases used after the plan was made are spared, because a run checks each row again under its lock."""
+    """Cases used after the plan was made are spared, because the run locks each row and checks it again."""
     pruned = planned_then(filled, clock, lambda: use(filled, ["low", "twin", "sleeper"], UUID(int=7)))
     assert (pruned["removed_cases"], pruned["merged_cases"], pruned["archived_cases"]) == (0, 0, 0)
     assert {(each["case_id"], each["rule"]) for each in pruned["details"]["spared"]} >= {
@@ -151,7 +151,7 @@ def test_a_case_used_between_plan_and_apply_is_spared(filled: Database, clock: M
 
 
 def test_a_merge_uses_the_keepers_rate_at_that_time(filled: Database, clock: MovedClock) -> None:
-    """A merge weighs the keeper's current rate and usage, because a plan may wait for days."""
+    """A merge computes with the keeper's current rate and usage count, because the plan may be days old."""
     put(filled, "unrated", vector=[0, 0, 0, 1.0], usage=40)
     put(filled, "its twin", vector=[0, 0, 0, 1.0], usage=10, rate=50.0)
 
@@ -180,7 +180,7 @@ def test_a_merge_uses_the_keepers_rate_at_that_time(filled: Database, clock: Mov
     ],
 )
 def test_cases_changed_since_the_plan_are_spared(filled: Database, clock: MovedClock, change: str, spared: str) -> None:
-    """A run applies the plan as it was shown. A case that has changed since is spared."""
+    """A run spares each case that has changed since the plan was made, and applies the rest of the plan."""
 
     def happen() -> None:
         with filled.engine.connect() as connection:
@@ -216,7 +216,7 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
 def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
     database: Database, database_url: str, clock: MovedClock, tmp_path: Path
 ) -> None:
-    """A process killed before or after any of its commits loses nothing: the next run completes the plan."""
+    """If a process is killed before or after any commit, the next run completes the plan and repeats nothing."""
     parts = bank(database, clock, duplicate_batch=1)
     for boundary in itertools.count():
         clear(database)
@@ -236,7 +236,7 @@ def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
 
 
 def _killed_at(boundary: int, database_url: str, directory: Path) -> bool:
-    """Prune in a process that is killed at this boundary. Returns False if the process ended first."""
+    """Prune in a process that is killed at `boundary`. Returns False if the process ended before this boundary."""
     process = forked.start(
         forked.Program(
             "tests.casebank.killing:main",
@@ -259,7 +259,7 @@ OPEN_TRANSACTIONS = """
 
 def resumed(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
     """Resume the run of a killed process, after the run's lease has expired."""
-    # The server ends a killed client's transaction a moment later, and with it the lock on the run's row.
+    # PostgreSQL ends the killed client's transaction with a delay. Until then, the run's row is locked.
     until(lambda: column(parts.database, OPEN_TRANSACTIONS) == [0], "the killed process's transaction ends")
     left = state.list_runs(parts.database)
     if left and left[0]["finished_at"]:  # killed after its last commit
@@ -272,14 +272,14 @@ def resumed(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
 
 
 def clear(database: Database) -> None:
-    """Empty the bank."""
+    """Empty the CaseBank's tables."""
     database.observe = None
     with database.engine.connect() as connection:
         connection.exec_driver_sql(f"TRUNCATE {', '.join(TABLES)}")
 
 
 def test_a_group_merged_over_many_batches_has_the_planned_counts(database: Database, clock: MovedClock) -> None:
-    """Merging a group in several batches gives the keeper the same counts as one batch would."""
+    """Merging a group of duplicates in several batches gives the keeper the same counts as one batch would."""
     for number in range(30):
         put(
             database, f"{number:02}", vector=NORTH, usage=30 - number, rate=[None, 10.0, 95.0][number % 3], idle_days=95
@@ -319,7 +319,7 @@ def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: M
 
 
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
-    """If another process has resumed a run whose lease expired, the first process fails at its next commit."""
+    """After another process resumes a run whose lease expired, the run's first process fails at its next commit."""
     held = state.begin_or_resume(filled, clock)
     clock.advance(timedelta(seconds=state.LEASE_S + 1))
     successor = state.begin_or_resume(filled, clock)
@@ -332,7 +332,7 @@ def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: 
 
 
 def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed run releases its lease, so that the next attempt starts at once. The failed run's row has the error."""
+    """A failed run stores its error and releases its lease, so that the next attempt can start at once."""
 
     def break_down(*_given: Any) -> None:
         raise OSError(errno.ENOSPC, "disk full")
@@ -347,7 +347,7 @@ def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, mo
 
 
 def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
-    """A run holds no lock between its commits, so cases can be searched, used and added."""
+    """Cases can be used and added during a run, because the run holds no lock between its commits."""
     number = iter(range(1_000))
 
     def look(_moment: str, _name: str) -> None:

@@ -1,4 +1,4 @@
-"""The default minimum similarity, measured: which questions find a case, and which do not."""
+"""The default minimum similarity: most rephrased questions find their topic's case, and none finds another topic's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.casebank.questions import ASIDES, TOPICS
 
 
 def _cosines(embedder: HashEmbedder, texts: list[str]) -> NDArray[np.float64]:
-    """Cosines of shape `(questions, topics)`, of each question with each topic's stored case."""
+    """The cosine of each text with each topic's stored case, in an array of shape `(texts, topics)`."""
     stored = np.array(embedder.embed([topic[0] for topic in TOPICS]))
     cosines: NDArray[np.float64] = np.array(embedder.embed(texts)) @ stored.T
     return cosines
@@ -31,7 +31,7 @@ def test_no_question_reaches_a_case_of_another_topic(dimensions: int) -> None:
 
 
 def test_other_wordings_find_their_case() -> None:
-    """With `hash:384`, 80 of the 90 other wordings find their topic's case, as docs/casebank.md says."""
+    """With `hash:384`, 80 of the 90 rephrased questions find their topic's case, as docs/casebank.md states."""
     embedder = HashEmbedder(384)
     wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic[1:]]
     cosines = _cosines(embedder, [wording for _, wording in wordings])
@@ -55,7 +55,10 @@ def test_other_wordings_find_their_case() -> None:
     ],
 )
 def test_each_embedder_has_a_default(embedder: str, least: float) -> None:
-    """An unknown embedder has the strictest default. A setting, even 0, overrides every default."""
+    """The default minimum similarity depends on the embedder, and is strictest for an unknown embedder.
+
+    A setting, even 0, overrides the default.
+    """
     assert least_similarity(embedder, None) == least
     assert least_similarity(embedder, 0.0) == 0.0
     assert least_similarity(embedder, 0.7) == 0.7

@@ -1,4 +1,4 @@
-"""The life of a case, from learning through use and archiving to its restore, on a moved clock."""
+"""The life of one case: it is learnt, used, rated, archived and restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.casebank.bank import bank, statuses, use
 def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
     database: Database, clock: MovedClock
 ) -> None:
-    """After negative feedback, reflection lowers the rate and the weekly run archives the case. It can be restored."""
+    """A case with much negative feedback gets a low rate. The weekly run archives the case, which can be restored."""
     case_id = cases.learn(
         database,
         clock,

@@ -1,4 +1,4 @@
-"""The CaseBank's tasks: what they return, and which process continues a run."""
+"""The CaseBank's Celery tasks: their results, their schedule, and the resumption of runs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Call = Callable[..., Any]
 
 
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
-    """A function that runs a task eagerly: as a direct call, or as a run of the schedule's `entry`.
+    """A function that runs a task eagerly: as if the schedule's `entry` fired it or, without `entry`, as a direct call.
 
-    The process shuts down once `leaving` is set.
+    If `leaving` is set, the task's worker process is shutting down.
     """
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)
@@ -63,7 +63,7 @@ def _with(runtime: Runtime, **limits: Any) -> Runtime:
 
 
 def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
-    """`casebank.prune` is a dry run by default, but Beat passes `dry_run=False`. Both runs return their details."""
+    """By default, `casebank.prune` is a dry run. It returns the same details as a run with `dry_run=False`."""
     call = _calling(_with(runtime))
     put(runtime.database, "bad", usage=20, rate=10)
     put(runtime.database, "good", usage=20, rate=90)
@@ -77,7 +77,7 @@ def test_pruning_is_a_dry_run_by_default(runtime: Runtime) -> None:
 
 
 def test_a_result_quotes_no_case(runtime: Runtime) -> None:
-    """A task's result quotes no case, because the result backend and Flower keep it after an author's erasure."""
+    """A task's result quotes no case, because the result backend and Flower keep results after an author's erasure."""
     call = _calling(_with(runtime))
     for number in ("4711", "1234"):
         put(runtime.database, f"pin {number}", query=f"Is the PIN of the card {number}?", vector=[1, 0, 0, 0])
@@ -89,7 +89,7 @@ def test_a_result_quotes_no_case(runtime: Runtime) -> None:
 
 
 def test_an_approved_run_is_resumed_and_an_old_plan_expires(runtime: Runtime, clock: MovedClock) -> None:
-    """Any worker's next `casebank.advance` applies an approved run and expires an old plan."""
+    """`casebank.advance` applies an approved plan, and expires a plan whose time for approval has passed."""
     manual = _with(runtime, approval=PruneApproval.MANUAL, approval_expires_s=3_600)
     call = _calling(manual)
     put(runtime.database, "bad", usage=20, rate=10)
@@ -116,7 +116,7 @@ def test_the_weekly_run_is_skipped_while_a_plan_waits(
     by_hand, weekly = _calling(manual), _calling(manual, "prune")
     by_hand("casebank.prune", dry_run=False)
     assert "refused: CONFLICT" in caplog.text
-    weekly("casebank.prune", dry_run=False)  # a schedule begins with its next slot
+    weekly("casebank.prune", dry_run=False)  # runs nothing: a new schedule entry begins with its next slot
     clock.advance(timedelta(days=7))
     assert weekly("casebank.prune", dry_run=False) is None
     assert "this week's run of the CaseBank is skipped" in caplog.text
@@ -124,7 +124,7 @@ def test_the_weekly_run_is_skipped_while_a_plan_waits(
 
 
 def test_another_process_continues_the_run_of_one_that_shuts_down(runtime: Runtime) -> None:
-    """If a process shuts down during planning or applying, the task ends without an error. The run can be resumed."""
+    """If a process shuts down during a run, its task ends without an error, and another process resumes the run."""
     parts = _with(runtime, duplicate_batch=1)
     for number in range(4):
         put(runtime.database, f"bad{number}", usage=20, rate=10)
@@ -163,7 +163,7 @@ def test_notices_are_signed(runtime: Runtime, receiver: Receiver, tmp_path: Path
 
 
 def test_reflection_rates_and_embeds_cases(runtime: Runtime) -> None:
-    """If the embedder is unavailable, reflection still rates cases. It adds vectors once the embedder is available."""
+    """Reflection rates cases even if the embedder is unavailable. A later reflection adds the missing vectors."""
     parts = replace(runtime, embedder=HashEmbedder(16))
     put(runtime.database, "a", query="how to do it")
     use(runtime.database, ["a"], UUID(int=1), succeeded=False, error="TOOL_ERROR")
@@ -187,7 +187,7 @@ def test_uses_are_counted_in_the_background(runtime: Runtime) -> None:
 
 
 def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) -> None:
-    """Suggestions are scheduled only if the setting allows them. If the model fails, no suggestion is stored."""
+    """Suggestions are scheduled only if the setting `suggestions` is true. A failed model call stores no suggestion."""
 
     class _Model:
         name = "ill"
@@ -208,7 +208,7 @@ def test_suggestions_are_scheduled_if_the_setting_allows_them(runtime: Runtime) 
 
 
 def test_the_schedule_prunes_on_sundays(runtime: Runtime) -> None:
-    """Pruning runs on Sundays at 02:00, not as a dry run; reflection runs daily."""
+    """The schedule runs `casebank.prune` on Sundays at 02:00 with `dry_run=False`, and `casebank.reflect` daily."""
     found = active_entries({"casebank.prune", "casebank.reflect", "casebank.advance"}, runtime.settings)
     prunes = found["prune"]
     assert (prunes.arguments, prunes.queue) == ({"dry_run": False}, "maintenance")

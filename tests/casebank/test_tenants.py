@@ -1,4 +1,4 @@
-"""The CaseBank with several tenants: each is searched and pruned separately."""
+"""The CaseBank with several tenants: searches and merges do not cross from one tenant to another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _name(author: str | None) -> str:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    """One active and one archived case of each author, all with the same vector."""
+    """One active and one archived case of each author in `AUTHORS`, all with the same vector."""
     for author in AUTHORS:
         put(database, _name(author), vector=NEAR, user_id=author)
         put(database, f"old {_name(author)}", vector=NEAR, user_id=author)
@@ -43,7 +43,7 @@ def filled(database: Database) -> Database:
 
 @pytest.mark.parametrize("few", [0, search.INDEX_FROM])
 def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """A search sees one tenant's cases, or the cases without a tenant. The operator's search sees all cases."""
+    """A search finds one tenant's cases, or only the cases without a tenant. The operator's search finds all cases."""
     monkeypatch.setattr(search, "INDEX_FROM", few)
     search._nearest.cache_clear()
     of = {"acme": AUTHORS[2:5], "bolt": AUTHORS[5:7], None: [None, "ana", ""]}
@@ -59,7 +59,10 @@ def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
-    """A tenant's user sees their own cases and the tenant's. Only users without a tenant see cases with no author."""
+    """A tenant's user finds their own cases, and the cases that belong to the whole tenant.
+
+    Only users without a tenant find cases without an author.
+    """
     expected: dict[str, set[str | None]] = {
         "ana": {None, "ana"},
         "eve": {None},
@@ -73,7 +76,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
 
 
 def test_a_tenants_searches_use_an_index(database: Database) -> None:
-    """A tenant's searches among 5,000 other cases use an index, in PostgreSQL's custom plan and in its generic plan."""
+    """With 5,000 cases, searches within a tenant use an index, in PostgreSQL's custom plan and in its generic plan."""
     with database.engine.connect() as connection:
         connection.execute(
             text(
@@ -105,7 +108,7 @@ def _pairs(database: Database, clock: MovedClock, scope: CaseScope) -> set[tuple
 
 
 def test_duplicates_of_two_tenants_are_not_merged(database: Database, clock: MovedClock) -> None:
-    """With scope `all`, cases of one tenant are merged, but never those of two tenants."""
+    """With the scope `all`, duplicates within a tenant are merged. Duplicates of two tenants are never merged."""
     authors = {"a": user_key("acme", "ana"), "b": user_key("acme", "bob"), "c": everybodys("acme"), "d": "ana"}
     authors |= {"e": user_key("bolt", "ana"), "f": everybodys("bolt")}
     for usage, (case_id, author) in enumerate({**authors, "g": None}.items()):
@@ -115,9 +118,9 @@ def test_duplicates_of_two_tenants_are_not_merged(database: Database, clock: Mov
 
 
 def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedClock, monkeypatch: Any) -> None:
-    """A plan that merges two tenants' cases is not applied, because each pair is checked again under its locks.
+    """A plan that merges two tenants' cases is not applied, because a run locks each pair and checks it again.
 
-    Earlier releases made such plans with scope `all`.
+    Earlier releases made such plans with the scope `all`.
     """
     put(database, "a", vector=NEAR, user_id=user_key("acme", "ana"), usage=9)
     put(database, "b", vector=NEAR, user_id=user_key("bolt", "ana"), usage=8)
@@ -128,7 +131,7 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
 
 
 def test_seen_by_identifies_the_users_who_see_a_case() -> None:
-    """`seen_by` is equal for two cases only if the same users see them; only such cases may merge."""
+    """`seen_by` is equal for two authors only if the same users see their cases. Only such cases may be merged."""
     acmes = user_key("acme", "ana")
     assert [seen_by(each, CaseScope.USER) for each in (acmes, None, "ana")] == [acmes, None, "ana"]
     assert [seen_by(each, CaseScope.ALL) for each in (acmes, None, "ana")] == ["acme", None, None]

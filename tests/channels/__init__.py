@@ -1,1 +1,1 @@
-"""Tests of the channels: the HTTP gateway over real requests, callbacks to a real receiver, the CLI."""
+"""Tests of the channels: the HTTP gateway, callbacks, chat services and the command line."""

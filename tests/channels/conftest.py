@@ -1,4 +1,4 @@
-"""Fixtures: a gateway over the test's runtime, and a function that counts rows before and after a request."""
+"""Fixtures: a client of the gateway, and functions that send messages, run turns and count rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICE_KEY, ADMIN_KEY = "key-of-a-service", "key-of-the-admin"
 
 @pytest.fixture
 def client(runtime: Runtime) -> Iterator[TestClient]:
-    """A client of the gateway, which listens on loopback and has no keys."""
+    """A client of a gateway without keys, at a loopback address."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as made:
         yield made
 
@@ -55,7 +55,7 @@ def run(runtime: Runtime) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def say(client: TestClient) -> Callable[..., dict[str, Any]]:
-    """A function that sends a message, which must be accepted, and returns the response."""
+    """A function that sends a message, asserts that the gateway accepts it, and returns the response's body."""
 
     def send(words: str = "what is 12*7+5?", **more: Any) -> dict[str, Any]:
         response = client.post("/v1/messages", json={"user_id": "ann", "text": words, **more})

@@ -1,8 +1,8 @@
-"""Discord on loopback: its REST API and its gateway's websocket, as far as a bot needs them.
+"""A fake Discord on loopback: the parts of the REST API and of the gateway's WebSocket that a bot needs.
 
-The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT with its ACK, RESUME and events. After a
-RESUME it sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns the
-failures that a test requests.
+The gateway speaks `zlib-stream`. It supports HELLO, IDENTIFY, READY, HEARTBEAT, HEARTBEAT ACK, RESUME and events. After
+a RESUME, it sends the missed events. The REST API records the bot's messages, edits and typing indicators, and returns
+the failures that a test requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DiscordServer:
         self.edited: list[dict[str, Any]] = []
         self.typing: list[str] = []
         self.written: list[dict[str, Any]] = []
-        """Messages that people wrote, as the channels' history returns them."""
+        """Messages that people wrote. A channel's history returns them."""
         self.answered: list[dict[str, Any]] = []
         self.identified: list[dict[str, Any]] = []
         self.resumed: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class DiscordServer:
         return str(next(self._ids))
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to the bot. If the bot is not connected, send the event when it resumes."""
+        """Send an event to the bot. If the bot is not connected, the server sends the event when the bot resumes."""
         asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
 
     def drop(self, code: int = 4000) -> None:
@@ -177,14 +177,14 @@ class DiscordServer:
         return web.json_response(message)
 
     async def _channel(self, request: web.Request) -> web.Response:
-        """The response to a request for a channel: a private chat."""
+        """Respond that the requested channel is a private chat."""
         recipients = [{**BOT, "id": "11", "username": "ana", "bot": False}]
         return web.json_response(
             {"id": request.match_info["channel"], "type": 1, "last_message_id": None, "recipients": recipients}
         )
 
     async def _history(self, request: web.Request) -> web.Response:
-        """The oldest messages after the id `after`, at most `limit`, newest first."""
+        """Respond with the first `limit` messages after the id `after`, sorted newest first."""
         channel, after = request.match_info["channel"], int(request.query["after"])
         found = [each for each in self.written if each["channel_id"] == channel and int(each["id"]) > after]
         page = sorted(found, key=lambda each: int(each["id"]))[: int(request.query["limit"])]

@@ -1,7 +1,7 @@
-"""Slack on loopback: its Web API and the websocket of Socket Mode, as far as a bot needs them.
+"""A fake Slack on loopback: the parts of the Web API and of Socket Mode's WebSocket that a bot needs.
 
-The server records the messages that a bot posts and updates, and its responses to interactions. It returns the failures
-that a test requests. `signed` signs webhook requests as Slack does.
+The server records the bot's messages, edits, and responses to interactions. It returns the failures that a test
+requests. `signed` signs webhook requests as Slack does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, str]:
-    """The headers of a request of Slack with this `body`, signed at the epoch second `at`."""
+    """The headers of a webhook request from Slack with this `body`, signed at the Unix time `at`."""
     stamp = str(int(at))
     digest = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
     return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"v0={digest}"}
@@ -32,7 +32,7 @@ def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, st
 
 @dataclass
 class Failure:
-    """A failure response to the next `times` calls of `method`: HTTP `status`, or 200 with Slack's `error`."""
+    """A failure response to the next `times` calls of `method`. An `error` is Slack's error code in the body."""
 
     method: str
     status: int
@@ -75,7 +75,7 @@ class SlackServer:
         return f"1763888400.{next(self._numbers):06d}"
 
     def dispatch(self, kind: str, payload: dict[str, Any]) -> str:
-        """Send an envelope over Socket Mode; returns its id."""
+        """Send an envelope over Socket Mode. Returns the envelope's id."""
         envelope = f"envelope-{next(self._numbers)}"
         text = json.dumps(
             {"type": kind, "envelope_id": envelope, "payload": payload, "accepts_response_payload": False}

@@ -1,6 +1,6 @@
-"""Telegram's Bot API on loopback, as far as a bot needs it.
+"""A fake Telegram on loopback: the parts of the Bot API that a bot needs.
 
-The server records a bot's calls, and returns the failures that a test requests.
+The server records the bot's calls, and returns the failures that a test requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 TOKEN, SECRET = "1:of-the-tests", "the-secret-token-of-the-tests"
 _POLL_S = 0.05
-"""Duration of a poll that finds no update. Telegram's own takes seconds."""
+"""Seconds until a poll without updates returns. The real Telegram waits longer."""
 
 CHAT = {"id": 21, "type": "private"}
 
@@ -44,7 +44,7 @@ class TelegramServer:
         self.failures += [(method, status, body)] * times
 
     def given(self, method: str) -> list[dict[str, str]]:
-        """The fields of the calls of `method` that succeeded."""
+        """The fields of each successful call of `method`."""
         return [fields for name, fields in self.calls if name == method]
 
     def answer(self, method: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Typing and presence: channels record them in the stream of memory layer 0, and prompts show them."""
+"""Typing and presence: channels record them in the user's Redis stream, which is layer 0 of memory."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def remembering(runtime: Runtime, redis_url: str, clock: MovedClock) -> Iterator
 
 
 def noted(runtime: Runtime, user: str) -> list[tuple[str, str]]:
-    """The kinds and channels on a user's stream."""
+    """The kind and channel of each event in the user's stream."""
     assert runtime.redis_memory is not None
     return [(str(each.kind), each.channel) for each in runtime.redis_memory.stream.recent(user, 100)]
 
 
 def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock) -> None:
-    """Events of one kind and channel are rate-limited, so that reports of every key press cannot fill the stream."""
+    """Events of one kind and channel are rate-limited, because a client may report every key press."""
     assert [note_activity(remembering, "ann", "web", TYPING) for _ in range(5)] == [True] + [False] * 4
     assert note_activity(remembering, "ann", "web", PRESENCE)
     assert note_activity(remembering, "ann", "discord", TYPING)
@@ -57,7 +57,7 @@ def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock)
 
 
 def test_nothing_is_noted_of_an_unknown_user(remembering: Runtime) -> None:
-    """No activity is recorded for a person who has sent no message, because no erasure would find the record."""
+    """No activity is recorded for a person who has never sent a message, because no erasure would find the record."""
     assert not note_activity(remembering, "zoe", "discord", TYPING)
     assert noted(remembering, "zoe") == []
 
@@ -68,7 +68,7 @@ def test_without_redis_nothing_is_noted(runtime: Runtime) -> None:
 
 
 def test_typing_on_discord_is_noted(remembering: Runtime) -> None:
-    """Typing on Discord is recorded in a private chat, but not in a group, where it may not concern the bot."""
+    """Typing in a private chat on Discord is recorded. Typing in a group is not, because it may not concern the bot."""
     server = DiscordServer()
     channel = Discord(TOKEN, None, server.url, remembering.clock)
     ingress = Ingress(remembering, channel)
@@ -83,7 +83,7 @@ def test_typing_on_discord_is_noted(remembering: Runtime) -> None:
 
 
 def test_a_socket_notes_presence_and_typing(remembering: Runtime, clock: MovedClock) -> None:
-    """A socket records its opening, its closing and its own user's typing. Another user's typing is refused."""
+    """A WebSocket's opening, its closing and its user's typing are recorded. Another user's typing is refused."""
     settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
     token = Keys(settings, clock).tokens.mint(user_key(None, "ann"), 600)[0]
     app = create_app(replace(remembering, settings=settings), lambda: True)

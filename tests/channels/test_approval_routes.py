@@ -52,7 +52,7 @@ def turn(client: TestClient, say: Say, run: Run) -> dict[str, Any]:
 def test_a_call_is_approved_with_other_arguments_and_another_denied(
     client: TestClient, run: Run, turn: dict[str, Any]
 ) -> None:
-    """An approval is answered with 202 and the turn. The call runs with the approval's arguments, not the model's."""
+    """An approval returns 202 and the turn. The approved call runs with the approval's arguments, not the model's."""
     path = f"/v1/turns/{turn['turn_id']}"
     Turn.model_validate(turn)
     assert turn["status"] == "waiting_approval"

@@ -1,4 +1,4 @@
-"""Authentication: keys in their three forms, key files that change, and requests from pages of other origins."""
+"""Authentication: plain keys, hashed keys, key files that change, and requests from pages of other origins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gateway(runtime: Runtime, **given: str) -> Iterator[TestClient]:
 
 @pytest.fixture
 def guarded(runtime: Runtime, key_file: Path) -> Iterator[TestClient]:
-    """A client of a gateway with keys of each form."""
+    """A client of a gateway with a plain key, a hashed key, a key in a file and an admin key."""
     keys = f"{SERVICE}, sha256:{fingerprint(HASHED).upper()}, file:{key_file}"
     with gateway(runtime, api_keys=keys, admin_keys=ADMIN) as client:
         yield client
@@ -84,7 +84,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(guarded: TestClient) ->
 
 
 def test_the_key_is_checked_before_the_body(guarded: TestClient) -> None:
-    """A missing key gets 401 and an insufficient key 403, even if the body is invalid."""
+    """A missing key gets 401, and a service key on an admin route gets 403, even if the body is invalid."""
     wrong = {"Authorization": f"Bearer {SERVICE}"}
     statuses = [
         guarded.post("/v1/messages", content=b"[").status_code,
@@ -169,7 +169,7 @@ ROUTES = [
 
 
 def test_every_route_is_guarded(guarded: TestClient) -> None:
-    """Every route of the OpenAPI document is in `ROUTES`, and checks the key before the body."""
+    """Every `/v1` route of the OpenAPI document is in `ROUTES`. Each route checks the key before the body."""
     app: Any = guarded.app
     described = {
         (method.upper(), path)
@@ -189,7 +189,7 @@ def test_health_is_open(guarded: TestClient) -> None:
 
 
 def test_only_an_admin_lists_all_sessions(guarded: TestClient) -> None:
-    """A service key must name a user to list sessions; only an admin key lists all."""
+    """With a service key, a request for sessions must name a user. Only an admin key can list all sessions."""
     as_service = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {SERVICE}"})
     as_admin = guarded.get("/v1/sessions", headers={"Authorization": f"Bearer {ADMIN}"})
 
@@ -198,7 +198,7 @@ def test_only_an_admin_lists_all_sessions(guarded: TestClient) -> None:
 
 
 def test_a_key_file_is_read_again_when_it_changes(guarded: TestClient, key_file: Path) -> None:
-    """Keys rotate without a restart; the keys of a deleted file are refused."""
+    """A running gateway reads a changed key file again. The keys of a deleted file are refused."""
 
     def status(key: str) -> int:
         return guarded.get(PATH, headers={"Authorization": f"Bearer {key}"}).status_code
@@ -224,7 +224,7 @@ def test_an_empty_key_file_refuses_every_request(runtime: Runtime, tmp_path: Pat
 
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(runtime: Runtime) -> None:
-    """An unreadable key file stops the start. The error names the variable."""
+    """A gateway with an unreadable key file does not start. The error names the environment variable."""
     with pytest.raises(SettingsError, match="PERDURE_ADMIN_KEYS"), gateway(runtime, admin_keys="file:/nowhere/keys"):
         pass
 
@@ -248,7 +248,7 @@ def test_without_keys_other_host_names_are_refused(client: TestClient, rows: Cal
 
 
 def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) -> None:
-    """A page of another origin must not make the browser on this machine send messages."""
+    """Without keys, a request from a page of another origin gets 403. Otherwise any website could send messages."""
     message = {"user_id": "ann", "text": "hi"}
 
     def status(origin: str) -> int:
@@ -260,7 +260,7 @@ def test_without_keys_no_page_of_another_origin_is_served(client: TestClient) ->
 
 
 def test_with_keys_any_name_is_served(guarded: TestClient) -> None:
-    """With keys any host name is served, because a proxy may have a public name."""
+    """With keys, requests to any host name are served, because a proxy may have a public name."""
     headers = {"Host": "agents.example", "Authorization": f"Bearer {SERVICE}"}
 
     assert guarded.get(PATH, headers=headers).status_code == 200
@@ -271,9 +271,9 @@ def _as(key: str) -> dict[str, str]:
 
 
 def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) -> None:
-    """Each form of an entry can give its key a tenant (`TENANT=KEY`).
+    """A plain or hashed key, in the settings or in a file, can have a tenant (`TENANT=KEY`).
 
-    If the text before `=` is not a valid tenant, it is part of the key.
+    If the text before `=` is not a valid tenant, that text is part of the key.
     """
     (tmp_path / "keys").write_text(f"bolt={FILED}\nbolt=sha256:{fingerprint(FRESH)}\n")
     keys = f"acme={SERVICE},acme=sha256:{fingerprint(HASHED)},file:{tmp_path / 'keys'},Not-A-Tenant={OTHER}"
@@ -293,7 +293,7 @@ def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) ->
 
 
 def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) -> None:
-    """A key that is listed for two tenants stops the start. The message does not show the key."""
+    """A gateway with one key for two tenants does not start. The error does not show the key."""
     (tmp_path / "keys").write_text(f"bolt={SERVICE}\n")
     for keys in (f"acme={SERVICE},{SERVICE}", f"acme={SERVICE},file:{tmp_path / 'keys'}"):
         with pytest.raises(SettingsError, match="one key for two tenants") as caught, gateway(runtime, api_keys=keys):
@@ -304,7 +304,7 @@ def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) 
 def test_a_short_key_that_is_added_later_is_refused(
     guarded: TestClient, key_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running gateway accepts the file's other keys, and logs each refused line once."""
+    """A running gateway refuses a short key in a changed key file and logs the line once. Other keys are accepted."""
     key_file.write_text(f"{FRESH}\nshort\nacme=short\n")
     status = {key: guarded.get(PATH, headers=_as(key)).status_code for key in (FRESH, "short", FILED)}
 
@@ -316,7 +316,7 @@ def test_a_short_key_that_is_added_later_is_refused(
 
 
 def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> None:
-    """Too many wrong keys get 429 with `Retry-After`. Valid keys, and requests without a key, are not throttled."""
+    """Wrong keys beyond the limit get 429 with `Retry-After`. Valid keys and requests without a key are not limited."""
     answers = [guarded.get(PATH, headers=_as(f"wrong {number}")) for number in range(MAX_WRONG_KEYS + 2)]
 
     assert [each.status_code for each in answers] == [401] * MAX_WRONG_KEYS + [429] * 2
@@ -331,7 +331,7 @@ def test_wrong_keys_are_throttled(guarded: TestClient, clock: MovedClock) -> Non
 
 
 def test_wrong_keys_are_counted_by_address(clock: MovedClock) -> None:
-    """Wrong keys are counted per address, or per IPv6 network, so that one client cannot block another."""
+    """Wrong keys are counted per IPv4 address or IPv6 network, so that one client cannot block another."""
     wrong = WrongKeys(clock)
     for number in range(MAX_WRONG_KEYS):
         wrong.count("192.0.2.1")

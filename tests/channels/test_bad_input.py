@@ -23,7 +23,7 @@ GOOD = {"user_id": "ann", "text": "hello"}
 
 
 def body(**changes: Any) -> bytes:
-    """A valid message with `changes` of its members. The value `...` removes a member."""
+    """The JSON of a valid message, with `changes` to its members. The value `...` removes a member."""
     return json.dumps({name: value for name, value in {**GOOD, **changes}.items() if value is not ...}).encode()
 
 
@@ -107,7 +107,7 @@ OTHERS: dict[str, tuple[str, str, int, str]] = {
 
 
 def refused(response: httpx2.Response, status: int, code: str) -> None:
-    """Assert that the response is a problem with that status and code, and that its detail reveals no internals."""
+    """Assert that the response is `application/problem+json` with this status and code, and reveals no internals."""
     problem = response.json()
     assert response.headers["content-type"] == "application/problem+json"
     assert problem.keys() == {"type", "title", "status", "detail", "code"}
@@ -123,7 +123,7 @@ def accepted(say: Say) -> dict[str, Any]:
 
 
 def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """A refused message writes no row, because a partial row could get a reply or block a valid message's id."""
+    """A refused message writes no row. A row could get a reply, or block its message id for a valid message."""
     before = rows()
     for name, (content, status, code) in BODIES.items():
         response = client.post("/v1/messages", content=content)
@@ -149,7 +149,7 @@ def test_any_other_bad_request_is_refused_and_nothing_is_written(client: TestCli
 
 
 def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: Rows, accepted: Any) -> None:
-    """Sending another text under an accepted message's id gets 409."""
+    """A message with the id of an accepted message but another text gets 409."""
     before = rows()
 
     refused(
@@ -159,7 +159,7 @@ def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: 
 
 
 def test_an_endless_body_is_cut_off(client: TestClient) -> None:
-    """An oversized body gets 413 once a bounded part of it is read, and the connection closes."""
+    """An endless body gets 413 after the gateway has read a limited part of it. The connection is then closed."""
     chunk, taken, sent = b" " * 2**16, 0, []
 
     async def receive() -> dict[str, Any]:
@@ -245,5 +245,5 @@ def test_no_json_document_is_a_5xx(client: TestClient, document: Any) -> None:
 @given(content=st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_are_a_5xx(client: TestClient, content: bytes) -> None:
-    """Any bytes are refused with 4xx."""
+    """Random bytes are refused with 4xx."""
     assert 400 <= client.post("/v1/messages", content=content).status_code < 500

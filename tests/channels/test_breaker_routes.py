@@ -1,4 +1,4 @@
-"""`/v1/breakers`: the fleet's breakers, for administrators only."""
+"""`/v1/breakers`: administrators list and reset the circuit breakers that all processes share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _fail() -> None:
 
 @pytest.fixture
 def breakers(runtime: Runtime, redis_url: str) -> Breakers:
-    """The fleet's breakers; one is open."""
+    """Circuit breakers that are shared through Redis. The breaker `NAME` is open."""
     made = Breakers(BreakerSettings(failure_threshold=1), runtime.clock, redis_url)
     with pytest.raises(ProviderError):
         made.get(NAME).execute(_fail, 5)
@@ -65,7 +65,7 @@ def test_breakers_are_listed_and_reset(runtime: Runtime, redis_url: str, breaker
 def test_a_reset_unparks_turns(
     runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
 ) -> None:
-    """A reset through a gateway, which runs no turns itself, lets a worker run the parked turns."""
+    """After a gateway resets a breaker, a worker runs the turns that waited for that breaker."""
     limits = runtime.settings.turn.model_copy(update={"on_unavailable": "park"})
     settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
