@@ -346,7 +346,7 @@ def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, mo
     assert state.list_runs(filled)[0]["error"] is None
 
 
-def test_cases_are_searched_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
+def test_cases_are_used_and_added_during_a_run(filled: Database, clock: MovedClock) -> None:
     """Cases can be used and added during a run, because the run holds no lock between its commits."""
     number = iter(range(1_000))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -180,7 +181,14 @@ def test_every_route_is_guarded(guarded: TestClient) -> None:
 
     for method, path in ROUTES:
         assert guarded.request(method, path, content=b"x" * 2**21).status_code == 401, path
-    assert len(described) == len(ROUTES)
+    asked = {(method, path.partition("?")[0]) for method, path in ROUTES}
+    unlisted = [each for each in described if not any(_is_of(each, route) for route in asked)]
+    assert (unlisted, len(ROUTES)) == ([], len(described))
+
+
+def _is_of(described: tuple[str, str], route: tuple[str, str]) -> bool:
+    pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(described[1]))
+    return described[0] == route[0] and re.fullmatch(pattern, route[1]) is not None
 
 
 def test_health_is_open(guarded: TestClient) -> None:

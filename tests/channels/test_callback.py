@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing to the test's output."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _running() -> Iterator[Receiver]:
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
