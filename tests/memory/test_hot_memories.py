@@ -1,4 +1,4 @@
-"""Hot memories are the most recalled ones of the last days."""
+"""A user's hot memories are the memories with the most recalls in the last `PATTERN_DAYS` days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECALL = """
 
 
 def recalled(harness: Harness, times: int, user_id: str = "ana") -> UUID:
-    """A memory with this number of recent recalls."""
+    """Store a memory with `times` recent recalls; returns its id."""
     memory_id = new_id(harness.clock)
     harness.sql(KNOW, memory_id=memory_id, user_id=user_id)
     harness.sql(RECALL, memory_id=memory_id, times=times)
@@ -35,13 +35,13 @@ def recalled(harness: Harness, times: int, user_id: str = "ana") -> UUID:
 
 
 def hot(harness: Harness, user_id: str = "ana") -> list[UUID]:
-    """The user's hot memories in their order."""
+    """The ids of the user's hot memories, in order of rank."""
     rows = harness.sql("SELECT memory_id FROM hot_memories WHERE user_id = %(user_id)s ORDER BY rank", user_id=user_id)
     return [row.memory_id for row in rows]
 
 
 def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
-    """A user's hot memories are ordered by recent recalls. A second refresh changes nothing."""
+    """A user's hot memories are ordered by their number of recent recalls. A second refresh changes nothing."""
     seldom, often = recalled(harness, 1), recalled(harness, 3)
     recalled(harness, 0)
     other = recalled(harness, 2, "bo")
@@ -51,7 +51,7 @@ def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
 
 
 def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
-    """A memory is no longer hot once its recalls are older than the counted days. Its accesses are deleted."""
+    """A memory is not hot if all its recalls are older than `PATTERN_DAYS` days. Such recalls are deleted."""
     recalled(harness, 2)
     refresh_hot(harness.database)
     harness.move((PATTERN_DAYS - 1) * DAY_S)
@@ -71,7 +71,7 @@ def test_an_invalid_memory_is_not_hot(harness: Harness, change: str) -> None:
 
 
 def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
-    """The number of hot memories is limited. Search finds the remaining memories."""
+    """A user has at most `MOST_HOT` hot memories."""
     harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now())")
     harness.sql(
         "INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at, "
@@ -86,7 +86,7 @@ def test_the_number_of_hot_memories_is_bounded(harness: Harness) -> None:
 
 
 def test_every_user_is_refreshed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All users are refreshed, in pages."""
+    """A refresh covers all users, even if it needs several transactions."""
     monkeypatch.setattr("perdure.memory.hot_memories._USERS_PER_COMMIT", 2)
     for number in range(5):
         recalled(harness, 1, f"user {number}")

@@ -1,4 +1,4 @@
-"""Imports are idempotent and robust, and exports can be imported."""
+"""Imports are idempotent and skip bad lines. Exports can be imported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _counts(result: ImportResult) -> tuple[int, int, int]:
 
 
 def test_a_session_arrives_ended_and_searchable(database: Database, clock: MovedClock) -> None:
-    """An imported session is ended, not yet consolidated, searchable by words, and keeps its times."""
+    """An imported session has ended and awaits consolidation. A search by words finds its messages."""
     result = import_conversation(database, clock, _TALK, author="Bea", channel="letters")
     assert _counts(result) == (4, 0, 0)
     (session,) = _rows(database, "SELECT * FROM sessions")
@@ -75,7 +75,7 @@ def test_two_imports_at_once_import_once(database: Database, clock: MovedClock) 
 
 
 def test_a_line_is_bad_by_itself(database: Database, clock: MovedClock) -> None:
-    """A bad line is reported with its number and a reason. The valid lines around it are imported."""
+    """A bad line is reported with its number and the reason. The valid lines around it are imported."""
     lines = [
         line(1, "good"),
         "no json",
@@ -115,14 +115,14 @@ def test_times_at_the_ends_of_the_calendar_are_refused(database: Database, clock
 
 
 def test_sessions_and_users_are_kept_apart(database: Database, clock: MovedClock) -> None:
-    """Session names and message ids are separate for each user."""
+    """Two users can use the same session name, and two sessions can use the same message id."""
     lines = [line(1, "one", user_id=user, session=session) for user in ("ana", "bob") for session in ("a", "b", "a")]
     assert _counts(imported(database, clock, lines)) == (4, 2, 0)
     assert len(_rows(database, "SELECT * FROM sessions")) == 4
 
 
 def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) -> None:
-    """A text of any size and language can be stored, and is found by the words at its beginning."""
+    """Texts in five languages are found by their words. A text of a megabyte is found by the words at its beginning."""
     said = ["Ключ лежит под ковром.", "鍵はマットの下です。", "열쇠는 매트 아래에 있어요.", "La clé est sous le tapis."]
     said.append("The key is hidden. " + "lorem ipsum 밥을 먹다 " * 60_000)
     import_conversation(database, clock, said, HashEmbedder(64))
@@ -132,9 +132,9 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
 
 
 def test_an_export_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
-    """Importing an export again adds nothing. Importing it for another user adds every line.
+    """Importing an export into the same database adds nothing. Importing the export for another user adds every line.
 
-    A line is refused if its session exists and was not imported.
+    A new line is refused if its session exists in the database but was not imported.
     """
     harness.script(says("I will look after them."))
     turn = harness.ask("Mind my bees.")
@@ -153,7 +153,7 @@ def test_an_export_can_be_imported(database: Database, clock: MovedClock, harnes
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
     database: Database, clock: MovedClock, harness: Harness
 ) -> None:
-    """A turn's messages, without tool results, are searchable after their commit. A fork's copies are not found."""
+    """A search finds a turn's question and reply once, even if a fork of the session contains copies of them."""
     harness.script(says("Your hives are safe."))
     turn = harness.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))
@@ -166,6 +166,6 @@ def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
 
 @pytest.mark.parametrize("name", ["", "not a uuid", "0" * 32])
 def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock) -> None:
-    """Any nonempty text names a session."""
+    """Any nonempty text is a valid session name. A line with an empty session name is refused."""
     result = imported(database, clock, [line(1, "hello", session=name)])
     assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))

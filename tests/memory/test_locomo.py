@@ -1,4 +1,4 @@
-"""The recall benchmark reads LoCoMo's layout with the irregularities of LoCoMo's own file."""
+"""The recall benchmark reads data sets in LoCoMo's layout, including the irregularities of LoCoMo's own file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.memory.locomo import locomo
 
 
 def test_irregular_evidence_is_read(database: Database) -> None:
-    """Evidence is read in each of its spellings. Questions whose evidence names no line are left out."""
+    """The benchmark reads each form of evidence. It skips questions whose evidence names no existing line."""
     samples = locomo(samples=2, sessions=3, lines=10)
     section = recall.evaluate(database.url, samples, "hash:64", [1, 5, 20], "made.json")
     numbers = {row[0]: int(row[1]) for row in section.rows}
@@ -31,7 +31,7 @@ def test_irregular_evidence_is_read(database: Database) -> None:
 
 
 def test_lines_have_the_speaker_the_caption_and_the_time() -> None:
-    """Each line has the speaker, a picture's caption and the session's time."""
+    """`lines_of` keeps the speaker of each line, the caption of a picture and the order of times."""
     [sample] = locomo(samples=1, sessions=2, lines=10)
     lines = recall.lines_of(sample)
     assert [line["message_id"] for line in lines] == [f"D{session}:{n}" for session in (1, 2) for n in range(1, 11)]
@@ -44,7 +44,7 @@ def test_lines_have_the_speaker_the_caption_and_the_time() -> None:
 def test_a_malformed_file_is_reported(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A malformed file is reported before any server starts."""
+    """The benchmark reports a malformed data set before it starts any server."""
     path = tmp_path / "set.json"
     path.write_text(content)
     monkeypatch.setattr("sys.argv", ["recall", str(path)])
@@ -53,7 +53,7 @@ def test_a_malformed_file_is_reported(
 
 
 def test_the_shipped_set_is_valid() -> None:
-    """Every question of the bundled set names existing lines."""
+    """Every question of the bundled data set has evidence that names at least one existing line."""
     for sample in json.loads(recall.SHIPPED.read_text(encoding="utf-8")):
         there = {line["message_id"] for line in recall.lines_of(sample)}
         assert all(recall.evidence_of(question) & there for question in sample["qa"])

@@ -52,7 +52,7 @@ class UnavailableEmbedder:
 
 @pytest.fixture
 def recall(database: Database, clock: MovedClock) -> Recall:
-    """Recall with the built-in embedder."""
+    """A `Recall` that uses the built-in embedder."""
     return Recall(database, _EMBEDDER, MemorySettings(), clock)
 
 
@@ -98,7 +98,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 
 
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """The line that answers a question ranks first, with its own message id. A neighbouring line is also found."""
+    """The line that answers a question ranks first. The result has that line's message id, role, channel and time."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
@@ -109,15 +109,15 @@ def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, 
 
 
 def test_inflected_words_are_the_same_words(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """English is stemmed; Korean nouns are found under any particle."""
-    import_conversation(database, clock, _TALK)  # no vectors: by words alone
+    """A search finds inflected forms of English words, and Korean nouns with any particle."""
+    import_conversation(database, clock, _TALK)  # without vectors, so the search uses only words
     assert _contents(recall.search("ana", "who is restoring a tile", 1)) == [_TALK[4]]
     assert _contents(recall.search("ana", "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
     assert _contents(recall.search("ana", "바다를", 1)) == [_TALK[9]]
 
 
 def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
-    """An answer that shares no word with the question is found through the score of its neighbour."""
+    """An answer that shares no word with the question gets a share of the score of the message before it."""
     talk = [f"Nothing of note, part {number}." for number in range(6)]
     talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
     import_conversation(database, clock, talk)
@@ -142,7 +142,7 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
 
 
 def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> None:
-    """Two weak matches with other lines between them lend each other no score."""
+    """Two weak matches do not raise each other's score if other lines are between them."""
     talk = [f"Nothing of note, part {number}." for number in range(10)]
     talk[2] = talk[7] = "Somebody mentioned the harbour once."
     import_conversation(database, clock, talk)
@@ -153,7 +153,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
 
 
 def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Word rarity also counts messages in the prompt, so a rare word outweighs two words that are common there."""
+    """Messages in the prompt count towards word frequency. A rare word outweighs two words frequent in the prompt."""
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
@@ -175,7 +175,7 @@ def test_other_users_are_not_found(database: Database, clock: MovedClock, recall
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Both layers are searched together or separately. A memory refers to its source messages by their message ids."""
+    """A search covers messages, memories or both. A found memory lists the message ids of its source messages."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     memory_id = _know(database, "ana", "Marta, the user's sister, lives in Lisbon.")
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
@@ -206,7 +206,7 @@ def test_superseded_memories_rank_after_valid_ones(database: Database, clock: Mo
 
 
 def test_time_words_narrow_the_search(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Among equal lines, the line from the named time ranks first. A question may name a time and nothing else."""
+    """Among similar lines, the line from the time that the question names ranks first."""
     moved = MovedClock()
     moved.advance(datetime(2024, 3, 20, 12, tzinfo=UTC) - moved.now())
     recall = replace(recall, clock=moved)
@@ -231,7 +231,7 @@ def test_messages_in_the_prompt_are_not_recalled(database: Database, clock: Move
 
 
 def test_without_the_embedder_words_are_searched(database: Database, clock: MovedClock) -> None:
-    """If the embedder is unavailable, words alone are searched."""
+    """If the embedder is unavailable or not configured, the search uses only words."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     for embedder in (UnavailableEmbedder(), None):
         recall = Recall(database, embedder, MemorySettings(), clock)
@@ -256,7 +256,7 @@ def test_without_the_embedder_words_are_searched(database: Database, clock: Move
     ],
 )
 def test_any_query_is_accepted(query: str, database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Any query returns results or an empty list."""
+    """A search accepts any text as its query. The result may be empty."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     found = recall.search("ana", query)
@@ -265,7 +265,7 @@ def test_any_query_is_accepted(query: str, database: Database, clock: MovedClock
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A search returns at most `k` results, counted over both layers. An invalid `k` is refused."""
+    """A search returns at most `k` results, messages and memories together. An invalid `k` is refused."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
@@ -276,7 +276,7 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
 
 
 def test_recalls_are_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """A recall counts as one access of each returned memory. Without `record` no access is counted."""
+    """A search records one access to each memory that it returns. With `record=False`, it records no access."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
     recall.search("ana", "peanuts", record=False)
     recall.search("ana", "peanuts")

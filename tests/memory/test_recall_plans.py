@@ -22,7 +22,10 @@ _EMBEDDER = HashEmbedder(_DIMENSIONS)
 
 @pytest.fixture
 def filled(database: Database) -> Iterator[Connection]:
-    """Memories and messages of 51 users with random, indexed vectors. One user has half of them."""
+    """A connection to a database with memories and messages of 51 users. One user has half of the rows.
+
+    The vectors of the rows are random and indexed.
+    """
     registered = register(database, _EMBEDDER.name, _DIMENSIONS)
     engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -54,7 +57,7 @@ _FILL = """
 
 
 def _plan(connection: Connection, mode: str, statement: Statement, user_id: str, **given: Any) -> str:
-    """The statement's plan, as on a new connection (`force_custom_plan`) or an old one (`force_generic_plan`)."""
+    """The plan of `statement`. `mode` is the value of PostgreSQL's setting `plan_cache_mode`."""
     parameters = {
         "user_id": user_id,
         "query": "word7 word9",
@@ -82,7 +85,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_plans(filled: Connection, mode: str) -> None:
-    """No search (by words, exact distance or vector index) reads a whole table, with a custom or a generic plan."""
+    """Searches by words and by vectors use indexes, with custom plans and with generic plans."""
     by_index = (
         (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
         (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
@@ -91,7 +94,7 @@ def test_plans(filled: Connection, mode: str) -> None:
         (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
         (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
     )
-    exactly = (  # for a user with few rows; a user of half of the table needs a sequential scan
+    exactly = (  # only for the user with few rows: for half of the table, a sequential scan is right
         (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
         (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
     )
@@ -104,7 +107,7 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
-    """A user with half of the rows and one with a hundredth each get 20 of their own rows, mostly the nearest."""
+    """The vector index finds 20 rows of any user. At least 9 of the user's 10 nearest rows are among them."""
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}
@@ -120,7 +123,7 @@ def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: D
 
 @pytest.mark.long
 def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, database: Database) -> None:
-    """The row with the most words of the question is found although it is the oldest of thousands of matches."""
+    """The row with the most words of the question ranks first, even if it is the oldest of thousands of matches."""
     filled.exec_driver_sql(
         "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
         "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"

@@ -1,4 +1,4 @@
-"""A settled turn is added to working memory. A change of channel is added to the user's event stream in Redis."""
+"""`remember` writes a settled turn to working memory. It adds a change of channel to the user's event stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tests.turns.harness import Harness
 def _settled(
     harness: Harness, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
 ) -> TurnRef:
-    """Remember a turn with a committed question and this verdict; returns the turn."""
+    """Call `remember` for a turn with one committed question and a reply; returns the turn.
+
+    `verdict` overrides fields of the verdict "done".
+    """
     ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
@@ -50,7 +53,7 @@ def _settled(
 def test_a_turn_is_remembered_as_it_was_settled(
     verdict: dict[str, Any], lines: list[str], harness: Harness, redis_memory: RedisMemory
 ) -> None:
-    """The remembered turn equals the one in PostgreSQL, with the token of its commit."""
+    """Working memory contains the turn's messages, its status and the fencing token of its commit."""
     ref = _settled(harness, redis_memory, **verdict)
     (turn,) = redis_memory.working.read(ref.turn_id)
     assert (turn.turn_id, turn.seq, turn.token, turn.channel) == (ref.turn_id, 4, 7, "web")
@@ -61,7 +64,7 @@ def test_a_turn_is_remembered_as_it_was_settled(
 
 
 def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory: RedisMemory) -> None:
-    """If a turn's channel differs from the previous turn's, one `channel_switch` event is added."""
+    """If a turn's channel differs from the previous turn's, one `channel_switch` event is added to the stream."""
     _settled(harness, redis_memory, before=Before(channel="web"))
     _settled(harness, redis_memory, before=Before(channel="cli"))
     (event,) = redis_memory.stream.recent("ana", 5)

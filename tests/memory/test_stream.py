@@ -1,4 +1,4 @@
-"""The stream is bounded and ordered, ends with the session, and never delays a turn."""
+"""A user's event stream in Redis is bounded and ordered. A failure of Redis does not fail or delay a turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perdure.settings import MemorySettings
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WITHIN_S = 3.0
-"""Two seconds are expected; the third allows for a loaded machine."""
+"""Maximum duration of a call to a paused Redis. The expected duration is 2 s; 1 s is added for a loaded machine."""
 
 
 def event_at(second: int, channel: str = "cli", kind: StreamEventKind = StreamEventKind.PRESENCE) -> StreamEvent:
@@ -56,13 +56,13 @@ def test_a_stream_is_bounded(redis_memory: RedisMemory, client: Any) -> None:
 
 
 def test_an_unused_stream_expires(redis_memory: RedisMemory, client: Any) -> None:
-    """An unused stream expires, because its user may never have another session, whose end would trim the stream."""
+    """A stream expires one day after its last event, in case no later session ends and trims the stream."""
     redis_memory.stream.append("ana", event_at(1))
     assert 0 < client.pttl("perdure:stream:ana") <= 86_400_000
 
 
 def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, client: Any) -> None:
-    """The end of a session removes the events up to the time of the end. Later events belong to the next session."""
+    """When a session ends, the user's events up to that time are deleted. Later events belong to the next session."""
     for second in (1, 2, 3):
         redis_memory.stream.append("ana", event_at(second))
     redis_memory.stream.append("ben", event_at(1))
@@ -74,7 +74,7 @@ def test_the_end_of_a_session_removes_its_events(redis_memory: RedisMemory, clie
 
 
 def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMemory) -> None:
-    """With one session per channel, the end of a session removes only its own channel's events."""
+    """If each channel has its own session, the end of a session removes only the events of that session's channel."""
     for second, channel in enumerate(("cli", "web", "cli")):
         redis_memory.stream.append("ana", event_at(second, channel))
     assert redis_memory.stream.trim_session("ana", "cli", event_at(9).at) == 2
@@ -84,7 +84,7 @@ def test_a_session_of_one_channel_leaves_the_others_alone(redis_memory: RedisMem
 def test_malformed_entries_are_skipped_and_logged(
     redis_memory: RedisMemory, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Malformed entries of another program or release are skipped and logged. A session's end also deletes them."""
+    """Malformed entries are skipped and logged. The end of the session deletes them."""
     client.xadd("perdure:stream:ana", {"kind": "dancing", "channel": "cli", "at": 1})
     client.xadd("perdure:stream:ana", {"kind": "typing", "channel": "cli", "at": "noon"})
     client.xadd("perdure:stream:ana", {"kind": "typing"})
@@ -106,7 +106,7 @@ def test_a_key_that_is_not_a_stream_does_not_stop_a_sessions_end(redis_memory: R
 def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """Without Redis, appending an event fails without a delay. One warning is logged every few seconds."""
+    """If Redis is unavailable, `append` returns False. A warning is logged at most once every few seconds."""
     with caplog.at_level(logging.WARNING):
         assert not unreachable.stream.append("ana", event_at(1))
         assert unreachable.stream.recent("ana", 5) == []
@@ -118,7 +118,7 @@ def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
 
 
 def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
-    """A paused server accepts connections without responding. After it resumes, it is used again."""
+    """If Redis does not respond, `append` returns within `WITHIN_S` seconds. After Redis resumes, `append` succeeds."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", event_at(1))
     os.kill(own_redis.pid, signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: M
 
 
 def test_a_redis_that_was_restarted_is_used_again(own_redis: Running, tmp_path: Path, clock: MovedClock) -> None:
-    """After Redis restarts, it is used again. No worker needs a restart."""
+    """After a restart of Redis, the same `RedisMemory` can append events."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)
     assert redis_memory.stream.append("ana", event_at(1))
     assert own_redis.stop()

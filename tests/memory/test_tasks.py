@@ -1,4 +1,4 @@
-"""The results of the memory tasks, and their wake-ups. The sweeper publishes lost wake-ups again."""
+"""The results and the schedule of the memory tasks, and the messages that start a consolidation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def archive(harness: Harness, settings: Settings) -> Archive:
-    """A harness with ended sessions."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    """An archive to which tests add ended sessions."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check is valid only for turns that ran
     return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
@@ -57,7 +57,7 @@ def call(process: Process) -> Call:
 
 
 def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
-    """A batch returns the documented counts."""
+    """`memory.consolidate` returns the number of sessions and memories for each outcome."""
     archive.ended(LYON)
     archive.ended("Hi.", turns=1)
     assert call("memory.consolidate") == {
@@ -71,7 +71,7 @@ def test_a_batch_returns_its_counts(archive: Archive, call: Call) -> None:
 
 
 def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, process: Process) -> None:
-    """The task consolidates the session with the given id once, and only if the process has a free slot."""
+    """`consolidate_session` consolidates a session once. It does nothing while all consolidation slots are in use."""
     session_id = archive.ended(LYON)
     for _ in range(8):
         process.consolidations.acquire()
@@ -84,7 +84,7 @@ def test_one_session_is_consolidated_by_its_id(archive: Archive, call: Call, pro
 
 
 def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
-    """Each task returns the number of memories that it changed."""
+    """`memory.decay` returns the number of changed memories, and `memory.refresh_hot` the number of hot memories."""
     archive.ended(LYON)
     call("memory.consolidate")
     archive.harness.move(86_400)
@@ -93,7 +93,7 @@ def test_decay_and_hot_memories_are_tasks(archive: Archive, call: Call) -> None:
 
 
 def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Call, waker: RecordingWaker) -> None:
-    """A session's end publishes a wake-up for its consolidation. The sweeper publishes another if the first is lost."""
+    """The end of a session publishes a task that consolidates the session. The sweeper replaces a lost task."""
     session_id = harness.send().session_id
     harness.run(session_id)
     call("sessions.end", session_id=str(session_id), reason="enough")
@@ -104,7 +104,7 @@ def test_the_end_of_a_session_wakes_its_consolidation(harness: Harness, call: Ca
 
 
 def test_a_refused_wake_up_is_issued_again(archive: Archive, waker: RecordingWaker) -> None:
-    """If the broker refuses a wake-up, the row is still due, so the sweeper publishes another."""
+    """If the broker refuses the task for a session's consolidation, the next sweep publishes the task again."""
     session_id = archive.ended(LYON)
     waker.away = True
     assert _swept(archive.harness) == []
@@ -116,7 +116,7 @@ def test_a_refused_wake_up_is_issued_again(archive: Archive, waker: RecordingWak
 
 
 def test_the_interval_is_a_setting(settings: Settings) -> None:
-    """The tasks run from local midnight at the configured interval."""
+    """With an interval of 8 hours, the memory tasks run at midnight, 8:00 and 16:00."""
     changed = settings.model_copy(
         update={"consolidation": settings.consolidation.model_copy(update={"interval_hours": 8})}
     )

@@ -55,7 +55,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
     ],
 )
 def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -> None:
-    """An expression gives one span with exactly these days."""
+    """A time expression gives one span, which starts on the date `first` and covers `days` days."""
     (span,) = find_spans(question, _NOW, ZoneInfo("UTC"))
     assert (span.start.date(), (span.end - span.start) / timedelta(days=1)) == (date(*first), days)
 
@@ -81,7 +81,7 @@ def test_text_without_a_time_gives_no_span(question: str) -> None:
 
 
 def test_29_february_is_in_the_latest_leap_year() -> None:
-    """Most years have no 29 February, so the latest leap year is meant."""
+    """If a question names 29 February without a year, the span is in the latest leap year."""
     (span,) = find_spans("on 29 February", datetime(2026, 5, 14, tzinfo=UTC), ZoneInfo("UTC"))
     assert span.start.date() == date(2024, 2, 29)
 
@@ -94,7 +94,7 @@ def test_days_begin_at_the_zones_midnight() -> None:
 
 @given(st.text(), st.timedeltas(timedelta(days=-40_000), timedelta(days=60_000)))
 def test_any_text_gives_valid_spans_or_none(question: str, later: timedelta) -> None:
-    """Any text at any time gives a few valid spans or none."""
+    """Any text gives at most `MOST_SPANS` spans. Each span ends after its start."""
     found = find_spans(question, _NOW + later, ZoneInfo("Europe/Paris"))
     assert len(found) <= MOST_SPANS
     assert all(span.start < span.end for span in found)

@@ -1,4 +1,4 @@
-"""Working memory holds the last turns for an hour and never delays a turn."""
+"""Working memory keeps a session's last turns in Redis for an hour. A failure of Redis does not fail a turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = f"perdure:working:{SESSION}"
 
 
 def test_turns_are_read_as_they_were_remembered(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Turns with any content are read back equal, with the token of their commit."""
+    """Turns are read back unchanged, including tool calls and errors."""
     asks = line(Role.ASSISTANT, tool_calls=[{"id": "call_1", "name": "read", "arguments": "{not json"}])
     tools = remembered(
         2,
@@ -53,7 +53,7 @@ def test_the_last_turns_are_kept(redis_url: str, clock: MovedClock, client: Any,
 
 
 def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """Working memory expires `PERDURE_MEMORY__WORKING_TTL_S` after the last turn."""
+    """Working memory expires `PERDURE_MEMORY__WORKING_TTL_S` seconds after the last turn."""
     redis_memory.working.remember_turn(SESSION, remembered())
     assert 3_500_000 < client.pttl(KEY) <= 3_600_000
     client.pexpire(KEY, 1_000)
@@ -62,7 +62,7 @@ def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any,
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Entries may be out of order. If a turn has two entries, the entry with the higher token is used."""
+    """Turns are read in the session's order. If a turn has two entries, the entry with the higher token is used."""
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):
@@ -108,7 +108,7 @@ def test_a_damaged_entry_is_skipped_and_logged(
 def test_a_key_that_is_not_a_list_is_logged_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key with a wrong Redis type is logged. The end of the session deletes it."""
+    """If the session's key is not a Redis list, an error is logged and no turns are read. `forget` deletes the key."""
     client.set(KEY, "no list")
     assert not redis_memory.working.remember_turn(SESSION, remembered())
     assert redis_memory.working.read(SESSION) == ()
@@ -118,7 +118,7 @@ def test_a_key_that_is_not_a_list_is_logged_and_removed(
 
 
 def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any, remembered: Remembered) -> None:
-    """After a flush of Redis, working memory is empty and usable."""
+    """After `FLUSHALL` in Redis, working memory is empty and can be used again."""
     redis_memory.working.remember_turn(SESSION, remembered())
     client.flushall()
     assert redis_memory.working.read(SESSION) == ()
@@ -131,7 +131,7 @@ def test_a_flushed_redis_is_an_empty_one(redis_memory: RedisMemory, client: Any,
 def test_without_redis_turns_continue_and_flushes_raise(
     unreachable: RedisMemory, remembered: Remembered, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
-    """Without Redis a turn continues. A flush and the end of a session raise an error."""
+    """If Redis is unavailable, `remember_turn` returns False. `read` and `forget` raise `Unavailable`."""
     assert not unreachable.working.remember_turn(SESSION, remembered())
     assert len(caplog.records) == 1
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):

@@ -1,7 +1,7 @@
-"""A test server with Anthropic's Messages API that validates requests as the provider does.
+"""A test server for Anthropic's Messages API that validates requests as the provider does.
 
-Without a script it plays a turn of two steps: it calls the first tool, then answers with the
-result.
+Without a script, the server responds with a call of the request's first tool. To a request with the tool's result, it
+responds with that result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 def validate_body(body: Wire) -> list[str]:
-    """Why the provider would refuse a request; empty if it is valid."""
+    """The reasons for which the provider would refuse a request; empty if the request is valid."""
     return [*_frame_problems(body), *_tool_problems(body), *_turn_problems(body)]
 
 
@@ -76,7 +76,7 @@ def _call_ids(blocks: Sequence[Wire]) -> list[str]:
 
 
 def _turns(messages: Sequence[Wire]) -> Iterator[tuple[str, list[Wire]]]:
-    """The role and the blocks of each turn. The provider merges consecutive messages of one role."""
+    """The role and the content blocks of each turn. Consecutive messages of one role form one turn."""
     role, blocks = "", list[Wire]()
     for message in messages:
         if message.get("role") != role and role:
@@ -115,7 +115,7 @@ def _call_problems(where: str, block: Wire) -> Iterator[str]:
 
 
 def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]) -> Iterator[str]:
-    """The provider's objections to `blocks`, which must begin with one result for each id in `call_ids`."""
+    """An error message if `blocks` does not begin with exactly one result for each id in `call_ids`."""
     kinds = [each.get("type") for each in blocks]
     answered = [each.get("tool_use_id") for each in blocks if each.get("type") == "tool_result"]
     if "tool_result" in kinds[len(answered) :]:
@@ -125,7 +125,7 @@ def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]
 
 
 def two_steps(body: Wire) -> Step:
-    """A call of the first tool. Once the prompt has the tool's result, a reply with that result."""
+    """A reply with the tool result from the last message. Without a result, a call of the first tool."""
     last = body["messages"][-1]["content"]
     results = [each["content"] for each in last if each["type"] == "tool_result"]
     allowed = body.get("tool_choice", {}).get("type") != "none"

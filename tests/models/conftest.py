@@ -1,4 +1,4 @@
-"""An OpenAI test server, and a model that calls it."""
+"""Fixtures: an OpenAI test server, and a model that calls it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _trust = functools.cache(httpx2.create_ssl_context)
 
 @pytest.fixture(autouse=True)
 def one_ssl_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share one SSL context: loading the certificate authorities takes longer than most of these tests."""
+    """Share one SSL context, because loading the certificate authorities takes longer than most of these tests."""
     monkeypatch.setattr(httpx2, "create_ssl_context", _trust)
 
 
 @pytest.fixture
 def server() -> Iterator[OpenAIServer]:
-    """A server that plays two-step turns unless the test scripts it."""
+    """A server that responds as `two_steps` does, unless the test scripts other responses."""
     with OpenAIServer() as running:
         yield running
 

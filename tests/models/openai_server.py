@@ -1,7 +1,9 @@
-"""A test server with Chat Completions and embeddings that validates requests as the provider does.
+"""A test server for Chat Completions and embeddings that validates requests as the provider does.
 
-Without a script it plays a turn of two steps: it calls the first tool, then answers with the
-result. To run it by itself: `python -m tests.models.openai_server --port 8000 --latency-ms 500`.
+Without a script, the server responds with a call of the request's first tool. To a request with the tool's result, it
+responds with that result. To run the server as a program:
+
+    python -m tests.models.openai_server --port 8000 --latency-ms 500
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _MAX_TEXTS = 2048
 
 
 def validate_transcript(messages: object) -> list[str]:
-    """Why the provider would refuse `messages` (wire form); empty if they are valid."""
+    """The reasons for which the provider would refuse a request's `messages`; empty if the messages are valid."""
     if not isinstance(messages, list) or not messages:
         return ["messages: expected an array that is not empty"]
     return list(_problems(messages))
@@ -140,7 +142,7 @@ def _is_json_object(text: object) -> bool:
 
 
 def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
-    """A player that calls the first tool and then replies with its result, padded to `words` words."""
+    """A player that calls the first tool, and then replies with the tool's result, padded to `words` words."""
 
     def step(body: Wire) -> Step:
         last = body["messages"][-1]
@@ -152,7 +154,7 @@ def two_steps(latency_s: float = 0.0, words: int = 20) -> Player:
 
 
 def embedding_of(text: str, dimensions: int = 3) -> list[float]:
-    """The server's vector of `text`, from its length and first character."""
+    """The server's vector of `text`, computed from the text's length and first character."""
     vector = [float(len(text)), float(ord(text[0])), *range(1, dimensions)]
     return [float(each) for each in vector[:dimensions]]
 
@@ -241,7 +243,7 @@ def _tool_problems(body: Wire) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve two-step turns until interrupted."""
+    """Serve the responses of `two_steps` until interrupted."""
     parser = argparse.ArgumentParser(description="An OpenAI-compatible server that plays turns of two steps.")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="before each reply")

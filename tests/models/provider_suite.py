@@ -1,7 +1,7 @@
-"""The behaviour of every provider's model, with well-behaved and faulty servers.
+"""A test suite for the models of all providers, with well-behaved and faulty servers.
 
-It runs against the tests' own server for the provider's wire format. Subclass it and define the
-fixtures `server` and `model`; the model must use that server.
+The suite runs against a test server that speaks the provider's wire format. To use the suite, subclass `ProviderSuite`
+and define the fixtures `server` and `model`. The model must call that server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
 
 AT_ONCE_S = 5.0
-"""Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
+"""Maximum seconds in which an abort or a deadline ends a call. Every other timeout of the call is far longer."""
 
 SECRET = "sk-secret"
 
@@ -55,26 +55,26 @@ SLOW = pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")
 
 
 class ProviderSuite(ModelSuite):
-    """The suite. Subclass it and define the fixtures `server` and `model`."""
+    """The tests of a provider's model. Subclass this class and define the fixtures `server` and `model`."""
 
     # --- replies
 
     def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:
-        """A provider's call id is unique only within one reply, and is kept as the provider gave it."""
+        """Two replies may contain the same call id. The model returns each id as the provider sent it."""
         first = turn(model, QUESTION)
         second = turn(model, *first, QUESTION)
         assert first[1].tool_calls[0].id == second[5].tool_calls[0].id
         assert "89" in second[-1].content
 
     def test_joins_calls_streamed_in_more_than_fifty_pieces(self, model: Model, server: ProviderServer) -> None:
-        """Several calls are assembled, although their arguments arrive one character at a time."""
+        """Several tool calls are assembled correctly, even if their arguments arrive one character at a time."""
         answer = Answer(calls=CALLS, piece=1)
         assert len(server.chunks(answer, "m")) > 50
         server.script(answer)
         assert ask(model, QUESTION).tool_calls == tuple(ToolCall(each.id, each.name, each.arguments) for each in CALLS)
 
     def test_distinguishes_two_calls_with_one_id(self, model: Model, server: ProviderServer) -> None:
-        """Calls with a repeated id get distinct ids: each needs its own result, and the next prompt must be valid."""
+        """If two calls of a reply have the same id, they get distinct ids, so that each call gets its own result."""
         server.script(
             Answer(calls=[Call("calculator", '{"expression": "1+1"}'), Call("calculator", '{"expression": "2"}')])
         )
@@ -84,7 +84,7 @@ class ProviderSuite(ModelSuite):
         assert conversation[-1].role is Role.ASSISTANT
 
     def test_calls_tools_by_names_that_the_provider_would_refuse(self, model: Model, server: ProviderServer) -> None:
-        """Names that a provider refuses, such as `server:tool` of MCP servers, are translated in both directions."""
+        """Tool names that a provider refuses, such as `a:b`, are replaced in requests and restored in replies."""
         tools = tuple(ToolSchema(name, "", {"type": "object", "properties": {}}) for name in ("a_b", "a:b", "a.b"))
         server.script(Answer(calls=[Call("a_b_2", id="x"), Call("a_b", id="y"), Call("a_b_3", id="z")]))
         reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
@@ -95,7 +95,7 @@ class ProviderSuite(ModelSuite):
         assert '"a_b_2"' in json.dumps(server.requests[1]["messages"])
 
     def test_makes_a_call_without_tools_on_a_conversation_with_calls(self, model: Model) -> None:
-        """A request without tools is valid for a conversation with tool calls, as in fallbacks and summaries."""
+        """A request that offers no tools is valid even if the conversation contains tool calls."""
         assert ask(model, *turn(model, QUESTION), STATEMENT, tools=False).tool_calls == ()
 
     def test_sums_up_usage(self, model: Model, server: ProviderServer) -> None:
@@ -111,7 +111,7 @@ class ProviderSuite(ModelSuite):
 
     @pytest.mark.parametrize("reason", ["length", "content_filter"])
     def test_keeps_why_a_reply_stopped(self, model: Model, server: ProviderServer, reason: str) -> None:
-        """A truncated reply is returned with its reason; the engine decides how to treat it."""
+        """A truncated reply is returned, and its `stop_reason` gives the reason."""
         server.script(Answer("hal", finish_reason=reason))
         assert ask(model, QUESTION).stop_reason == reason
 
@@ -122,7 +122,7 @@ class ProviderSuite(ModelSuite):
         assert said in json.dumps(server.requests[0]["messages"][-1], ensure_ascii=False)
 
     def test_keeps_its_connection(self, model: Model, server: ProviderServer) -> None:
-        """All calls use one connection, even after an error, because a handshake for each call would take long."""
+        """All calls use one connection, even after an error, because a new handshake for each call would be slow."""
         for _ in range(4):
             ask(model, QUESTION)
         server.script(Status(500))
@@ -131,7 +131,7 @@ class ProviderSuite(ModelSuite):
         ask(model, QUESTION)
         assert server.connections == 1
 
-    # --- no replies
+    # --- failures
 
     @pytest.mark.parametrize(
         "step",
@@ -171,14 +171,14 @@ class ProviderSuite(ModelSuite):
     def test_refuses_a_stream_without_end(
         self, model: Model, server: ProviderServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An endless event fails the call before it uses up the process's memory."""
+        """A response longer than `MAX_BODY_BYTES` fails the call, so an endless response cannot exhaust the memory."""
         monkeypatch.setattr(connection, "MAX_BODY_BYTES", 100_000)
         server.script(Broken(Answer("a good beginning"), 3, b"data: " + b"x" * 200_000))
         with pytest.raises(InvalidResponse, match="too long"):
             ask(model, QUESTION)
 
     def test_refuses_a_compressed_reply_before_it_is_unpacked(self, model: Model, server: ProviderServer) -> None:
-        """Compressed replies are refused: one megabyte can expand to a gigabyte."""
+        """A compressed reply is refused without decompression, because one megabyte can expand to a gigabyte."""
         bomb = gzip_bomb(before=b"data: ")
         server.script(Raw(bomb, headers={"Content-Encoding": "gzip"}))
         with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
@@ -189,7 +189,7 @@ class ProviderSuite(ModelSuite):
         assert ask(model, QUESTION).content == "still here"
 
     def test_a_compressed_error_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """A compressed error body is dropped, because the SDKs would read all of it. `Retry-After` is kept."""
+        """The status and `Retry-After` of a compressed error response determine the error. The body is ignored."""
         headers = {"Content-Encoding": "gzip", "Retry-After": "7"}
         server.script(Raw(gzip_bomb(), "application/json", status=429, headers=headers))
         with peak() as found, pytest.raises(RateLimited) as caught:
@@ -200,7 +200,7 @@ class ProviderSuite(ModelSuite):
     def test_a_connection_closed_in_mid_stream_is_a_transient_failure(
         self, model: Model, server: ProviderServer
     ) -> None:
-        """A reply that breaks off is an error, and a retry may succeed."""
+        """If the connection closes in the middle of a reply, the call fails with a transient error."""
         server.script(Broken(Answer("a good beginning"), 4, "close"))
         with pytest.raises(ProviderError) as caught:
             ask(model, QUESTION)
@@ -233,9 +233,9 @@ class ProviderSuite(ModelSuite):
     def test_maps_each_status(
         self, model: Model, server: ProviderServer, status: int, kind: type[PerdureError], transient: bool
     ) -> None:
-        """A status determines whether the failure is transient.
+        """The HTTP status determines the type of the error and whether the error is transient.
 
-        The message does not quote the provider, because users may see it.
+        Users may see the error's message, so the message does not quote the provider's text.
         """
         server.script(Status(status, message=SECRET))
         with pytest.raises(kind) as caught:
@@ -245,7 +245,7 @@ class ProviderSuite(ModelSuite):
         assert len(server.requests) == 1, "the engine retries; the SDK must not"
 
     def test_follows_no_redirect_to_another_origin(self, model: Model, server: ProviderServer) -> None:
-        """A redirect to another origin is refused, because that server would receive the conversation."""
+        """A redirect to another origin is refused, because the server there would receive the conversation."""
         other = type(server)(player=server.player)
         with other:
             server.script(Status(307, headers={"Location": f"{other.base_url}/anywhere"}))
@@ -255,12 +255,12 @@ class ProviderSuite(ModelSuite):
         assert other.requests == []
 
     def test_follows_a_redirect_within_its_origin(self, model: Model, server: ProviderServer) -> None:
-        """Redirects within the origin are followed."""
+        """A redirect to the same origin is followed."""
         server.script(Status(307, headers={"Location": "?moved"}), Answer("here now"))
         assert ask(model, QUESTION).content == "here now"
 
     def test_an_error_page_is_mapped_by_its_status(self, model: Model, server: ProviderServer) -> None:
-        """An HTML error page, as from a proxy, is mapped by its status."""
+        """The status of an HTML error page, such as a proxy's, determines the error."""
         server.script(Raw(b"<html>Bad gateway</html>", "text/html", status=502))
         with pytest.raises(ProviderError, match="status 502") as caught:
             ask(model, QUESTION)
@@ -285,14 +285,14 @@ class ProviderSuite(ModelSuite):
     def test_reads_how_long_to_wait(
         self, model: Model, server: ProviderServer, status: int, headers: dict[str, str], expected: float | None
     ) -> None:
-        """A valid `Retry-After` is used. An invalid `Retry-After` is ignored."""
+        """The error's `retry_after_s` is the valid delay in the response's headers. An invalid delay is ignored."""
         server.script(Status(status, headers=headers))
         with pytest.raises((RateLimited, ProviderError)) as caught:
             ask(model, QUESTION)
         assert caught.value.retry_after_s == expected
 
     def test_reads_a_date_to_wait_for(self, model: Model, server: ProviderServer) -> None:
-        """Retry-After may be a date."""
+        """If `Retry-After` is a date, the error has the seconds until that date."""
         then = SystemClock().now() + timedelta(seconds=600)
         server.script(Status(429, headers={"Retry-After": format_datetime(then, usegmt=True)}))
         with pytest.raises(RateLimited) as caught:
@@ -312,7 +312,7 @@ class ProviderSuite(ModelSuite):
     def test_logs_the_request_id_of_a_failure(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The log and the error's notes contain the request id, by which the provider can find the failure."""
+        """The log and the error's notes contain the provider's request id. The error's message does not contain it."""
         server.script(step)
         with caplog.at_level(logging.WARNING), pytest.raises(PerdureError) as caught:
             ask(model, QUESTION)
@@ -324,7 +324,7 @@ class ProviderSuite(ModelSuite):
     def test_logs_the_request_id_of_a_reply(
         self, model: Model, server: ProviderServer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The request id of a successful reply is logged as well."""
+        """The request id of a successful reply is logged."""
         server.script(Answer("an odd one"))
         with caplog.at_level(logging.INFO):
             ask(model, QUESTION)
@@ -337,11 +337,11 @@ class ProviderSuite(ModelSuite):
             ask(model, QUESTION)
         assert caught.value.transient
 
-    # --- no end
+    # --- deadlines and aborts
 
     @pytest.mark.parametrize("step", [*SILENT, SLOW])
     def test_the_deadline_holds(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """The deadline bounds the whole call, so that a slow drip of bytes does not extend it."""
+        """The deadline applies to the whole call. Bytes that arrive slowly do not extend it."""
         server.script(step)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
@@ -352,14 +352,14 @@ class ProviderSuite(ModelSuite):
     def test_an_abort_wakes_the_thread(
         self, model: Model, server: ProviderServer, step: Step, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """An abort ends the wait for an unresponsive provider at once and logs nothing."""
+        """An abort immediately ends the wait for an unresponsive provider, and no warning is logged."""
         server.script(step)
         with caplog.at_level(logging.WARNING):
             self._aborted_at_once(model, lambda: server.wait_for_requests(1))
         assert caplog.text == ""
 
     def test_a_call_aborted_in_mid_stream_streams_no_more_text(self, model: Model, server: ProviderServer) -> None:
-        """After the abort, no more text is streamed."""
+        """An abort in the middle of a stream ends the call, and no more text is passed to the listener."""
         server.script(Broken(Answer("one two three"), 4, "hang"))
         streamed: list[str] = []
         began = threading.Event()

@@ -1,9 +1,8 @@
-"""A provider's test server with scripted responses, for any wire format.
+"""The base class of the providers' test servers, with scripted responses.
 
-Responses are streamed or whole, and correct or faulty: late, cut off, malformed, or missing. The
-server records every request. It refuses with 400 each request that the provider would refuse, so
-a reply shows that the transcript was valid.
-`openai_server` and `anthropic_server` implement it.
+A response is streamed or whole, and correct or faulty: late, truncated, malformed or missing. The server records every
+request. To a request that the provider would refuse, the server responds with status 400. A reply therefore shows that
+the request was valid. The subclasses are in `openai_server` and `anthropic_server`.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """A well-formed reply, streamed on request in pieces of `piece` characters, `interval_s` apart.
+    """A valid reply. It is streamed if the request asks for a stream.
 
-    `finish_reason` has Chat Completions' values; `None` derives it from the answer.
+    A stream has pieces of `piece` characters, sent at intervals of `interval_s` seconds. `finish_reason` is a value of
+    Chat Completions. `None` means "tool_calls" if the reply has calls, otherwise "stop".
     """
 
     text: str = ""
@@ -48,9 +48,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A stream of exactly these chunks or events. `done`: whether the end mark follows.
+    """A stream of exactly these chunks or events.
 
-    `hang` keeps the stream open after the last chunk.
+    `done`: whether the stream's end mark follows the last chunk. `hang`: whether the response then stays open.
     """
 
     chunks: Sequence[Any]
@@ -70,7 +70,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Broken:
-    """The first `after` chunks of an answer, then a closed connection, silence, an error or the given bytes."""
+    """A stream that breaks after the first `after` chunks of `answer`.
+
+    `then` comes next: "close" closes the connection, and "hang" keeps it open. An error or bytes are the last chunk.
+    """
 
     answer: Answer
     after: int
@@ -79,7 +82,10 @@ class Broken:
 
 @dataclass(frozen=True)
 class Raw:
-    """Exactly these bytes. `promised`: the announced length; a larger one looks like a lost connection."""
+    """A response with exactly these bytes as its body.
+
+    `promised` is the `Content-Length`, by default the length of `body`. A larger value simulates a lost connection.
+    """
 
     body: bytes
     content_type: str = "text/event-stream"
@@ -90,14 +96,14 @@ class Raw:
 
 @dataclass(frozen=True)
 class Silence:
-    """No response until the server stops; with `after_headers`, headers without a body."""
+    """No response until the server stops. With `after_headers`, the server sends the headers, but no body."""
 
     after_headers: bool = False
 
 
 @dataclass(frozen=True)
 class Drip:
-    """An endless comment, one byte every `interval_s` seconds, without an event."""
+    """A stream without events: one endless comment, sent one byte every `interval_s` seconds."""
 
     interval_s: float = 0.02
 
@@ -107,7 +113,7 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A call of `tool` (its name and schema). If `tool` is `None`, a reply that begins with `last`."""
+    """A call of `tool`, a pair of name and schema. If `tool` is `None`, a reply that begins with `last`."""
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)
@@ -124,10 +130,10 @@ def pieces(text: str, size: int) -> list[str]:
 
 
 class ProviderServer(ABC):
-    """A server on a free loopback port, for the duration of a `with` block.
+    """A test server on a loopback port, which runs for the duration of a `with` block.
 
-    `requests` has the bodies of all requests, and `headers` has their headers by lower-case names. `script` sets the
-    next responses. After the end of the script, `player` makes the responses.
+    `requests` contains the body of each request, and `headers` the headers of each request, with lower-case names.
+    `script` adds responses to the script. After the end of the script, `player` makes a response from a request's body.
     """
 
     end = b""
@@ -173,11 +179,11 @@ class ProviderServer(ABC):
 
     @property
     def base_url(self) -> str:
-        """The base URL for the SDK's variable."""
+        """The base URL with which the provider's SDK calls this server."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def script(self, *steps: Step) -> None:
-        """Script the responses to the next requests."""
+        """Append responses to the script. Each valid request takes the next response."""
         with self._changed:
             self._steps.extend(steps)
 
@@ -192,7 +198,7 @@ class ProviderServer(ABC):
         self._server.serve_forever(poll_interval=0.02)
 
     def stop(self) -> None:
-        """Stop serving, and end silent and dripping responses."""
+        """Stop the server. This also ends responses that would never end, such as `Silence` and `Drip`."""
         self._stopping.set()
         self._server.shutdown()
         self._server.server_close()
@@ -316,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_chunk(owner.frame(owner.error(error)))
                 self._send_chunk(b"")
             case rest:
-                if rest:  # an empty chunk is the end; a second end would begin the next answer
+                if rest:  # an empty chunk ends the response; a client would read a second one as the next response
                     self._send_chunk(rest)
                 self._send_chunk(b"")
 

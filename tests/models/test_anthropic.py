@@ -1,4 +1,4 @@
-"""Behaviour that only `anthropic:` has. `provider_suite.py` tests the behaviour of all providers."""
+"""Behaviour of the provider `anthropic:` only. `provider_suite.py` tests the behaviour that all providers share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.server import Answer, Broken, Call, Chunks, Status, Step
 
 @pytest.fixture
 def server() -> Iterator[AnthropicServer]:
-    """A server that plays turns of two steps unless the test scripts it."""
+    """A server that responds as `two_steps` does, unless the test scripts other responses."""
     with AnthropicServer() as running:
         yield running
 
@@ -33,7 +33,7 @@ def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_sends_the_fields_that_the_vendor_requires(model: AnthropicModel, server: AnthropicServer) -> None:
-    """A request has the key, the API version, the token limit, and the system prompt in its own field."""
+    """A request contains the API key, the API version and the tools. The system prompt has its own field."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.headers[0]["anthropic-version"]
@@ -70,7 +70,7 @@ def test_maps_errors_within_a_stream(
     ],
 )
 def test_recognises_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
-    """A prompt that is too long is recognised by its message, because this refusal has no code."""
+    """An error whose text says that the prompt is too long raises `ContextTooLong`. The error has no specific code."""
     server.script(Status(400, message=message))
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
@@ -95,14 +95,14 @@ def test_refuses_a_malformed_response(model: AnthropicModel, server: AnthropicSe
 
 
 def test_does_not_wait_for_what_comes_after_the_end(model: AnthropicModel, server: AnthropicServer) -> None:
-    """A proxy that keeps the stream open after `message_stop` must not delay the call."""
+    """A call ends at `message_stop`, even if a proxy keeps the stream open."""
     whole = [*events_of(Answer("whole")), {"type": "message_stop"}]
     server.script(Chunks(whole, hang=True))
     assert ask(model, QUESTION).content == "whole"
 
 
 def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start without a key fails with the name of the missing variable."""
+    """A model with Anthropic's base URL cannot be created without an API key. The error names the missing variable."""
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match=r"ANTHROPIC_API_KEY is not set and PERDURE_MODEL is 'anthropic:claude'"):
@@ -110,14 +110,14 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
 
 
 def test_refuses_an_invalid_base_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An invalid base URL stops the start. The error names the setting and its value."""
+    """A model cannot be created with an invalid base URL. The error names the setting and its value."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "localhost:8000")
     with pytest.raises(SettingsError, match="ANTHROPIC_BASE_URL is 'localhost:8000'"):
         AnthropicModel("claude", SystemClock())
 
 
 def test_the_test_server_refuses_an_invalid_transcript(model: AnthropicModel) -> None:
-    """The test server refuses an invalid transcript with 400."""
+    """The test server refuses an invalid transcript with status 400."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

@@ -1,4 +1,4 @@
-"""The test server refuses what the provider refuses, so that tests can rely on it."""
+"""The Anthropic test server refuses the same invalid requests as the provider."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def results(*ids: str, content: str = "1") -> dict[str, Any]:
 
 
 def text(words: str) -> dict[str, Any]:
-    """A block of text."""
+    """A text block."""
     return {"type": "text", "text": words}
 
 

@@ -31,7 +31,7 @@ def test_the_provider_accepts_any_committed_transcript(messages: tuple[Message, 
 
 @given(transcripts(), TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
-    """Earlier messages are sent again unchanged, including their ids, because providers cache by prefix."""
+    """If a prompt grows, its earlier messages and call ids stay the same, because providers cache prompts by prefix."""
     longer = (*messages, Message(Role.USER, text))
     assert (
         request_body("m", ModelRequest(longer))["messages"][:-1]
@@ -43,7 +43,7 @@ def test_a_prompt_only_grows(messages: tuple[Message, ...], text: str) -> None:
 def test_any_split_into_chunks_gives_the_same_reply(
     data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
 ) -> None:
-    """Any split of a reply and any interleaving of its calls gives the same reply."""
+    """A reply is the same, however the server splits it into chunks and interleaves its tool calls."""
     wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
     streams: list[list[dict[str, Any]]] = [[{"content": piece} for piece in data.draw(splits(text))]]
     for index, call in enumerate(wanted):
@@ -65,7 +65,7 @@ def test_any_split_into_chunks_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
-    """For any text, even with lone surrogates and NUL, the streamed text equals the reply and can be stored."""
+    """The streamed text equals the reply and can be stored, even if the server sends lone surrogates or NUL."""
     streamed, reply = assemble([{"content": piece} for piece in data.draw(splits(f"x{text}"))])
     assert streamed == reply.content
     assert "\x00" not in reply.content
@@ -124,7 +124,7 @@ def test_calls_without_ids_get_some() -> None:
 
 
 def test_a_repeated_id_in_one_reply_becomes_unique() -> None:
-    """A repeated id is made unique, because two calls under one id would share one result."""
+    """A repeated call id is made unique, because two calls with one id would share one result."""
     fragments = [{"index": at, "id": "same", "function": {"name": "f", "arguments": "{}"}} for at in range(2)]
     _, reply = assemble([{"tool_calls": fragments}])
     assert [call.id for call in reply.tool_calls] == ["same", "same_2"]
@@ -132,7 +132,7 @@ def test_a_repeated_id_in_one_reply_becomes_unique() -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8))
 def test_no_chunk_breaks_the_assembly(value: object) -> None:
-    """Any JSON gives a reply or an `InvalidResponse`, never another error."""
+    """Chunks with any JSON do not raise an error, and the assembler still returns a reply."""
     assembler = ReplyAssembler()
     for delta in (value, {"tool_calls": value}, {"tool_calls": [value]}, {"tool_calls": [{"function": value}]}):
         assembler.feed({"choices": [{"delta": delta}], "usage": value, "model": value})

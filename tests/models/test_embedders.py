@@ -1,4 +1,4 @@
-"""Each embedder passes the suite of `perdure.testing`. Also tests the cache of embeddings and the embedders' names."""
+"""Each embedder passes `EmbedderSuite`. Further tests cover the cache of embeddings and the selection by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Transformer:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A substitute for the extra's library. The library needs PyTorch, so it is not installed for tests."""
+    """A substitute for the library `sentence_transformers`, which needs PyTorch and is not installed for tests."""
     module = ModuleType("sentence_transformers")
     module.SentenceTransformer = Transformer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
@@ -59,7 +59,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def environment(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment for the OpenAI test server."""
+    """Set the environment variables with which OpenAI clients call the test server."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
 
@@ -92,7 +92,7 @@ class TestCached(EmbedderSuite):
 
 
 class Counting:
-    """An embedder that records its texts."""
+    """An embedder that records the texts it embeds."""
 
     name = "counting"
     dimensions = 2
@@ -106,7 +106,7 @@ class Counting:
 
 
 def test_a_text_is_embedded_once_while_it_is_cached() -> None:
-    """A text is embedded once while it is cached, because every step of a turn recalls with the same question."""
+    """A cached text is not embedded again, because every step of a turn searches with the same question."""
     embedder = Counting()
     cached = CachedEmbedder(embedder)
     cached.embed(["a", "b", "a"])
@@ -130,7 +130,7 @@ def test_more_texts_than_the_cache_holds_get_their_vectors() -> None:
 
 
 def test_a_cached_text_does_not_reach_the_guard() -> None:
-    """A cached text does not reach the guard, so an open breaker does not refuse it."""
+    """The cache comes before the circuit breaker, so an open breaker does not refuse a cached text."""
     embedder = Counting()
     guarded = resolve("hash:64", Settings(), SystemClock(), guard=lambda _: embedder)
     guarded.embed(["a"])
@@ -142,14 +142,14 @@ def test_a_cached_text_does_not_reach_the_guard() -> None:
 
 
 def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra's library the error says what to install."""
+    """If the library is not installed, the error says which extra to install."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is .*pip install 'perdure\[sentence-transformers\]'"):
         resolve("sentence-transformers:all-MiniLM-L6-v2", Settings(), SystemClock())
 
 
 def test_says_which_model_cannot_be_loaded(library: None) -> None:
-    """If the model's directory is misspelt, the start fails and the error names the directory."""
+    """If the library cannot load the model, the error names the model and the reason."""
     with pytest.raises(SettingsError, match=r"sentence-transformers:missing.*not a local folder"):
         resolve("sentence-transformers:missing", Settings(), SystemClock())
 
@@ -172,7 +172,7 @@ def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Embedder:
-    """A third party's embedder, loaded by its entry point."""
+    """The function that the entry point `acme` loads; returns a third party's embedder."""
     assert model == "large"
     return Counting()
 
@@ -185,7 +185,7 @@ def _load(point: EntryPoint) -> Any:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages with entry points, one of which lacks its module."""
+    """Two installed packages with one entry point each. The module of the second entry point is missing."""
     points = [
         EntryPoint("acme", f"{__name__}:acme", resolving.ENTRY_POINT_GROUP),
         EntryPoint("broken", "no_such_module:embedder", resolving.ENTRY_POINT_GROUP),
@@ -196,7 +196,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["", "hash", "hash:", "openai:", "sentence-transformers", "word2vec:x", "Hash:384"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """An unknown name stops the start. The error has the setting, its value and the accepted values."""
+    """An unknown name is refused. The error contains the setting, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_EMBEDDER is {name!r}: accepted: hash:384, openai:NAME")
@@ -206,19 +206,19 @@ def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
     "dimensions", ["abc", "0", "63", "2001", "-384", "3.5", "\N{FULLWIDTH DIGIT NINE}", "1" * 5000]
 )
 def test_the_built_in_embedders_dimensions_are_bounded(dimensions: str) -> None:
-    """A number of dimensions that is too large for pgvector's index, or too small to distinguish texts, is refused."""
+    """Only 64 to 2000 dimensions are accepted. Fewer do not distinguish texts, and pgvector cannot index more."""
     with pytest.raises(SettingsError, match=r"PERDURE_EMBEDDER is 'hash:.*accepted: hash:N with N from 64 to 2000"):
         resolve(f"hash:{dimensions}", Settings(), SystemClock())
 
 
 def test_the_default_is_built_in() -> None:
-    """The default embedder is built in, so it works without network and extras."""
+    """The default embedder is built in, so it works without a network and without extras."""
     embedder = resolve(Settings().embedder, Settings(), SystemClock())
     assert (embedder.name, embedder.dimensions) == ("hash:384", 384)
 
 
 def test_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the key is missing, the error names `PERDURE_EMBEDDER` and not the model's setting."""
+    """If the API key is missing, the error names `PERDURE_EMBEDDER` and not `PERDURE_MODEL`."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set and PERDURE_EMBEDDER is 'openai:small'"):

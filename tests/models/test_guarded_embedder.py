@@ -1,4 +1,4 @@
-"""A failing embedder opens its breaker; transient failures are retried."""
+"""Transient failures of an embedder are retried. Repeated failures open the embedder's circuit breaker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.settings import RetrySettings, Settings
 
 
 class _Failing:
-    """Fails `times` times with `error`, then returns vectors."""
+    """An embedder that fails `times` times with `error`, and then returns vectors."""
 
     name = "openai:small"
     dimensions = 1
@@ -38,12 +38,12 @@ class _Failing:
 
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
-    """Settings with retries without a pause."""
+    """Settings with a pause of at most a millisecond before a retry."""
     return settings.model_copy(update={"retry": RetrySettings(base_s=0.001, cap_s=0.001)})
 
 
 def test_a_transient_failure_is_retried(quick: Settings, clock: MovedClock) -> None:
-    """A transient failure is retried, and the caller does not notice it."""
+    """A transient failure is retried, and the caller receives the vectors."""
     failing = _Failing(ProviderError("unavailable", transient=True), 2)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     assert guarded.embed(["a", "b"]) == [[1.0], [1.0]]
@@ -51,7 +51,7 @@ def test_a_transient_failure_is_retried(quick: Settings, clock: MovedClock) -> N
 
 
 def test_repeated_failures_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
-    """Repeated failures open the breaker, which counts a call with all its retries once."""
+    """Repeated failures open the breaker. A failed call and its retries count as one failure."""
     breakers = Breakers(quick.breaker, clock)
     failing = _Failing(ProviderError("unavailable", transient=True), 1000)
     guarded = guard_with(breakers, quick, clock)(failing)
@@ -66,7 +66,7 @@ def test_repeated_failures_open_the_breaker(quick: Settings, clock: MovedClock) 
 
 
 def test_a_refusal_does_not_open_the_breaker(quick: Settings, clock: MovedClock) -> None:
-    """A refused text does not open the breaker, because another text may succeed."""
+    """An embedder's refusal of a text does not open the breaker, because another text may succeed."""
     failing = _Failing(InvalidRequest("too long"), 10)
     guarded = guard_with(Breakers(quick.breaker, clock), quick, clock)(failing)
     for _ in range(10):

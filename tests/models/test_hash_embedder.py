@@ -1,4 +1,4 @@
-"""`hash:` gives near vectors to texts that share words or parts of words."""
+"""The embedder `hash:` gives similar vectors to texts that share words or parts of words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMBEDDER = HashEmbedder(384)
 
 
 def likeness(one: str, other: str) -> float:
-    """The cosine between two texts' vectors."""
+    """The cosine similarity of the vectors of two texts."""
     return cosine(*EMBEDDER.embed([one, other]))
 
 
@@ -32,7 +32,7 @@ def likeness(one: str, other: str) -> float:
     ],
 )
 def test_texts_with_common_words_or_parts_are_nearer(text: str, near: str, far: str) -> None:
-    """In any language, texts with common words or parts of words are nearer to each other than unrelated texts."""
+    """In any language, texts that share words or parts of words have more similar vectors than unrelated texts."""
     assert likeness(text, near) > 0.15
     assert likeness(text, near) > 2 * likeness(text, far)
 
@@ -50,7 +50,7 @@ def test_a_number_counts_as_much_as_a_long_word() -> None:
 
 @given(st.text(max_size=60))
 def test_texts_without_a_word_in_common_are_far(text: str) -> None:
-    """Unrelated texts are not near despite hash collisions."""
+    """Unrelated texts have dissimilar vectors, despite hash collisions."""
     other = "zyqqwvxjk kqjzvwxqy"
     if not set("".join(words(text))) & set(other):
         assert abs(likeness(text, other)) < 0.5
@@ -64,5 +64,5 @@ def test_is_the_same_in_every_process_and_release() -> None:
 
 
 def test_a_very_long_word_costs_no_more_than_many_words() -> None:
-    """A text without spaces, such as a key of 100,000 characters, takes no longer than a text of words."""
+    """A word is split after every 32 characters, so that a very long word takes no longer than ordinary text."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

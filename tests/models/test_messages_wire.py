@@ -30,13 +30,16 @@ def test_the_provider_accepts_any_committed_transcript(messages: tuple[Message, 
 
 @given(st.lists(st.builds(Message, st.sampled_from([Role.USER, Role.ASSISTANT, Role.SYSTEM]), TEXT), max_size=5))
 def test_any_first_and_last_speaker_is_accepted(messages: list[Message]) -> None:
-    """A trimmed history may begin with the assistant, and a summary's prompt may end with it."""
+    """Any sequence of roles gives a valid request.
+
+    A trimmed history may begin with an assistant's message, and the prompt of a summary may end with one.
+    """
     assert validate_body(request_body("m", ModelRequest(tuple(messages)))) == []
 
 
 @given(transcripts(), TEXT, TEXT)
 def test_a_prompt_only_grows(messages: tuple[Message, ...], now: str, then: str) -> None:
-    """Earlier messages are sent again unchanged, including their ids, because providers cache by prefix."""
+    """If a prompt grows, its earlier messages and call ids stay the same, because providers cache prompts by prefix."""
     prompt = (*messages, Message(Role.USER, now))
     longer = (*prompt, Message(Role.ASSISTANT, "x"), Message(Role.USER, then))
     before = _blocks(request_body("m", ModelRequest(prompt)))
@@ -53,7 +56,7 @@ def _content_of(block: dict[str, Any]) -> str | None:
 
 
 def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -> None:
-    """The provider requires tool definitions in a prompt with calls; the model must not call these tools."""
+    """If the request offers no tools, its body defines the tools of earlier calls and forbids new calls."""
     request_of_call = Message(Role.ASSISTANT, "", (ToolCall("a", "weather:today", "{}"),))
     body = request_body(
         "m", ModelRequest((Message(Role.USER, "hi"), request_of_call, Message(Role.TOOL, "", tool_call_id="a")))
@@ -67,7 +70,7 @@ def test_without_tools_the_calls_of_the_conversation_are_named_and_forbidden() -
 def test_any_split_into_events_gives_the_same_reply(
     data: st.DataObject, text: str, wanted: tuple[ToolCall, ...]
 ) -> None:
-    """Any split of a reply and any interleaving of its blocks gives the same reply."""
+    """A reply is the same, however the server splits it into events and interleaves its blocks."""
     wanted = tuple(ToolCall(f"call_{at}", call.name or "f", call.arguments) for at, call in enumerate(wanted))
     text = text if text.strip() or wanted else "x"
     opened = [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
@@ -85,7 +88,7 @@ def test_any_split_into_events_gives_the_same_reply(
 
 @given(st.text(max_size=20), st.data())
 def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> None:
-    """For any text, even with lone surrogates and NUL, the streamed text equals the reply and can be stored."""
+    """The streamed text equals the reply and can be stored, even if the server sends lone surrogates or NUL."""
     streamed_text, reply = assemble([delta(0, "text_delta", text=piece) for piece in data.draw(splits(f"x{text}"))])
     assert streamed_text == reply.content
     assert "\x00" not in reply.content
@@ -93,7 +96,7 @@ def test_the_streamed_text_equals_the_reply(text: str, data: st.DataObject) -> N
 
 
 def test_thinking_is_no_part_of_the_reply() -> None:
-    """Thinking blocks are neither streamed nor kept."""
+    """Thinking blocks are neither streamed nor part of the reply."""
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
     events = [
         {"type": "content_block_start", "index": 0, "content_block": thinking},
@@ -106,7 +109,7 @@ def test_thinking_is_no_part_of_the_reply() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
-    """Arguments may be in the call's block, streamed, or both, as compatible servers send them."""
+    """A compatible server may send a call's arguments in the block's start event, with or without delta events."""
     block = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
     events = [{"type": "content_block_start", "index": 0, "content_block": block}]
     if streamed:
@@ -115,7 +118,7 @@ def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
 
 
 def test_usage_is_cumulative_and_the_last_event_counts() -> None:
-    """The last usage event counts, because usage is cumulative."""
+    """Usage is cumulative, so the last value of each field counts."""
     events = [
         {"type": "message_start", "message": {"model": "m-1", "usage": {"input_tokens": 9, "output_tokens": 1}}},
         {"type": "message_delta", "usage": {"cache_read_input_tokens": 90, "output_tokens": 5}},
@@ -138,7 +141,7 @@ def _json_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _json_of, max_leaves=8),
 )
 def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> None:
-    """Any JSON gives a reply or an `InvalidResponse`, never another error."""
+    """Events with any JSON raise no error except `InvalidResponse`."""
     assembler = ReplyAssembler()
     for given_type in ({}, {"type": "tool_use"}, {"type": "input_json_delta"}, {"type": "text"}):
         inner = {**value, **given_type} if isinstance(value, dict) else value
@@ -152,7 +155,7 @@ def test_no_event_breaks_the_assembly(kind: str, place: str, value: object) -> N
 
 
 def delta(index: int, kind: str, **parts: str) -> dict[str, Any]:
-    """A delta event of a block."""
+    """A delta event for the block with this index."""
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **parts}}
 
 

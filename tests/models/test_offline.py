@@ -1,4 +1,4 @@
-"""The rules of the offline model. `test_suite.py` tests what it shares with other models."""
+"""The rules of the offline model. `test_suite.py` tests the behaviour that all models share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Only include information worth remembering long-term. Skip greetings and small t
 
 
 def say(*lines: str, system: str = SYSTEM, tools: Sequence[ToolSchema] = TOOLS) -> ModelReply:
-    """The reply to the last of `lines`, which alternate between user and assistant."""
+    """The reply to a conversation. The first of `lines` is the user's, the second the assistant's, and so on."""
     spoken = [Message(Role.ASSISTANT if at % 2 else Role.USER, line) for at, line in enumerate(lines)]
     return OfflineModel().respond(ModelRequest((Message(Role.SYSTEM, system), *spoken), tuple(tools)), new_call())
 
@@ -49,7 +49,7 @@ def calls(reply: ModelReply) -> list[tuple[str, str]]:
     ],
 )
 def test_calculates_with_the_calculator(line: str, expression: str) -> None:
-    """The model calls the calculator instead of calculating, so that the turn has a tool call."""
+    """The model calls the calculator for a calculation, instead of calculating the result itself."""
     assert calls(say(line)) == [("calculator", json.dumps({"expression": expression}, ensure_ascii=False))]
 
 
@@ -62,7 +62,7 @@ def test_takes_no_other_number_for_a_calculation(line: str) -> None:
 
 
 def test_says_when_it_cannot_calculate() -> None:
-    """Without the calculator the reply says that the model cannot calculate."""
+    """Without the calculator, the reply says that the model cannot calculate."""
     assert "cannot calculate 12*7+5" in say("what is 12*7+5?", tools=()).content
 
 
@@ -76,12 +76,12 @@ def test_says_when_it_cannot_calculate() -> None:
     ],
 )
 def test_tells_the_time_with_the_clock(line: str, arguments: str) -> None:
-    """The model gets the time from the clock tool, because tests can move its clock."""
+    """If the user asks for the time, the model calls the tool `clock`."""
     assert calls(say(line)) == [("clock", arguments)]
 
 
 def test_calls_any_tool_on_request() -> None:
-    """The user can name any tool to call, so that authors can try their tools without a provider's key."""
+    """The model calls any tool that the user names, so that authors can try their tools without an API key."""
     mine = ToolSchema("send_mail", "Send a mail.", {"type": "object"})
     reply = say('call send_mail with {"to": "ana", "n": {"a": [1]}} and use the tool clock', tools=[mine, *TOOLS])
     assert calls(reply) == [("send_mail", '{"to": "ana", "n": {"a": [1]}}'), ("clock", "{}")]
@@ -89,7 +89,7 @@ def test_calls_any_tool_on_request() -> None:
 
 
 def test_passes_broken_arguments_on() -> None:
-    """Malformed arguments are passed on, so that the tool refuses them."""
+    """The model passes malformed arguments to the tool unchanged, and the tool refuses them."""
     assert calls(say('call clock with {"zone": ')) == [("clock", '{"zone": ')]
 
 
@@ -103,7 +103,7 @@ def test_lists_the_tools_instead_of_an_unknown_one() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["calculator", "clock", "mine"]), st.text(max_size=30)), min_size=1))
 def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> None:
-    """After any tool results the model replies without another call, so that it never loops."""
+    """After any tool results, the model replies without another call, so that every turn ends."""
     requested = tuple(ToolCall(f"call_{at}", name, "{}") for at, (name, _) in enumerate(results))
     messages = [Message(Role.USER, "what is 1+1?"), Message(Role.ASSISTANT, "", requested)]
     messages += [Message(Role.TOOL, text, tool_call_id=f"call_{at}") for at, (_, text) in enumerate(results)]
@@ -126,7 +126,7 @@ def test_always_answers_once_it_has_results(results: list[tuple[str, str]]) -> N
     ],
 )
 def test_quotes_the_line_that_a_question_is_about(statement: str, question: str, quoted: str) -> None:
-    """A question is answered with the earlier message that it is about, in any language."""
+    """The model answers a question with the most relevant earlier message, in any language."""
     assert quoted in say(statement, "Noted.", "What is the weather like?", "I do not know.", question).content
 
 
@@ -145,19 +145,19 @@ def test_the_latest_of_equally_relevant_lines_is_quoted() -> None:
     ],
 )
 def test_quotes_the_first_and_the_last_line(question: str, quoted: str) -> None:
-    """On request the user's first or last message is quoted, even if it was a question."""
+    """On request, the model quotes the user's first or last message, even if that message was a question."""
     spoken = ("what is the sky?", "I do not know.", "My name is Ana.", "Noted.", "what is rain?", "I do not know.")
     assert say(*spoken, question).content == f"You said earlier: “{quoted}”"
 
 
 def test_quotes_what_its_context_holds() -> None:
-    """Memories, which are in the system prompt, are quoted, too."""
+    """The model quotes memories from the system prompt as it quotes earlier messages."""
     reply = say("What car does Bob drive?", system=f"{SYSTEM}\n\n## Memories\n- Bob drives a red Volvo car\n- Ana: tea")
     assert "red Volvo" in reply.content
 
 
 def test_says_when_it_finds_nothing() -> None:
-    """Without a relevant message the reply says so and invents nothing."""
+    """If no earlier message is relevant, the reply says that the model finds nothing."""
     assert "find nothing" in say("My name is Ana.", "Noted.", "Which planet is the largest?").content
 
 
@@ -165,7 +165,7 @@ def test_says_when_it_finds_nothing() -> None:
     "line", ["who are you?", "What are you", "are you a human?", "what can you do?", "너는 누구야?"]
 )
 def test_says_what_it_is(line: str) -> None:
-    """The reply says that this is not a language model, and how to configure one."""
+    """If the user asks what the model is, the reply names its limits and the setting `PERDURE_MODEL`."""
     content = say(line).content
     assert "offline model" in content
     assert "do not understand language" in content
@@ -173,7 +173,7 @@ def test_says_what_it_is(line: str) -> None:
 
 
 def test_summarises_by_extract() -> None:
-    """A summary is short and consists of original sentences."""
+    """A summary consists of sentences from the conversation and is shorter than the conversation."""
     lines = ["We talk about cats.", *[f"Filler number {at} is here." for at in range(20)], "Cats purr, and cats sleep."]
     content = say("\n".join(lines), system="Summarise the conversation in a few sentences.", tools=()).content
     assert "Cats purr, and cats sleep." in content
@@ -182,7 +182,7 @@ def test_summarises_by_extract() -> None:
 
 
 def test_extracts_memories_as_valid_json() -> None:
-    """The reply is valid JSON. Small talk, questions and the assistant's lines give no memories of the user."""
+    """The reply is a JSON array of memories. Small talk, questions and the assistant's lines give no memories."""
     conversation = (
         "user: Hi there! I'm fine.\n"
         "assistant: I am a bot and I like you.\n"
@@ -201,7 +201,7 @@ def test_extracts_memories_as_valid_json() -> None:
 
 
 def test_extracts_nothing_from_small_talk() -> None:
-    """A session of greetings gives an empty JSON array."""
+    """If the conversation is only small talk, the reply is an empty JSON array."""
     assert say("Hi! I'm good.", system=EXTRACTION_PROMPT, tools=()).content == "[]"
 
 

@@ -25,7 +25,7 @@ from perdure.models.offline.entities import entities, relations
 def test_names_and_how_they_belong_together(
     sentence: str, named: list[tuple[str, str]], related: list[tuple[str, str, str]]
 ) -> None:
-    """Entities and relations are found without a network."""
+    """The offline model finds the entities in a sentence, their types and the relations between them."""
     found = {each["name"]: each["type"] for each in entities(sentence)}
     assert [*found] == [name for name, _ in named]
     assert [(each["subject"], each["relation"], each["object"]) for each in relations(sentence)] == related

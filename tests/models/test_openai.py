@@ -1,4 +1,4 @@
-"""Behaviour that only `openai:` has. `provider_suite.py` tests the behaviour of all providers."""
+"""Behaviour of the provider `openai:` only. `provider_suite.py` tests the behaviour that all providers share."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, 
     ],
 )
 def test_recognises_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """A prompt that is too long is recognised by the error's code or message."""
+    """An error whose code or text says that the prompt is too long raises `ContextTooLong`."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
 
 
 def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServer) -> None:
-    """A request has the key as a bearer token, the tools, and the option that streams usage."""
+    """A request contains the API key as a bearer token, the tools and the option `include_usage`."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
     assert server.requests[0]["stream_options"] == {"include_usage": True}
@@ -63,7 +63,7 @@ def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServ
 
 
 def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Halves of a split emoji are joined. Lone surrogates and NUL, which PostgreSQL cannot store, are replaced."""
+    """If an emoji is split between two chunks, its halves are joined. Lone surrogates and NUL are replaced."""
     pieces = ["ok \ud83d", "\ude00 \x00", "\ud83d"]
     deltas: list[Any] = [chunk([{"index": 0, "delta": {"content": piece}}]) for piece in pieces]
     server.script(Chunks([*deltas, chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])]))
@@ -71,7 +71,7 @@ def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: O
 
 
 def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start without a key fails with the name of the missing variable."""
+    """A model with OpenAI's base URL cannot be created without an API key. The error names the missing variable."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set"):
@@ -79,7 +79,7 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
 
 
 def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another address needs no key, because local servers have none."""
+    """A model with a base URL other than OpenAI's needs no API key, because local servers require none."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     assert ask(OpenAIModel("local", SystemClock()), QUESTION).tool_calls
@@ -87,14 +87,14 @@ def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pyt
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1"])
 def test_refuses_an_invalid_base_url(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An invalid base URL stops the start. The error names the setting and its value."""
+    """A model cannot be created with an invalid base URL. The error names the setting and its value."""
     monkeypatch.setenv("OPENAI_BASE_URL", address)
     with pytest.raises(SettingsError, match="OPENAI_BASE_URL is"):
         OpenAIModel("gpt-5", SystemClock())
 
 
 def test_the_test_server_refuses_an_invalid_transcript(model: OpenAIModel) -> None:
-    """The test server refuses an invalid transcript with 400."""
+    """The test server refuses an invalid transcript with status 400."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):
         ask(model, QUESTION, open_call, QUESTION)

@@ -21,12 +21,12 @@ from perdure.testing.suites.models import QUESTION, ask, new_call
 from tests.models.openai_server import OpenAIServer, Silence
 
 AT_ONCE_S = 2.0
-"""Far less than any timeout that could end the call otherwise, far more than waking a thread takes."""
+"""Maximum seconds in which an abort ends a call. Every other timeout of the call is far longer."""
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads in which calls wait."""
+    """A pool of threads in which the tests run model calls."""
     with ThreadPoolExecutor(4) as running:
         yield running
 
@@ -34,7 +34,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_an_abort_wakes_a_thread_on_a_pooled_connection(
     model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor
 ) -> None:
-    """An abort also works on a pooled connection that another call opened."""
+    """An abort ends a call on a pooled connection that an earlier call opened."""
     ask(model, QUESTION)
     server.script(Silence())
     _aborted_at_once(model, pool, lambda: server.wait_for_requests(2))
@@ -56,7 +56,7 @@ def test_a_late_abort_does_not_affect_other_calls() -> None:
 
 
 def test_an_early_abort_ends_the_next_wait() -> None:
-    """After an abort between two waits, the next wait must not begin."""
+    """If a call is aborted between two waits on its socket, the next wait does not begin."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         held = connection.CallSocket(new_call())
@@ -82,7 +82,7 @@ def test_an_abort_ends_a_connect(pool: ThreadPoolExecutor, monkeypatch: pytest.M
 def test_an_unresponsive_resolver_does_not_hold_a_call(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call ends at an abort or its deadline while the resolver, which cannot be interrupted, still runs."""
+    """A call ends at its abort or deadline, even if the DNS lookup, which cannot be interrupted, still runs."""
     resolving, resolved = threading.Event(), threading.Event()
 
     def silent(*_: object, **__: object) -> object:
@@ -101,7 +101,7 @@ def test_an_unresponsive_resolver_does_not_hold_a_call(
 
 
 def test_an_abort_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call can be aborted during the TLS handshake, which has waits of its own."""
+    """A call can be aborted during the TLS handshake."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("OPENAI_BASE_URL", f"https://127.0.0.1:{listener.getsockname()[1]}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
@@ -109,14 +109,14 @@ def test_an_abort_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest
 
         def accept() -> None:
             accepted.append(listener.accept()[0])
-            accepted[0].recv(1)  # the ClientHello has arrived and gets no answer
+            accepted[0].recv(1)  # the ClientHello has arrived; the server does not respond to it
 
         _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
         accepted[0].close()
 
 
 def test_an_abort_wakes_a_thread_that_reads_over_tls(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call over TLS, as to every real provider, can be aborted while it reads."""
+    """A call over TLS can be aborted while its thread waits for the response."""
     monkeypatch.setattr(httpx2, "create_ssl_context", lambda: _anonymous(ssl.PROTOCOL_TLS_CLIENT))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -134,7 +134,7 @@ def test_an_abort_wakes_a_thread_that_reads_over_tls(pool: ThreadPoolExecutor, m
 
 @pytest.mark.long
 def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
-    """Hundreds of calls wait for a slow model at once, and none waits for a connection."""
+    """Hundreds of calls can wait for their responses at the same time. No call waits for a free connection."""
     server.script(*[Silence() for _ in range(300)])
     calls = [new_call() for _ in range(300)]
     with ThreadPoolExecutor(300) as many:
@@ -161,7 +161,7 @@ def _happens(event: threading.Event) -> None:
 
 
 def _anonymous(protocol: int) -> ssl.SSLContext:
-    """TLS without certificates, so that the tests need no private keys."""
+    """A TLS context without certificates, so that the tests need no private keys."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -172,7 +172,7 @@ def _anonymous(protocol: int) -> ssl.SSLContext:
 
 @pytest.fixture
 def full_backlog() -> Iterator[int]:
-    """A port to which connects hang, because its listen queue is full."""
+    """A port whose listen queue is full, so that attempts to connect hang."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

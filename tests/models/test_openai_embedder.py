@@ -28,7 +28,7 @@ def embedder(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIEmb
 
 
 def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
-    """A response with these vectors, in order unless `indices` are given."""
+    """A response with `vectors`. The vectors' indices are `indices`, by default 0, 1, 2 and so on."""
     numbered = zip(indices or range(len(vectors)), vectors, strict=True)
     data = [{"object": "embedding", "index": at, "embedding": each} for at, each in numbered]
     return Raw(json.dumps({"object": "list", "data": data, "model": "small"}).encode(), "application/json")
@@ -88,7 +88,7 @@ def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -
     ],
 )
 def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """Invalid vectors are refused, because stored vectors stay in use."""
+    """A malformed response or an invalid vector fails the call with `InvalidResponse`."""
     server.script(step)
     with pytest.raises(InvalidResponse):
         embedder.embed(["one", "two"])
@@ -108,7 +108,7 @@ def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer,
 def test_maps_failures(
     embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, kind: type[PerdureError], transient: bool
 ) -> None:
-    """Failures are mapped to the same errors as for models. The SDK does not retry."""
+    """A failure raises the same error as the failure of a model call. The SDK does not retry."""
     server.script(step)
     with pytest.raises(kind) as caught:
         embedder.embed(["x"])
@@ -120,7 +120,7 @@ def test_maps_failures(
 
 @pytest.mark.parametrize("step", [Silence(), Drip()], ids=["says nothing", "drips"])
 def test_the_deadline_holds(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step) -> None:
-    """One deadline applies to all requests of a call."""
+    """One deadline applies to all requests of a call of `embed`."""
     server.script(answer(*[[1.0]] * BATCH), step)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -143,7 +143,7 @@ def test_an_abort_wakes_the_thread(embedder: OpenAIEmbedder, server: OpenAIServe
 
 
 def test_refuses_a_compressed_answer_before_it_is_unpacked(embedder: OpenAIEmbedder, server: OpenAIServer) -> None:
-    """A compressed answer is refused, because the SDK would decompress it completely."""
+    """A compressed response is refused, because the SDK would decompress it completely."""
     server.script(Raw(gzip_bomb(before=b'{"data": ['), "application/json", headers={"Content-Encoding": "gzip"}))
     with peak() as found, pytest.raises(InvalidResponse, match="compressed"):
         embedder.embed(["a text"])

@@ -1,4 +1,4 @@
-"""The test server refuses what the provider refuses, so that tests can rely on it."""
+"""The OpenAI test server refuses the same invalid transcripts as the provider."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asking(*ids: str, name: str = "f", arguments: Any = "{}") -> dict[str, Any]:
     ],
 )
 def test_accepts(messages: list[Any]) -> None:
-    """Valid requests are accepted."""
+    """Valid transcripts are accepted."""
     assert validate_transcript(messages) == []
 
 

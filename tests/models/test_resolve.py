@@ -28,13 +28,13 @@ class Acme(OfflineModel):
 
 
 def acme(model: str, settings: Settings, clock: Clock) -> Model:
-    """The object that the entry point loads."""
+    """The function that the entry point `acme` loads; returns a third party's model."""
     return Acme(model)
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages with entry points, one of which lacks its module."""
+    """Two installed packages with one entry point each. The module of the second entry point is missing."""
     points = [
         EntryPoint("acme", f"{__name__}:acme", resolving.ENTRY_POINT_GROUP),
         EntryPoint("broken", "no_such_module:model", resolving.ENTRY_POINT_GROUP),
@@ -50,14 +50,14 @@ def _missing() -> None:
 
 @pytest.mark.parametrize("name", ["", "gpt-5", "openai", "openai:", "offline:x", "anthropic:", "Offline"])
 def test_an_unknown_name_says_what_is_accepted(name: str) -> None:
-    """An unknown name stops the start. The error has the setting, its value and the accepted values."""
+    """An unknown name is refused. The error contains the setting, its value and the accepted values."""
     with pytest.raises(SettingsError) as caught:
         resolve(name, Settings(), SystemClock())
     assert str(caught.value).startswith(f"PERDURE_MODEL is {name!r}: accepted: offline, openai:NAME, anthropic:NAME")
 
 
 def test_a_third_party_adds_a_provider_by_entry_point(installed: None) -> None:
-    """An installed package can add a provider."""
+    """An installed package can add a provider of models."""
     assert resolve("acme:large", Settings(), SystemClock()).name == "acme:large"
     with pytest.raises(SettingsError, match="acme:NAME"):
         resolve("nope:x", Settings(), SystemClock())
@@ -70,6 +70,6 @@ def test_an_entry_point_that_cannot_be_loaded_says_why(installed: None) -> None:
 
 
 def test_a_process_makes_each_model_once() -> None:
-    """A process makes each model once, so that its turns share connections."""
+    """A process creates each model once, so that the turns of the process share connections."""
     models = Models(Settings(model="offline"), SystemClock())
     assert models.get() is models.get("offline")

@@ -1,4 +1,4 @@
-"""Translation of names and ids for providers."""
+"""Tool names and call ids are translated to names and ids that a provider accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOOLS = st.lists(st.text(st.sampled_from("ab_:.é "), min_size=1, max_size=80), 
 
 @given(TOOLS)
 def test_each_tool_gets_a_valid_name_that_maps_back(tools: list[str]) -> None:
-    """Each tool gets a distinct valid wire name, which maps back to the tool."""
+    """Each tool gets a distinct name that the provider accepts. The name maps back to the tool."""
     names = WireNames(tools)
     wire = [names.to_wire(each) for each in tools]
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME}}}", each) for each in wire)
@@ -30,7 +30,7 @@ def test_a_name_that_is_accepted_stays_as_it_is() -> None:
 
 
 def test_unknown_tools_have_names_too() -> None:
-    """Names of unknown tools are translated as well, because a transcript may contain them."""
+    """Names of unknown tools are translated, because a transcript may contain calls of removed tools."""
     names = WireNames(["clock"])
     assert names.to_wire("gone:for_good") == "gone_for_good"
     assert names.to_wire("") == "unknown"
@@ -39,7 +39,7 @@ def test_unknown_tools_have_names_too() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["call_1", "call 1", "x" * 60, ""]), unique=True, max_size=3), max_size=4))
 def test_ids_are_unique_over_a_prompt_and_results_find_their_calls(replies: list[list[str]]) -> None:
-    """Ids are made unique within a prompt, because replies may repeat them and providers refuse repeated ids."""
+    """Call ids are made unique within a prompt, because replies may repeat ids and providers refuse repeated ids."""
     ids = WireIds(translate=True)
     seen: list[str] = []
     for given_ids in replies:

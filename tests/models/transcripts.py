@@ -1,4 +1,4 @@
-"""Transcripts and streams for property tests of the wire formats."""
+"""Hypothesis strategies for transcripts and streams, for tests of the wire formats."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def calls(draw: st.DrawFn, arguments: st.SearchStrategy[str]) -> tuple[ToolCall,
 
 
 def id_of(call: ToolCall) -> str:
-    """A call's id, by which the calls of one reply are made distinct."""
+    """The id of `call`, as a function for `unique_by` and `sorted`."""
     return call.id
 
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> tuple[Message, ...]:
-    """Conversations as the engine commits them: results follow the message with the calls."""
+    """A transcript as the engine commits it. The results of tool calls follow the message with the calls."""
     messages = [Message(Role.SYSTEM, "You help.")]
     for _ in range(draw(st.integers(1, 4))):
         messages.append(Message(Role.USER, draw(TEXT)))
@@ -40,14 +40,14 @@ def transcripts(draw: st.DrawFn) -> tuple[Message, ...]:
 
 @st.composite
 def splits(draw: st.DrawFn, text: str) -> list[str]:
-    """`text` in up to five pieces, some of them empty."""
+    """`text` in one to five pieces. A piece may be empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @st.composite
 def interleavings(draw: st.DrawFn, streams: Sequence[Sequence[Any]]) -> list[Any]:
-    """An interleaving of all `streams` that keeps the order within each."""
+    """An interleaving of all `streams` that keeps the order within each stream."""
     order = draw(st.permutations([at for at, stream in enumerate(streams) for _ in stream]))
     iterators = [iter(stream) for stream in streams]
     return [next(iterators[at]) for at in order]
