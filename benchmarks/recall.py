@@ -99,7 +99,7 @@ def main() -> int:
         for sample in samples:
             lines_of(sample)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        print(f"{given.file} is no set in LoCoMo's layout: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{given.file} is not a data set in LoCoMo's layout: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     with servers() as running:
         migrate(running.postgres.url)

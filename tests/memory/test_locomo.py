@@ -49,7 +49,7 @@ def test_a_malformed_file_is_reported(
     path.write_text(content)
     monkeypatch.setattr("sys.argv", ["recall", str(path)])
     assert recall.main() == 1
-    assert "is no set in LoCoMo's layout" in capsys.readouterr().err
+    assert "is not a data set in LoCoMo's layout" in capsys.readouterr().err
 
 
 def test_the_shipped_set_is_valid() -> None:

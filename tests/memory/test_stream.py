@@ -103,7 +103,7 @@ def test_a_key_that_is_not_a_stream_does_not_stop_a_sessions_end(redis_memory: R
     assert client.keys() == []
 
 
-def test_without_redis_one_warning_is_logged_and_no_time_is_lost(
+def test_without_redis_one_warning_is_logged(
     unreachable: RedisMemory, caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """If Redis is unavailable, `append` returns False. A warning is logged at most once every few seconds."""
