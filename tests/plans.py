@@ -1,4 +1,4 @@
-"""PostgreSQL's plan for a statement, and the number of rows that it reads."""
+"""PostgreSQL's plans for a statement, and the number of rows that a plan reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def plans(database: Database, statement: Statement, parameters: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The nodes of two plans: the custom one for these parameters, and the generic one of a prepared statement."""
+    """Execute the statement with a custom and with a generic plan, then roll back; returns the nodes of each plan."""
     found = []
     for mode in ("force_custom_plan", "force_generic_plan"):
         with database.engine.connect() as connection:
@@ -49,7 +49,7 @@ def _explained(connection: Connection, statement: Statement, parameters: Mapping
 
 
 def rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
-    """Rows that the nodes read from tables, including those removed by a filter."""
+    """The number of rows that the nodes read from tables, including rows that a filter removes."""
     read: float = sum(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in nodes
@@ -59,5 +59,5 @@ def rows_read(nodes: Sequence[Mapping[str, Any]]) -> float:
 
 
 def outline(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
-    """The nodes in short, for a failing test's message."""
+    """The type, table and number of rows of each node, for a failing test's message."""
     return [(node["Node Type"], node.get("Relation Name", ""), node["Actual Rows"]) for node in nodes]

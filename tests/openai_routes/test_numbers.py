@@ -1,4 +1,4 @@
-"""Sequence numbers of a response depend only on its text: they are equal live, replayed and after a restart."""
+"""The events of a response have the same sequence numbers live and in a replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALL = Called('add {"a": 1}\n')
 
 
 def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
-    """The events of an answer whose pieces are `texts`. With `after`, only the events with a higher number."""
+    """The events of an answer that consists of `texts`. With `after`, only the events with a higher sequence number."""
 
     async def parts() -> AsyncIterator[Part]:
         for text in texts:
@@ -54,7 +54,7 @@ def _text(events: Sequence[dict[str, Any]]) -> str:
 
 @given(WORDS, st.lists(st.integers(0, 200)))
 def test_live_and_replayed_events_are_equal(text: str, at: list[int]) -> None:
-    """However the text was split, live and replayed events have equal numbers and content."""
+    """Live and replayed events are equal, regardless of the pieces in which the text arrives."""
     live, replayed = _events(_cut(text, at)), _events([text])
     assert live == replayed
     assert _text(live) == text
@@ -74,7 +74,7 @@ def test_resuming_continues_after_any_event(text: str, at: list[int], which: int
 
 @given(WORDS, WORDS, st.integers(0, 30))
 def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int) -> None:
-    """Resuming within replaced text is an error, unless the old and the new text agree up to that position."""
+    """After text is replaced, resuming is an error unless the new text begins with the pieces already sent."""
     withdrawn = [each for each in _events([text]) if each["type"] == "response.output_text.delta"]
     event = withdrawn[which % len(withdrawn)]
     before = text[: _position(withdrawn, event)]
@@ -87,7 +87,7 @@ def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int
 
 @given(WORDS, WORDS, st.lists(st.integers(0, 200)), st.integers(0, 40))
 def test_calls_between_texts_have_numbers_of_their_own(text: str, second: str, at: list[int], which: int) -> None:
-    """If calls come between texts, live and replayed events are equal, and a client can resume after any event."""
+    """With tool calls between texts, live and replayed events are equal, and a client can resume after any event."""
     live = _events([*_cut(text, at), CALL, CALL, *_cut(second, at)])
     replayed = _events([text, CALL, CALL, second])
     assert live == replayed

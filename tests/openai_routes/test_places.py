@@ -1,4 +1,4 @@
-"""The user and conversation of an OpenAI client's request: from headers, the body, a token or a front end."""
+"""The headers, body or token of a request to the OpenAI routes determine the request's user and conversation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WEBUI = {"X-OpenWebUI-User-Id": "cleo", "X-OpenWebUI-Chat-Id": "chat-1"}
 
 @pytest.fixture
 def client(runtime: Runtime) -> Iterator[TestClient]:
-    """A gateway with a service key."""
+    """A client of a gateway that has a service key."""
     settings = Settings(_env_file=None, **SETTINGS)
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as made:
         yield made
 
 
 def _post(client: TestClient, key: str, headers: Mapping[str, str], **body: Any) -> Any:
-    """Post a background response, which needs no worker."""
+    """Request a response in the background, so that the test needs no worker."""
     sent = {"model": "assistant", "input": "hello", "background": True, **body}
     return client.post("/v1/responses", json=sent, headers={"Authorization": f"Bearer {key}", **headers})
 
@@ -55,13 +55,13 @@ def _where(client: TestClient, user: str) -> list[str | None]:
 def test_the_order_of_precedence(
     client: TestClient, headers: dict[str, str], body: dict[str, Any], user: str, conversation: str | None
 ) -> None:
-    """Headers of perdure take precedence over the body, and the body over headers that Open WebUI forwards."""
+    """`X-Perdure-*` headers take precedence over the body. The body takes precedence over Open WebUI's headers."""
     assert _post(client, SERVICE_KEY, headers, **body).status_code == 200
     assert _where(client, user) == [conversation]
 
 
 def test_a_header_is_utf_8(client: TestClient) -> None:
-    """Headers are read as UTF-8."""
+    """The gateway reads the values of headers as UTF-8."""
     headers = [(b"Authorization", f"Bearer {SERVICE_KEY}".encode()), (b"X-Perdure-User", "ä".encode())]
     body = {"model": "assistant", "input": "hello", "background": True}
     answer = client.post("/v1/responses", json=body, headers=headers)
@@ -70,13 +70,13 @@ def test_a_header_is_utf_8(client: TestClient) -> None:
 
 
 def test_a_template_that_was_not_filled_in_is_refused(client: TestClient) -> None:
-    """An unfilled template is refused, because all users of a misconfigured front end would be the same user."""
+    """A header with an unfilled placeholder is refused. Otherwise, all users of the front end would share a user id."""
     answer = _post(client, SERVICE_KEY, {"X-Perdure-User": "{{LIBRECHAT_USER_ID}}"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-perdure-user")
 
 
 def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, runtime: Runtime) -> None:
-    """With a token, headers that a front end forwards set neither the user nor the conversation."""
+    """A user's token determines the user. Open WebUI's headers are ignored. A request for another user is refused."""
     settings = Settings(_env_file=None, **SETTINGS)
     token = Keys(settings, runtime.clock).tokens.mint(user_key(None, "ann"), 60)[0]
     assert _post(client, token, WEBUI).status_code == 200

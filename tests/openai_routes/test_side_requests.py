@@ -1,4 +1,7 @@
-"""A front end's requests for titles and tags go to the summary model without a turn, within the user's rates."""
+"""The summary model answers side requests: a front end's requests for titles and tags.
+
+A side request begins no turn, and counts towards the user's rate limit.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ def _ask(client: TestClient, text: str, **more: Any) -> Any:
     ],
 )
 def test_side_requests_are_recognised(headers: dict[str, str], text: str, expected: bool) -> None:
-    """Side requests are recognised by header or prefix; a user's message that mentions a task is a turn."""
+    """A task header or the prefix `### Task:` marks a side request; `### Task:` later in the text does not."""
     assert is_side_request(headers, text) is expected
 
 
 def test_side_requests_are_within_the_users_rates(runtime: Runtime) -> None:
-    """A side request costs a model call, so it counts towards the user's rate and must name a user."""
+    """A side request costs a model call, so it counts towards the user's rate limit and must name a user."""
     settings = runtime.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
         assert _ask(client, "### Task:\nTitle").status_code == 200
@@ -48,7 +51,7 @@ def test_side_requests_are_within_the_users_rates(runtime: Runtime) -> None:
 
 
 def test_a_streamed_title_is_one_piece(runtime: Runtime) -> None:
-    """A title is streamed in the form that front ends read."""
+    """A streamed title is an event stream that ends with `[DONE]`."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         answer = _ask(client, "### Task:\nTitle", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,8 +1,8 @@
 """The PERDURE_AGENTS module of the workers in these tests: tools of every effect class, with injected faults.
 
-On import, the process begins to record each commit boundary in the test's fault directory, and to execute an
-armed fault there. The import also shortens waits that have no setting: two of the outbox and one of awaited
-calls. The variable `SILENCE_S` shortens the watchdog's limit.
+After the import, the process records each commit boundary in the test's fault directory, and executes the fault that
+is armed for the boundary. The import also shortens three waits that have no setting: two in `outbox` and one in
+`awaited`. The environment variable named by `SILENCE_S` shortens the watchdog's time limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _probe(context: ToolContext) -> ProbeOutcome:
 
 @tool(effect="unsafe", probe=_probe)
 def probed(note: str, context: ToolContext) -> str:
-    """Must not be repeated, but a probe can tell whether it happened."""
+    """Must not be repeated; a probe reports whether the effect happened."""
     return _act("probed", note, context)
 
 
@@ -104,7 +104,7 @@ def stuck(note: str, context: ToolContext) -> str:
 
 @tool(effect="unsafe", requires_approval=True)
 def guarded(note: str, context: ToolContext) -> str:
-    """Must not be run unless a person approves."""
+    """Runs only after a person's approval."""
     return _act("guarded", note, context)
 
 

@@ -1,9 +1,9 @@
-"""Attacks on an installation over HTTP and its broker; each attack is one function of a `Target`.
+"""Attacks on an installation through HTTP and through its broker. Each attack is a function that takes a `Target`.
 
-Each attack repeats an input that once stopped the fleet, at its original size, spread over the given time. It does not
-wait for replies, and continues after a refusal. `Attackers` runs all attacks concurrently. The command
-`python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs them in a separate process, so that they
-do not hold the interpreter lock of the process that measures.
+Each attack repeats an input that once stopped an installation, and continues if the input is refused. The inputs have
+their original size, and the repetitions are spread over the given time. `Attackers` runs all attacks concurrently. The
+command `python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs the attacks in a separate
+process, so that they do not hold the interpreter lock of the measuring process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HALF_SENT = 1_100
 RUBBISH = (b"", b"\x80\x04N.", b"{", b"[]", b'{"body": 1}', b'{"body": "e30=", "headers": {}, "properties": {}}')
 BROKEN_QUEUES = ("unacked_index", "unacked", "ingress", "turns", "_kombu.binding.turns", "perdure:stream:ana")
 _DESCRIPTORS = 8_192
-"""Limit of open files: the attackers hold more connections than the gateway allows."""
+"""The attackers' limit of open files, which permits more connections than the gateway does."""
 
 _GUESS_S = 0.05
 """Seconds between two guessed keys."""
@@ -73,7 +73,7 @@ class Target:
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60)
 
     def send(self, client: httpx2.Client, text: str, **given: Any) -> dict[str, Any] | None:
-        """Send one message; returns the accepted turn, or `None` if it is refused."""
+        """Send one message; returns the accepted turn, or `None` if the message is refused."""
         response = client.post("/v1/messages", json={"text": text, **given})
         self.answers[f"{response.status_code}"] += 1
         assert response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR, response.text
@@ -101,7 +101,10 @@ def calculate(target: Target) -> None:
 
 
 def write_hostile_texts(target: Target) -> None:
-    """Send texts that slow down regular expressions and loops. Praise the replies, so that the turns become cases."""
+    """Send texts that slow down regular expressions and loops.
+
+    Positive feedback on the replies makes perdure store the turns as cases.
+    """
     texts = list(hostile.STORABLE.values())
     with target.client() as client:
         for number in target.rounds():
@@ -121,7 +124,7 @@ def flood(target: Target) -> None:
 
 
 def merge(target: Target) -> None:
-    """One user sends hundreds of long messages that ask to be merged."""
+    """One user sends hundreds of long messages with `on_busy="merge"`."""
     with target.client() as client:
         for number in target.spread(MERGED):
             target.send(client, f"{number} " + "a" * 9_900, user_id="merger", on_busy="merge")
@@ -135,7 +138,7 @@ def reply_to_silence(target: Target) -> None:
 
 
 def name_queues(target: Target) -> None:
-    """Request replies to the broker's own keys, and to addresses that a sender may not use."""
+    """Request replies to the broker's own keys and to forbidden addresses."""
     targets: list[dict[str, str]] = [{"task": "replies.take", "queue": name} for name in BROKEN_QUEUES]
     targets += [
         {"url": url} for url in ("http://169.254.169.254/latest", "http://0x7f000001/", "http://[::ffff:7f00:1]/")
@@ -191,7 +194,7 @@ ATTACKS: Sequence[Callable[[Target], None]] = (
 
 
 class Attackers:
-    """Runs all attacks concurrently within the block; `errors` lists the exceptions that ended an attack."""
+    """Runs all attacks concurrently within a `with` block; `errors` lists the exceptions that ended an attack."""
 
     def __init__(self, target: Target, attacks: Sequence[Callable[[Target], None]] = ATTACKS) -> None:
         self.errors: list[str] = []
@@ -216,7 +219,7 @@ class Attackers:
 
 
 def main() -> None:
-    """Attack for the given seconds; print the answers and the errors that ended an attack, as JSON."""
+    """Run all attacks for the given seconds, then print the counts of responses and the errors as JSON."""
     url, key, broker_url, silent_url, seconds = sys.argv[1:]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _DESCRIPTORS) if hard > 0 else _DESCRIPTORS, hard))

@@ -1,11 +1,12 @@
-"""Every place at which a turn's worker can be killed, and how the turn then ends.
+"""The places at which a turn's worker can be killed, and a runner that kills the worker at one place.
 
-The turn is followed from `turns.submit` to the delivery of the reply. `places` enumerates the places at which the
-turn's process can die. A test compares these places with the places that an undisturbed turn passes. The test fails if
-a new boundary of the engine is missing here.
+A place is the moment before or after a commit, a point in a tool, or a model call. The places lie between
+`turns.submit` and the delivery of the reply. A test compares the enumeration in this module with the places that an
+undisturbed turn passes, so that no commit of the engine is missing.
 
-`CaseRunner.run` plays one case: it arms a fault, submits a message, waits for the fault, submits again if
-there was no response, accepts a second message, and waits until both turns are settled and the reply is delivered.
+`CaseRunner.run` plays one case. It arms a fault, submits a message, and waits for the fault. If there was no response,
+it submits the message again. It then accepts a second message, and waits until both turns are settled and the reply to
+the first message is delivered.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KINDS = (*ALONE, SIDE_BY_SIDE)
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
 REPEATABLE = ("turns.claim", "deliveries.take")
-"""Wake-ups may be repeated; only a turn's first commit with one of these names has an effect."""
+"""Commits that a duplicate wake-up repeats without effect."""
 
 PERIODIC = (
     "turns.renew",
@@ -48,7 +49,7 @@ PERIODIC = (
     "slots.take_round",
     "slots.register",
 )
-"""Commits that a worker makes every few seconds, independently of its turns."""
+"""Commits that a worker makes every few seconds, regardless of the progress of its turns."""
 
 _ELSEWHERE = (
     "slots.",
@@ -62,32 +63,35 @@ _ELSEWHERE = (
     "casebank.",
     "retention.",
 )
-"""Prefixes of commits that belong to no turn and no session's end, and have their own kill tests."""
+"""Prefixes of the names of commits that belong neither to a turn nor to a session's end."""
 
 MODEL_CALLS = 2
 
 
 def is_unrelated(name: str) -> bool:
-    """Whether the commit `name` belongs to no turn and no session's end."""
+    """Whether the commit `name` belongs neither to a turn nor to a session's end."""
     return name in PERIODIC or name.startswith(_ELSEWHERE)
 
 
 def commits(kind: str) -> list[str]:
-    """The commits of one undisturbed turn, in order."""
+    """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
     finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
     return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
 
 
 def passed(kind: str) -> list[tuple[str, str]]:
-    """The places that one undisturbed turn passes, as `(moment, name)`, sorted. The list repeats some places."""
+    """The places that one undisturbed turn passes, as sorted `(moment, name)`. A place passed twice is listed twice."""
     boundaries = [(moment, name) for name in commits(kind) for moment in ("before", "after")]
     points = [("within", f"{tool}.{point}") for tool in PLANS[kind] for point in ("entered", "acted")]
     return sorted(boundaries + points)
 
 
 def places(kind: str) -> list[Place]:
-    """The places at which a turn's process can be killed: the places of `passed`, and one within each model call."""
+    """The places at which the tests kill the worker of a turn.
+
+    These are the places of `passed` and one within each model call; for the first kind, also the `PERIODIC` commits.
+    """
     if kind == KINDS[0]:
         return [*_ways(kind), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
     return _ways(kind)
@@ -100,7 +104,7 @@ def _ways(kind: str) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn of a kind, killed at a place."""
+    """One turn of a kind, whose worker is killed at a place."""
 
     kind: str
     place: Place
@@ -128,7 +132,7 @@ class CaseOutcome:
 
 
 class CaseRunner:
-    """An installation with two workers, on which cases are played one after another."""
+    """An installation with two workers. It plays one case at a time."""
 
     def __init__(self, database_url: str, directory: Path) -> None:
         with ExitStack() as stack:
@@ -152,7 +156,7 @@ class CaseRunner:
         self._stack.close()
 
     def undisturbed(self, kind: str) -> list[tuple[str, str]]:
-        """Run an undisturbed turn; returns its places, sorted. Places of repeated wake-ups are listed once."""
+        """Run an undisturbed turn; returns its places, sorted. The places of `REPEATABLE` commits are listed once."""
         faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
@@ -202,7 +206,7 @@ class CaseRunner:
         faults.arm(case.place)
         gate = (
             self.model_server.gate(text) if case.place.name == "turns.renew" else None
-        )  # a call that outlasts a heartbeat
+        )  # the model call lasts until the lease is renewed
         yield lambda: self._restart_killed(wait_until(faults.fired, f"the fault at {case.place} fires"))
         if gate is not None:
             gate.opened.set()
@@ -228,12 +232,12 @@ class CaseRunner:
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
     def _submit(self, text: str, task_id: str) -> dict[str, Any]:
-        """Send a message under `task_id`, and wait until it is accepted. A repeated call is accepted as a duplicate."""
+        """Send a message under `task_id`, and wait until it is accepted. A repeated call returns the same turn."""
         accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:
-        """Wait until the reply is delivered, and until each process that delivers it has committed or was killed."""
+        """Wait until the reply is delivered and no process is still committing the delivery."""
 
         def done() -> bool:
             rows = self.installation.query("SELECT status FROM deliveries WHERE turn_id = %(id)s", id=turn_id)

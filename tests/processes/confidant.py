@@ -16,7 +16,7 @@ from perdure.tools.registry import ToolContext
 
 @tool(effect="pure")
 def pure(note: str, context: ToolContext) -> str:
-    """Stores its argument and returns it."""
+    """Stores its argument, and returns a text that contains the argument."""
     context.working_variables["kept"] = note
     return f"noted {note}"
 

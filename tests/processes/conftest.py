@@ -1,9 +1,8 @@
-"""pytest-celery's fixtures over embedded servers and worker processes.
+"""pytest-celery's fixtures, implemented with embedded servers and worker processes.
 
-`celery_setup` and the clusters are pytest-celery's names. Here one embedded Redis per test is both the broker and the
-backend, and a worker is a process (see `nodes`). A test sets the number of workers with
-`@pytest.mark.parametrize("worker_count", [1])`. The report of a failed test contains its workers' logs, and no worker
-outlives the pytest session.
+`celery_setup` and the fixtures of clusters have the names that pytest-celery requires. Each test has one embedded
+Redis, which is both the broker and the result backend. A worker is a process (see `nodes`). A test sets the number of
+workers with `@pytest.mark.parametrize("worker_count", [1])`. The report of a failed test contains its workers' logs.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _installations = pytest.StashKey[list[Installation]]()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Fail if a process of these tests still runs at the end."""
+    """Fail if a worker process still runs at the end of the pytest session."""
     yield
     assert nodes.left_over() == []
 
 
 @pytest.fixture
 def model_server() -> Iterator[ModelServer]:
-    """The model's server."""
+    """A server that answers the workers' model calls."""
     made = ModelServer()
     with made.server:
         yield made
@@ -83,7 +82,7 @@ def installation(
 
 @pytest.fixture
 def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]:
-    """Another application on the same Redis database, without a worker."""
+    """Another Celery application on the installation's Redis database, without a worker."""
     made = Neighbour(installation, tmp_path / "neighbour")
     yield made
     made.close()
@@ -111,7 +110,7 @@ def celery_broker_cluster(redis_server: RedisContainer) -> Iterator[CeleryBroker
 
 @pytest.fixture
 def celery_backend_cluster(redis_server: RedisContainer) -> Iterator[CeleryBackendCluster]:
-    """The result backend: the same Redis."""
+    """The result backend: the broker's Redis."""
     cluster = CeleryBackendCluster(RedisBackend(redis_server))
     yield cluster
     cluster.teardown()
@@ -130,13 +129,13 @@ def celery_worker_cluster(
 
 @pytest.fixture
 def celery_setup_cls() -> type[CeleryTestSetup]:
-    """The class of the setup. Its `teardown` closes the application after the test."""
+    """The class of `celery_setup`; its `teardown` closes the Celery application after the test."""
     return Setup
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Add the workers' logs to the report of a failure."""
+    """Add the workers' logs to the report of a failed test."""
     report = yield
     if report.failed:
         for installation in item.stash.get(_installations, []):

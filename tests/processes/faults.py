@@ -1,9 +1,9 @@
 """Fault injection, shared by a test and its workers: faults at exact places, and a journal that survives a crash.
 
-A place is a commit boundary of the engine (`Database.observe`: before the commit is sent, after its outcome is known)
-or a point within a tool. The test arms a fault for the n-th pass of a place; the passes of all processes count. The
-process that makes the n-th pass claims the fault by renaming a file, and sends itself the signal. Notes and effects
-are whole lines appended to files, outside of any transaction, so that a SIGKILL loses none.
+A place is a point in a tool, or the moment before or after a commit of the engine (see `Database.observe`). A test
+arms a fault for the n-th pass of a place, counted over all processes. The process that makes the n-th pass claims the
+fault by renaming a file, and sends itself the signal. Each pass and each effect of a tool is a line in a file. The
+process appends the whole line outside of any transaction, so that a SIGKILL loses no line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SCENE = "PERDURE_TEST_FAULTS"
-"""The environment variable with a worker's directory of faults."""
+"""The environment variable that contains the path of the directory of `Faults`."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
-"""The environment variable with the watchdog's least limit in a worker; two leases remain a lower bound."""
+"""The environment variable with the watchdog's minimum time limit. The time limit is still at least two leases."""
 
 _LOOK_S = 0.01
 _SLOWEST_S = 120.0
@@ -32,7 +32,10 @@ _SLOWEST_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The `nth` pass of `name` by any process: `before` its commit, `after` it, or `within` a tool."""
+    """The `nth` pass of a place, counted over all processes.
+
+    `moment` is `before` or `after` if `name` is a commit, and `within` if `name` is a point in a tool or a model call.
+    """
 
     moment: str
     name: str
@@ -44,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A process passed a place. `at`: the machine's monotonic clock, the same in all processes."""
+    """A process's pass of a place. `at` is a time of the monotonic clock, which all processes share."""
 
     at: float
     pid: int
@@ -61,12 +64,12 @@ class Effect:
     note: str
     pid: int
     after_s: float = 0.0
-    """Seconds from the tool's beginning to its effect: milliseconds, unless the process was stopped in between."""
+    """Seconds from the tool's start to its effect. The value is near 0 unless the process was paused in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A fault sent its signal to process `pid`."""
+    """A fault that fired in the process `pid`."""
 
     at: float
     pid: int
@@ -96,14 +99,14 @@ class Faults:
         self._armed.unlink(missing_ok=True)
 
     def fired(self) -> Fired | None:
-        """The process that the armed fault struck; `None` if it has not fired."""
+        """The armed fault if it has fired; otherwise `None`."""
         try:
             return Fired(**json.loads(self._fired.read_text()))
         except FileNotFoundError:
             return None
 
     def notes(self, since: int = 0) -> list[Note]:
-        """The journal from line `since` on."""
+        """The entries of the journal, without the first `since` entries."""
         return [_note(line) for line in _lines(self._journal)[since:]]
 
     def effects(self, note: str | None = None) -> list[Effect]:
@@ -126,7 +129,7 @@ class Faults:
         _append(self._effects, json.dumps(asdict(effect)))
 
     def pass_by(self, moment: str, name: str) -> None:
-        """Record the place. If a fault is armed for it, send the signal."""
+        """Record a pass of a place. If a fault is armed for this pass, send this thread the fault's signal."""
         _append(self._journal, f"{time.monotonic()} {os.getpid()} {moment} {name}")
         try:
             fault = json.loads(self._armed.read_text())
@@ -136,11 +139,11 @@ class Faults:
             self._fire(fault)
 
     def _count(self, fault: dict[str, Any]) -> int:
-        """Count a pass of an armed fault's place, over all processes since the fault was armed."""
+        """Count this pass; returns how often all processes have passed the place since the fault was armed."""
         descriptor = os.open(self.directory / f"passes-{fault['id']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, b".")
-            return os.lseek(descriptor, 0, os.SEEK_CUR)  # behind the own byte, whatever others append
+            return os.lseek(descriptor, 0, os.SEEK_CUR)  # after this pass's byte, even if other processes append
         finally:
             os.close(descriptor)
 
@@ -150,7 +153,7 @@ class Faults:
         except FileNotFoundError:
             return  # another process claimed the fault
         _write(self._fired, asdict(Fired(time.monotonic(), os.getpid())))
-        # To this thread: a signal to the process may stop this thread one commit too late.
+        # The signal is sent to this thread: a signal to the process may stop this thread one commit too late.
         signal.pthread_kill(threading.get_ident(), fault["signal"])
 
 
@@ -184,7 +187,7 @@ def _append(path: Path, line: str) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    # A process may be writing the last line: it counts once its line break is there.
+    # A last line without a line break is skipped, because a process may still be writing the line.
     return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 

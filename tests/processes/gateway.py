@@ -47,7 +47,7 @@ class GatewayProcess:
 
 @contextmanager
 def serving(perdure: Perdure) -> Iterator[str]:
-    """Run a gateway within the block; yields its URL, and ends it with SIGTERM."""
+    """Run a gateway within the block, and end it with SIGTERM; yields the gateway's URL."""
     gateway = GatewayProcess(perdure)
     try:
         gateway.start()

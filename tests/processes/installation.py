@@ -1,7 +1,7 @@
-"""One installation under test: its database, its Redis, its model, and this process, which accepts messages.
+"""An installation under test: its servers and workers, and the test's process, which accepts messages.
 
-Times are short, so that recovery takes seconds. Tests read outcomes through the engine's own
-reading functions; `check` asserts the invariants.
+Leases and time limits are short, so that recovery takes seconds. Tests read outcomes with the engine's own reading
+functions. `check` asserts the invariants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECRET = "whsec_" + base64.b64encode(b"the secret of these tests").decode()
 REPLY_QUEUE = "another service"
 
 RECOVERY_S = LEASE_S + SWEEP_S + 3
-"""Seconds within which another worker continues the turns of a killed one."""
+"""Seconds within which another worker continues the turns of a killed worker."""
 
 _SETTINGS = {
     "PERDURE_TURN__LEASE_S": str(LEASE_S),
@@ -60,7 +60,7 @@ _SETTINGS = {
 
 
 class Installation:
-    """The servers, the workers and the accepting side of one test."""
+    """The servers and workers of one test, and what the test's process needs to accept messages."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Installation:
         self.workers: list[Worker] = []
 
     def worker(self, *options: str, **environment: str) -> Worker:
-        """Start another worker, with more options or environment."""
+        """Start another worker, with additional command-line options and environment variables."""
         name = f"worker-{len(self.workers) + 1}"
         container = WorkerContainer(name, {**self.environment, **environment}, self.directory, options)
         self.workers.append(Worker(container, app=None))
@@ -110,7 +110,7 @@ class Installation:
 
     @property
     def waker(self) -> CeleryWaker:
-        """The waker of this process."""
+        """Publishes wake-ups from this process."""
         return self._waker
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
@@ -118,7 +118,7 @@ class Installation:
         return accept(self.runtime, Incoming(user_id=user, text=text, **more))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
-        """Wait until the turns are settled; returns their bodies."""
+        """Wait until the turns are settled; returns what `read_turn` returns for each turn."""
         ids = [UUID(str(turn_id)) for turn_id in turn_ids]
         waiting = [self.watch.settled(turn_id) for turn_id in ids]
         _, missing = concurrent.futures.wait(waiting, within_s)
@@ -144,7 +144,7 @@ class Installation:
         return int(rows[0].lease_owner.split()[0].rpartition(":")[2])
 
     def snapshot(self) -> dict[str, list[Any]]:
-        """The rows of the tables, without the columns that the sweeper or a late tool result may change."""
+        """The rows of six tables, by table, without the columns that the sweeper or a late tool result may change."""
         return {
             "sessions": self._rows("sessions", "woken_at", "wakes"),
             "turns": self._rows("turns"),
@@ -155,7 +155,7 @@ class Installation:
         }
 
     def check(self) -> None:
-        """Check the invariants once all turns are settled: each message is answered once, in order."""
+        """Assert the invariants: all turns are settled, and each message is answered once, in order."""
         for row in self.query("SELECT session_id, unsettled, turn_count, message_count FROM sessions"):
             messages = self.transcript(row.session_id)
             assert row.unsettled == 0

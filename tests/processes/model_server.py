@@ -1,11 +1,11 @@
-"""The model of these tests: a server for the real SDK, whose answers depend on the transcript only.
+"""The model of these tests: an HTTP server whose answers depend only on the transcript.
 
-For the message `pure: 3` the model calls the tool `pure` with the whole text as its note. For `all: 3` it
-calls three tools in one reply. It answers other messages without a tool call. A call that is repeated after a crash
-gets the same answer. A gate holds back the answer to one text, so that a test can act while a
-worker is inside the call.
+If a message begins with the name of a tool, the model calls the tool. For `pure: 3`, it calls `pure` with the whole
+text as the argument `note`. For `all: 3`, it calls three tools in one reply. It answers other messages without a tool
+call. A model call that is repeated after a crash gets the same answer. A gate holds back the answer to one text, so
+that a test can act during the model call.
 
-If the request is to extract a conversation's memories, the answer is one memory, of its first line.
+The answer to a request to extract memories is one memory, about the first line of the conversation.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nob
 PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
 
 PARTS = 5
-"""The number of tasks that a call of the tool `reports` sends."""
+"""The number of tasks that one call of the tool `reports` sends."""
 
 _LONGEST_S = 60.0
 
 
 class Gate:
-    """Holds back the `nth` call about one text. `arrived` is set when the call has arrived."""
+    """Holds back the `nth` model call about one text until `opened` is set. `arrived` is set when the call arrives."""
 
     def __init__(self, nth: int) -> None:
         self.nth = nth
@@ -45,10 +45,11 @@ class Gate:
 
 
 class ModelServer:
-    """A model's server. While `down` is set, it answers 503.
+    """The model's HTTP server. While `down` is true, the server answers 503.
 
-    `latency_s` is the default latency of answers; `latencies` and `answers` override the latency or the
-    whole answer for some texts. `called_at` has the monotonic times of the calls about each text.
+    A call is about the text of the newest user message. `latency_s` is the default latency of answers. For single
+    texts, `latencies` overrides the latency, and `answers` overrides the whole answer. `called_at` has the monotonic
+    times of the calls about each text.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class ModelServer:
         self._lock = threading.Lock()
 
     def gate(self, text: str, nth: int = 1) -> Gate:
-        """Hold back the `nth` call whose newest message of the user is `text`."""
+        """Hold back the `nth` call whose newest user message is `text`."""
         made = self._gates[text] = Gate(nth)
         return made
 

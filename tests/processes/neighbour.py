@@ -1,6 +1,6 @@
 """An ordinary Celery application that shares perdure's Redis database: `celery -A tests.processes.neighbour worker`.
 
-It uses Celery's defaults. The messages of some tasks stay unacknowledged for long, because the tasks have late
+It uses Celery's defaults. The messages of some tasks stay unacknowledged for a long time, because the tasks have late
 acknowledgement or a countdown. Each execution appends a line to a file in the test's directory.
 """
 
@@ -27,7 +27,7 @@ app.conf.update(
 
 @app.task(name="neighbour.late", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def late() -> None:
-    """Run until the test opens the gate; acknowledged only at the end."""
+    """Run until the test opens the gate. The task is acknowledged only after its end."""
     _note("late")
     wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
 
@@ -40,7 +40,7 @@ def quick() -> None:
 
 @app.task(name="neighbour.timed", acks_late=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def timed(name: str, seconds: float) -> None:
-    """Run for `seconds`; acknowledged only at the end."""
+    """Run for `seconds`. The task is acknowledged only after its end."""
     _note(name)
     threading.Event().wait(seconds)
 

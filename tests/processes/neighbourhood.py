@@ -13,7 +13,7 @@ from tests.processes.nodes import Worker, WorkerContainer
 
 
 class Neighbour:
-    """The other application: its worker, and a program that publishes its tasks."""
+    """The neighbour application: its worker, and a client that publishes its tasks."""
 
     def __init__(self, installation: Installation, directory: Path) -> None:
         directory.mkdir()
@@ -37,16 +37,16 @@ class Neighbour:
         return self._installation.workers[-1]
 
     def runs(self) -> Counter[str]:
-        """How often each task ran."""
+        """How often each task ran, by the task's name."""
         path = self.directory / "runs"
         return Counter(path.read_text().split()) if path.exists() else Counter()
 
     def open_gate(self) -> None:
-        """Let the slow task end."""
+        """Open the gate, so that the tasks that wait for it end."""
         (self.directory / "gate").touch()
 
     def send_timed(self, count: int, long_s: float, countdown_s: float) -> list[str]:
-        """Send `count` late-acknowledged tasks of `long_s` and `count` tasks with a countdown; returns their names."""
+        """Send `count` tasks that run for `long_s`, and `count` tasks with a countdown; returns the tasks' names."""
         names = [f"{kind}-{number}" for kind in ("long", "postponed") for number in range(count)]
         for name in names:
             if name.startswith("long"):
@@ -56,6 +56,6 @@ class Neighbour:
         return names
 
     def close(self) -> None:
-        """Let the slow task end, and close the program's connections."""
+        """Open the gate, and close the client's connections."""
         self.open_gate()
         self.app.close()

@@ -1,7 +1,7 @@
 """pytest-celery's nodes without Docker: each container is a process.
 
-A worker is a process `celery -A perdure worker` with its own session and process group (see
-`forked`). A Redis is the embedded one, in its own directory.
+A worker is a process `celery -A perdure worker` with its own session and process group (see `forked`). A Redis node is
+perdure's embedded Redis with its own directory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.processes.faults import wait_until
 _QUIET = ["--without-gossip", "--without-mingle"]
 
 groups: set[int] = set()
-"""Process groups of all workers ever started here; each must be empty after the tests."""
+"""The process groups of all started workers. After the tests, each group must be empty."""
 
 
 def left_over() -> list[psutil.Process]:
-    """The processes that were started here and still run."""
+    """The processes in `groups` that still run."""
     return [process for process in psutil.process_iter() if _group(process.pid) in groups and not _is_zombie(process)]
 
 
@@ -70,7 +70,7 @@ class ProcessContainer:
             self.wait()
 
     def restart(self, timeout: float = 20.0) -> None:
-        """Kill the process if it runs, and start it again."""
+        """Kill the process if it runs, then start it again."""
         if self.status == "running":
             self.kill("SIGKILL")
         self.start()
@@ -80,7 +80,7 @@ class ProcessContainer:
 
 
 class WorkerContainer(ProcessContainer):
-    """One worker process, of perdure unless `application` names another Celery application."""
+    """A worker process of the Celery application `application`."""
 
     def __init__(
         self,
@@ -113,13 +113,13 @@ class WorkerContainer(ProcessContainer):
         return "running" if self._process is not None and self._process.is_alive() else "exited"
 
     def start(self) -> None:
-        """Start the worker. It may take a second until the worker consumes."""
+        """Start the worker, without waiting until it consumes."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._process = forked.start(self._program)
         groups.add(self.pid)
 
     def wait(self, timeout_s: float = 20.0) -> int | None:
-        """Wait until the worker has ended; returns its exit status, negative for a signal."""
+        """Wait until the worker has ended; returns its exit status, which is negative after a signal."""
         if self._process is None:
             return None
         self._process.join(timeout_s)
@@ -140,7 +140,7 @@ class WorkerContainer(ProcessContainer):
         """Kill the worker and all processes that it started."""
         if self._process is None:
             return
-        self._process.kill()  # the worker may not lead its process group yet
+        self._process.kill()  # in case the worker has not created its process group yet
         self.wait()
         _end_group(self.pid)
         self._process.close()
@@ -158,12 +158,12 @@ class RedisContainer(ProcessContainer):
 
     @property
     def url(self) -> str:
-        """The URL in kombu's form."""
+        """The URL in the form that kombu expects."""
         return self._runs[-1].url
 
     @property
     def celeryconfig(self) -> dict[str, str]:
-        """For pytest-celery: tests and containers see the same address."""
+        """The URLs for pytest-celery, which are equal for tests and for containers."""
         return {"url": self.url, "host_url": self.url}
 
     @property
@@ -196,7 +196,7 @@ class RedisContainer(ProcessContainer):
         return (self._directory / "server.log").read_text(errors="replace")
 
     def ready(self) -> bool:
-        """Return True: `start` has waited until the server answers."""
+        """Always true, because `start` waits until the server answers."""
         return True
 
     def teardown(self) -> None:
@@ -208,7 +208,7 @@ class RedisContainer(ProcessContainer):
 
 
 class PostgresServer:
-    """A PostgreSQL server with perdure's tables, which a test may restart."""
+    """A PostgreSQL server that a test may restart; it contains perdure's tables."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -221,17 +221,17 @@ class PostgresServer:
         return self._runs[-1].url
 
     def restart(self, number: signals.Signals) -> None:
-        """End the server with a signal. Start it again on its committed data."""
+        """End the server with a signal, then start it again with the same data directory."""
         self.end(number)
         self.start()
 
     def end(self, number: signals.Signals) -> None:
-        """End the server by a signal."""
+        """End the server with a signal."""
         os.kill(self._runs[-1].pid, number)
         wait_until(lambda: postgres.find(self._directory) is None, "PostgreSQL has ended", 60)
 
     def start(self) -> None:
-        """Start the server again on its committed data."""
+        """Start the server again with the same data directory."""
         self._runs.append(postgres.start(self._directory))
 
     def stop(self) -> None:
@@ -248,11 +248,11 @@ class RedisBroker(CeleryTestBroker):  # type: ignore[misc]
 
 
 class RedisBackend(CeleryTestBackend):  # type: ignore[misc]
-    """The result backend: the same Redis server as the broker's."""
+    """Redis as the result backend, on the broker's server."""
 
 
 class Worker(CeleryTestWorker):  # type: ignore[misc]
-    """A worker node whose container has more methods than pytest-celery's."""
+    """A worker node whose container is a process."""
 
     container: WorkerContainer
 

@@ -44,9 +44,9 @@ pidfile =
 
 @contextmanager
 def running(database_url: str, access: Path) -> Iterator[str]:
-    """Run a pooler within the block; yields the URL of the database behind it.
+    """Run a pooler within the block; yields the URL of the database through the pooler.
 
-    `access`: the directory with the server's `pg_ident.conf`, to which the pooler's account is added.
+    `access`: the directory of PostgreSQL's `pg_ident.conf`. This function adds the pooler's account to the file.
     """
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
@@ -62,7 +62,8 @@ def running(database_url: str, access: Path) -> Iterator[str]:
     file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=directory))
     as_account = []
     if os.geteuid() == 0:
-        account = pwd.getpwuid(Path(host).stat().st_uid)  # the server's account: no other may enter its directory
+        # PgBouncer runs under PostgreSQL's account, because no other account may enter the directory of the socket.
+        account = pwd.getpwuid(Path(host).stat().st_uid)
         os.chown(directory, account.pw_uid, -1)
         file.chmod(0o644)
         access.parents[1].chmod(0o711)

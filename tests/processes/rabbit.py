@@ -50,7 +50,7 @@ def running(directory: Path) -> Iterator[str]:
 
 
 def empty_queues(app: Celery, url: str) -> None:
-    """Purge the queues of `app`, so that the next test finds no message of this one."""
+    """Purge the queues of `app`, so that the next test finds no message of this test."""
     with app.connection_for_write(url) as connection:
         for name in app.amqp.queues:
             with suppress(*connection.channel_errors), connection.channel() as channel:

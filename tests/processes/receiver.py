@@ -1,4 +1,4 @@
-"""HTTP services that receive replies, on free loopback ports: one that answers, one that never does."""
+"""HTTP services that receive replies on free loopback ports: `Receiver` answers, `SilentReceiver` never does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Delivery:
 
 
 class Receiver:
-    """Answers each request with the next of `statuses`, or with 204 after the last. Appends each request to `came`."""
+    """Answers each request with the next of `statuses`, or with 204 if none is left. Appends each request to `came`."""
 
     def __init__(self) -> None:
         self.statuses: deque[int] = deque()
@@ -81,7 +81,7 @@ class SilentReceiver:
             try:
                 connection, _ = self._server.accept()
             except OSError:
-                return  # closed
+                return  # `close` was called
             self._held.append(connection)
             self.connections += 1
 
@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: the tests kill workers in the middle of requests."""
+        """Log nothing, because the tests kill workers in the middle of requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
         raw = self.rfile.read(length)
-        if len(raw) < length:  # its sender died in the middle
+        if len(raw) < length:  # the sender died in the middle of the request
             return
         self.send_response(self.server.owner.take(Delivery(raw, dict(self.headers))))
         self.end_headers()

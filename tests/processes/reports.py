@@ -1,6 +1,6 @@
 """An application whose tasks are tools of an agent: `celery -A tests.processes.reports worker`.
 
-It uses Celery's defaults and perdure's broker. Its tasks record their effects in `tests.processes.faults`.
+It uses Celery's defaults and perdure's broker. Its tasks record their effects with `tests.processes.faults`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.processes.faults import SCENE, Effect, Faults, done
 
 URL = "REPORTS_BROKER_URL"
 BACKEND = "REPORTS_BACKEND_URL"
-"""The environment variables that name the broker and the result backend."""
+"""The environment variables with the URLs of the broker and the result backend."""
 
 _faults = Faults(Path(os.environ.get(SCENE, ".")))
 
@@ -39,7 +39,7 @@ def make(self: Any, note: str) -> str:
 
 @app.task(name="reports.charge", bind=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def charge(self: Any, note: str) -> str:
-    """Charge, again at each execution."""
+    """Charge at each execution, even if the task id is repeated."""
     _faults.act(Effect("charge", self.request.id, note, os.getpid()))
     return done("charge", note)
 
@@ -61,11 +61,11 @@ def fail(note: str) -> str:
 
 @app.task(name="reports.odd", shared=False)  # type: ignore[untyped-decorator]  # as above
 def odd(note: str) -> object:
-    """Return an object that is not JSON."""
+    """Return an object that cannot be encoded as JSON."""
     return threading.Event()
 
 
 @app.task(name="reports.silent", bind=True, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]  # as above
 def silent(self: Any, note: str) -> str:
-    """Store no result."""
+    """Return a result that Celery does not store."""
     return done("silent report", note)

@@ -1,7 +1,8 @@
-"""An application that installs perdure in its own Celery application: `celery -A tests.processes.shop worker`.
+"""A program that installs perdure in its own Celery application: `celery -A tests.processes.shop worker`.
 
-It is configured after `install`, with every setting that could harm perdure's tasks: late acknowledgement, pickle, a
-route and a rate limit for every task, a prefetch multiplier, and its own beat schedule.
+The program configures the application after `install`, with settings that could harm perdure's tasks: late
+acknowledgement, pickle, a route and a rate limit for every task, no results, a prefetch multiplier, and its own beat
+schedule.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ app.config_from_object(
 
 @app.task(name="shop.slow", shared=False)  # type: ignore[untyped-decorator]  # celery carries no types
 def slow() -> None:
-    """Run until the test opens the gate; acknowledged only at the end."""
+    """Run until the test opens the gate. The task is acknowledged only after its end."""
     _note("slow")
     wait_until((_DIRECTORY / "gate").exists, "the gate is open", 60)
     _note("slow-ended")
@@ -60,7 +61,7 @@ def expired_carts() -> None:
 
 @app.task(name="reports.make", shared=False)  # type: ignore[untyped-decorator]  # as above
 def report(note: str) -> str:
-    """A task that is a tool of the agent."""
+    """A task that the agent calls as a tool."""
     _note("report")
     return done("report", note)
 

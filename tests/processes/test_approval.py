@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL that this test may stop, unlike the suite's own."""
+    """A separate PostgreSQL server, because this test stops the server."""
     made = PostgresServer(tmp_path_factory.mktemp("database") / "postgres")
     yield made
     made.stop()
@@ -31,14 +31,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 
 @pytest.fixture
 def database_url(server: PostgresServer) -> str:
-    """The database of this installation."""
+    """The URL of the installation's database."""
     return server.url
 
 
 def test_an_approval_waits_across_a_restart_of_everything(
     installation: Installation, perdure: Perdure, server: PostgresServer
 ) -> None:
-    """After all processes and servers have restarted, an approved call runs once, with the edited arguments."""
+    """After a restart of all processes, a call approved with edited arguments runs once, with the edited arguments."""
     text, edited = "guarded: much", "guarded: less"
     worker = installation.worker("--concurrency", "1")
     worker.ready()
@@ -50,7 +50,7 @@ def test_an_approval_waits_across_a_restart_of_everything(
         )
         before = _turn(gateway + turn_url)
         other = installation.accept("pure: meanwhile", user="bea")
-        installation.settled(other.turn_id, within_s=PATIENCE_S)  # by the one thread that the worker has
+        installation.settled(other.turn_id, within_s=PATIENCE_S)  # settled by the worker's only thread
         assert _is_held(installation, sent["session_id"]) is False
         worker.kill("SIGTERM")
     installation.redis.kill("SIGTERM")

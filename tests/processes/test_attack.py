@@ -1,8 +1,8 @@
-"""A fleet under attack: ordinary users wait little longer, no turn is lost, and no process needs a restart.
+"""Under attack, ordinary users wait only a little longer, no turn is lost, and no worker needs a restart.
 
-`make chaos` spreads the attacks over a minute. `make check` packs them into ten seconds, without a bound on the delay.
-The attackers' process has a low priority, since real attackers would not use the two cores that the fleet, PostgreSQL,
-Redis and the ordinary users share here.
+`make chaos` spreads the attacks over a minute. `make check` runs them within ten seconds, and does not check the delay.
+The attackers' process has a low priority, because real attackers would use other machines. In this test, the attackers
+share two cores with the workers, PostgreSQL, Redis and the ordinary users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.processes.receiver import SilentReceiver
 KEY = "the key of the tests' own service"
 USERS = 20
 MOST = 3.0
-"""Bound on the 99th percentile under attack, divided by that without. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
+"""Maximum growth of the delay's 99th percentile, as a factor. Measured on two cores: 1.2, 1.3, 2.0. Goal: 2."""
 
 NICENESS = "10"
 
@@ -48,7 +48,7 @@ ORDINARY = {
     "PERDURE_TURN__SWEEP_S": "5",
     "PERDURE_TURN__TOOL_TIMEOUT_S": "30",
 }
-"""The default settings, with the default times instead of the short ones of other tests."""
+"""Settings with perdure's default times instead of the short times of other tests, and with the offline model."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def silence() -> Iterator[SilentReceiver]:
 
 @dataclass
 class Ordinary:
-    """Users who send messages within the block. Each waits for the reply before the next message."""
+    """Users who send messages within a `with` block. Each user waits for the reply before sending the next message."""
 
     url: str
     name: str
@@ -83,7 +83,7 @@ class Ordinary:
             thread.join(120)
 
     def p99_s(self) -> float:
-        """The 99th percentile of seconds from a request to its response."""
+        """The 99th percentile of the seconds from a message to its reply."""
         return sorted(self.answered_s)[int(len(self.answered_s) * 0.99)]
 
     def _run(self, user: int) -> None:
@@ -134,7 +134,7 @@ def attacked(url: str, broker_url: str, silent_url: str, seconds: float) -> Iter
 def test_ordinary_users_hardly_notice_an_attack(
     installation: Installation, silence: SilentReceiver, seconds: int, most: float | None
 ) -> None:
-    """During all attacks, ordinary users are answered within `most` times the usual delay."""
+    """Under attack, ordinary users are answered. The delay's 99th percentile grows by at most the factor `most`."""
     environment = {**installation.environment, **ORDINARY, "PERDURE_REPLY_URLS": f"{silence.url}*"}
     workers = [installation.worker(**environment) for _ in range(2)]
     for worker in workers:

@@ -1,8 +1,8 @@
-"""kill -9 of the worker at every commit boundary of a turn, one after another.
+"""A turn survives a SIGKILL of its worker before or after any commit.
 
-The cases are enumerated, not sampled (`make test` plays one of each kind). Each case waits several seconds for a lease
-to expire. Therefore a few installations play the cases concurrently. Each installation plays one case at a time. The
-first test starts after all cases have been played.
+The cases are enumerated, not sampled. `make test` plays only one case of each kind. Each case waits several seconds for
+a lease to expire. Therefore, several installations play the cases concurrently, and each installation plays one case at
+a time. The test of a case waits for the outcome of the case.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ONE_OF_EACH_KIND = {
     "probed-before-turns.step-2",
     "all-before-turns.settle-1",
 }
-"""The cases that `make test` also plays."""
+"""The cases that `make test` plays; the tests of all other cases are marked `long`."""
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits until all cases have been played
+pytestmark = pytest.mark.timeout(300)  # the first test waits until the installations have started
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def wanted(request: pytest.FixtureRequest) -> list[Case]:
 def case_runners(
     wanted: list[Case], databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[CaseRunner]]:
-    """The installations on which the cases are played."""
+    """The installations that play the cases."""
     with ExitStack() as stack:
         made = []
         for number in range(LANES if len(wanted) > len(ONE_OF_EACH_KIND) else 1):
@@ -87,12 +87,12 @@ def played(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
-    """If a commit is added to a turn, `boundaries.passed` must also list it."""
+    """`boundaries.passed` lists exactly the places that an undisturbed turn passes."""
     assert undisturbed[kind] == passed(kind)
 
 
 def test_one_case_of_each_kind_is_always_played() -> None:
-    """A renamed place must not silently drop out of `ONE_OF_EACH_KIND`."""
+    """`ONE_OF_EACH_KIND` has one existing case of each kind, even after a place is renamed."""
     assert sorted(case.kind for case in CASES if str(case) in ONE_OF_EACH_KIND) == sorted(KINDS)
 
 
@@ -102,7 +102,7 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     ids=str,
 )
 def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[CaseOutcome]], case: Case) -> None:
-    """Wherever a process dies, the transcript equals an undisturbed turn's. Each tool's effect class is obeyed."""
+    """Wherever the worker dies, the message is answered once. Tools run only as often as their effect classes allow."""
     outcome = played[case].result()
     tools = PLANS[case.kind]
     _check_effects(case, outcome)
@@ -154,7 +154,7 @@ def _in_doubt(case: Case) -> bool:
 def test_the_invariants_hold_for_all_sessions(
     case_runners: list[CaseRunner], played: dict[Case, Future[CaseOutcome]]
 ) -> None:
-    """This test checks all sessions of the installations, because each case checks only its own session."""
+    """The invariants hold for all sessions of the installations. Each case checks only its own session."""
     for future in played.values():
         future.exception()
     for case_runner in case_runners:

@@ -1,4 +1,4 @@
-"""A broker key whose value kombu cannot use stops no worker. Keys of other programs stay unchanged."""
+"""A worker keeps running if kombu cannot use the value of a broker key. Keys of other programs stay unchanged."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ KEYS: dict[str, str] = {
     "_kombu.binding.perdure:celeryev": "string",
     "_kombu.binding_deadlines": "string",
 }
-"""Keys that a worker needs and no other program uses, with a type that breaks them."""
+"""Keys that only perdure uses, each with a Redis type that kombu cannot use."""
 
 FOREIGN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
-"""Keys of another program that have the names of perdure's queues, or of one level of a queue."""
+"""Keys of another program, with their types. Each has the name of a queue of perdure or of a queue's priority level."""
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def _break(client: Any, *keys: str) -> None:
 
 
 def _aside(client: Any) -> dict[str, str]:
-    """The keys that were set aside: their types, by their former names without the prefix."""
+    """The types of the keys that workers renamed, by the former name without the prefix `perdure:`."""
     found = client.keys("*.broken-*")
     return {key.removeprefix("perdure:").rpartition(".broken-")[0]: client.type(key) for key in found}
 
 
 @pytest.mark.long
 def test_a_worker_starts_over_broken_keys(installation: Installation, client: Any) -> None:
-    """A worker that starts renames each broken key and reports it once, instead of crashing in a loop."""
+    """A starting worker renames each broken key and logs it once, instead of crashing in a loop."""
     _break(client, *KEYS)
     installation.worker().ready()
     (turn,) = installation.settled(installation.accept("hello").turn_id)
@@ -72,7 +72,7 @@ def test_a_worker_starts_over_broken_keys(installation: Installation, client: An
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["perdure:unacked", "perdure:unacked_index"])
 def test_a_worker_continues_when_a_key_is_broken(installation: Installation, client: Any, key: str) -> None:
-    """A submission is accepted even if a broker key breaks right after kombu took the message from the queue."""
+    """If a broker key breaks while a worker runs, the worker renames the key and still accepts a submission."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -90,7 +90,7 @@ def test_a_worker_continues_when_a_key_is_broken(installation: Installation, cli
 
 @pytest.mark.long
 def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, client: Any) -> None:
-    """Workers repair a broken binding, although only publishers read it."""
+    """A running worker renames a broken binding, although only publishers read bindings."""
     installation.worker().ready()
     _break(client, "_kombu.binding.turns", "perdure:unacked_mutex")
     wait_until(lambda: len(_aside(client)) == 2, "the keys are set aside", 20)
@@ -100,7 +100,7 @@ def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, cli
 
 @pytest.mark.long
 def test_keys_of_another_program_stay_as_they_are(installation: Installation, client: Any) -> None:
-    """If another program uses a queue's name as a key, the worker logs how to fix it and consumes the other queues."""
+    """If another program's key has a queue's name, workers leave the key unchanged and consume the other queues."""
     _break(client, *FOREIGN)
     client.expire("memory", 1_000)
     worker = installation.worker()
@@ -118,7 +118,7 @@ def test_keys_of_another_program_stay_as_they_are(installation: Installation, cl
 
 @pytest.mark.long
 def test_a_queue_is_consumed_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
-    """After another program's key is removed, the running worker consumes the queue again without a restart."""
+    """A running worker consumes a queue again after another program's key with the queue's name is removed."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid

@@ -1,4 +1,4 @@
-"""Redis may be flushed, restarted, stopped or unresponsive: messages are delayed, and none is lost."""
+"""If Redis is flushed, restarted, stopped or unresponsive, messages are delayed but not lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
 ANSWERS_WITHIN_S = 6.0
-"""Several times the longest wait for the broker, since the machine may be busy."""
+"""Limit for accepting a message: several times the longest wait for the broker, since the machine may be busy."""
 TIMED_OUT = 5
 
 
@@ -42,7 +42,7 @@ def _lose_all(installation: Installation) -> None:
 def test_messages_in_flight_survive_a_flush_and_a_restart_of_redis(
     celery_setup: CeleryTestSetup, installation: Installation, disturb: Callable[[Installation], None]
 ) -> None:
-    """The queue holds only wake-ups. Messages are rows in PostgreSQL, so none is lost with a wake-up."""
+    """Messages are rows in PostgreSQL, so they survive the loss of the queues, which hold only wake-ups."""
     installation.model_server.latency_s = 0.05
     with ThreadPoolExecutor(SENDERS) as senders:
         sending = [
@@ -82,7 +82,7 @@ def test_messages_are_accepted_while_redis_is_unavailable(
 
 @pytest.mark.long
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A worker detects an unresponsive connection that was not closed, and recovers when Redis responds again."""
+    """Workers time out if Redis is unresponsive but keeps connections open, and recover when Redis responds again."""
     installation.settled(installation.accept("before").turn_id)
     installation.redis.kill("SIGSTOP")
     accepted = installation.accept("meanwhile")

@@ -1,4 +1,4 @@
-"""Tools that are tasks of another Celery application: kill -9 at each boundary, and outcomes of every kind."""
+"""Tools that are tasks of another Celery application: every outcome of a task, and a SIGKILL at each commit."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ BOUNDARIES = [
     Place("after", "turns.step", 2),
 ]
 ALWAYS = ("charge", "before-turns.note_sent-1")
-"""The kind of task and the boundary at which `make test` also kills."""
+"""The kind of task and the place of the only kill that `make test` runs."""
 
 
 @pytest.fixture
 def application(installation: Installation) -> Worker:
-    """The application's worker."""
+    """The worker of the application `tests.processes.reports`."""
     return _application(installation)
 
 
@@ -71,7 +71,7 @@ def _answer(installation: Installation, text: str) -> str:
 
 
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
-    """The model gets an answer if the task returns, fails, returns no JSON, stores no result, is unknown or slow."""
+    """The model gets a result if a task succeeds, fails, returns no JSON, stores no result, is unknown or is slow."""
     installation.worker().ready()
     text = "report: a"
     assert _answer(installation, text) == answer_to(text, done("report", text))
@@ -100,7 +100,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
 
 @pytest.mark.long
 def test_a_list_of_arguments_is_one_task_each(installation: Installation, application: Worker) -> None:
-    """Each task of the list runs once, and the model reads all results in their order."""
+    """A call with a list sends one task per element. Each task runs once, and the model gets the results in order."""
     installation.worker().ready()
     text = "reports: a"
     notes = [f"{text} {number}" for number in range(PARTS)]
@@ -135,7 +135,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["cancel", "erase"])
 def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
-    """If the turn is cancelled or its user erased while the task is queued, the task is revoked and never runs."""
+    """If a turn is cancelled or its user is erased while its task is queued, the task is revoked and never runs."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
@@ -194,7 +194,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
 def test_after_a_kill_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
-    """Wherever a worker dies, the result arrives once. An unsafe task that may have been sent is not sent again."""
+    """Wherever a worker dies, the model gets one result. An unsafe task that may have been sent is not sent again."""
     workers = [installation.worker(), installation.worker()]
     for each in workers:
         each.ready()

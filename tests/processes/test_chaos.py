@@ -1,12 +1,12 @@
-"""Minutes of random faults in a fleet; the invariants are checked at the end.
+"""The invariants hold after minutes of random faults in workers and servers.
 
-Next to the fleet there are receivers of replies that accept a connection and never answer, turns with a row that
-no release can read, and, after the first third of the time, another Celery application on the same Redis database.
-After that application has started, the faults remove only perdure's keys. They neither flush nor restart Redis, because
-that would lose the application's tasks.
+Some replies go to a receiver that accepts connections and never answers. Some turns have a row that perdure cannot
+read. After the first third of the time, another Celery application starts on the same Redis database. From that moment,
+the faults remove only perdure's keys. They neither flush nor restart Redis, because that would lose the tasks of the
+other application.
 
-Run by `make chaos`. `PERDURE_CHAOS_MINUTES` is the duration (default 3). `PERDURE_CHAOS_SEED`
-repeats a run's random choices.
+`make chaos` runs this test. `PERDURE_CHAOS_MINUTES` sets the duration (default 3). `PERDURE_CHAOS_SEED` sets the random
+seed.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000))
 USERS = 24
 KINDS = ("hello", "pure", "idempotent", "unsafe", "probed", "all")
 OWED = 10
-"""One turn in ten has a `reply_to`; half of these receivers never answer."""
+"""One turn in `OWED` has a `reply_to`. About half of these turns use the receiver that never answers."""
 
 DOOMED = 3
-"""Turns that get an unreadable row."""
+"""The number of turns that get an unreadable row."""
 
 LONG_S, COUNTDOWN_S = 110, 150
-"""Durations of the neighbour's tasks: longer than perdure's visibility timeout, shorter than the neighbour's."""
+"""Seconds that the neighbour's tasks run or wait: more than perdure's visibility timeout, less than the neighbour's."""
 
 NEIGHBOURS_TASKS = 4
 
 BACKLOG_S = 300
-"""Seconds within which all turns are settled after the faults. Minutes of backlog drain slowly on busy cores."""
+"""Seconds from the last fault within which all turns must be settled. Busy cores need minutes for the backlog."""
 
 OWN_KEYS = ["perdure:*", *(glob for name in QUEUES for glob in (name, f"{name}\x06\x16*"))]
-"""Globs of perdure's keys in Redis: its own, and the lists of its queues at each priority."""
+"""Globs that match perdure's keys in Redis: keys with its prefix, and the lists of its queues for each priority."""
 
 pytestmark = [pytest.mark.chaos]
 
@@ -74,13 +74,13 @@ def server(tmp_path: Path) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def database_url(server: PostgresServer) -> str:
-    """The database of the fleet."""
+    """The URL of the workers' database."""
     return server.url
 
 
 @pytest.fixture
 def worker_count() -> int:
-    """Three workers, so that others run while one restarts."""
+    """Three workers, so that two run while one restarts."""
     return 3
 
 
@@ -197,7 +197,7 @@ def _inject(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds:
 
 
 class Sender:
-    """Sends messages of many users from a thread, within the block; `accepted` lists the accepted messages."""
+    """Sends messages of many users from a thread within a `with` block; `accepted` lists the accepted messages."""
 
     def __init__(self, installation: Installation, drawn: random.Random, receivers: Sequence[str]) -> None:
         self.accepted: list[Accepted] = []
@@ -261,7 +261,7 @@ def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[di
         for number, each in enumerate(doomed)
     ]
     assert {turn["status"] for turn in installation.settled(*(each.turn_id for each in behind))} == {"done"}
-    with installation.database.engine.connect() as connection:  # the checks that follow read every row
+    with installation.database.engine.connect() as connection:  # repair the rows for the checks that follow
         connection.exec_driver_sql("UPDATE messages SET role = 'assistant' WHERE role = 'oracle'")
     return turns
 
@@ -277,7 +277,7 @@ def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
 
 
 def _check_effects(installation: Installation) -> None:
-    # No fence prevents this: a worker stopped inside a tool acts after its successor's probe.
+    # A worker paused inside a tool may resume and act after its successor's probe. Nothing can prevent that.
     frozen = [effect for effect in installation.faults.effects() if effect.after_s >= TOOL_TIMEOUT_S]
     happened = Counter((effect.tool, effect.effect_id) for effect in installation.faults.effects())
     stopped = Counter((effect.tool, effect.effect_id) for effect in frozen)

@@ -23,7 +23,7 @@ GIVE_UP_S = 40.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL that these tests may restart, unlike the suite's own."""
+    """A separate PostgreSQL server, because these tests restart the server."""
     made = PostgresServer(tmp_path_factory.mktemp("database") / "postgres")
     yield made
     made.stop()
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 
 @pytest.fixture
 def database_url(server: PostgresServer) -> str:
-    """The database that the workers of this module use."""
+    """The URL of the workers' database."""
     return server.url
 
 
@@ -76,7 +76,7 @@ def test_accepted_messages_survive_a_restart(
 
 
 def _until_accepted(installation: Installation, text: str) -> Accepted:
-    """Send a message under one id, repeatedly until it is accepted."""
+    """Send a message repeatedly, with the same id, until it is accepted."""
     user = f"user {text.partition('-')[2]}-{text.partition(' ')[0]}"
     give_up = time.monotonic() + GIVE_UP_S
     while True:

@@ -23,12 +23,12 @@ PARKS = "the intake is closed: parks 1 turns"
 
 @pytest.fixture
 def perdure(installation: Installation, tmp_path: Path) -> Perdure:
-    """Runs commands on this installation."""
+    """Runs `perdure` commands on this installation."""
     return Perdure(installation.environment, tmp_path)
 
 
 class Draining:
-    """`perdure drain` while it waits."""
+    """A `perdure drain` command that runs in a thread."""
 
     def __init__(self, perdure: Perdure) -> None:
         self._ended: list[subprocess.CompletedProcess[str]] = []
@@ -49,7 +49,7 @@ class Draining:
 
 @pytest.mark.long
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
-    """A drain aborts a model call, awaits a tool and begins no turn. After `--resume` the turns run."""
+    """In a drain, workers abort a model call, await a tool and begin no turn. After `--resume`, all turns finish."""
     gate = installation.model_server.gate("hello")
     first, second = (installation.worker("--concurrency=1", **SLOW_TOOL) for _ in range(2))
     for worker in (first, second):

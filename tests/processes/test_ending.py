@@ -1,6 +1,7 @@
-"""The end of a session: kill -9 of the worker at every commit boundary, a shutdown, and messages during the summary.
+"""A session ends with one summary, even if the worker that ends it is killed or shut down.
 
-All tests share two workers; one at a time is killed and started again.
+The summary does not delay the user's next session. All tests share two workers. Each test stops at most one
+worker, and starts it again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tests.processes.nodes import Worker
 from tests.sessions.session_log import SessionLog
 
 TURNS = 5
-"""Turns of a session that is long enough for memories."""
+"""The number of turns of a session that is long enough for the extraction of memories."""
 
 COMMITS = ("sessions.claim_ending", "sessions.save_summary", "snapshots.delete", "sessions.finish_ending")
-"""The commits of one undisturbed end, in order."""
+"""The commits of one undisturbed end of a session, in order."""
 
 
 SUMMARIZING = Place("within", "model")
@@ -46,13 +47,13 @@ class Fleet:
             worker.container.ready()
 
     def sql(self, text: str, **parameters: Any) -> Any:
-        """Run a statement of the test."""
+        """Run a statement; returns its rows."""
         with self.installation.database.engine.connect() as connection:
             result = connection.exec_driver_sql(text, parameters)
             return result.fetchall() if result.returns_rows else ()
 
     def talk(self, text: str, turns: int = 1) -> UUID:
-        """Send `text` `turns` times, as a user of that name, and wait for the replies; returns the session's id."""
+        """Send `text` `turns` times, as a user named `text`, and wait for the replies; returns the session's id."""
         accepted = [self.installation.accept(text, user=text) for _ in range(turns)]
         self.installation.settled(*(each.turn_id for each in accepted))
         return accepted[0].session_id
@@ -110,7 +111,7 @@ def summarised_as(text: str, turns: int = 1) -> str:
 
 @pytest.mark.long
 def test_the_enumeration_is_complete(fleet: Fleet) -> None:
-    """A commit that is added to a session's end must be added to `COMMITS`."""
+    """`COMMITS` lists exactly the commits of an undisturbed end of a session."""
     session_id = fleet.talk("undisturbed")
     since = len(fleet.installation.faults.notes())
     fleet.request_end(session_id)
@@ -123,7 +124,7 @@ def test_the_enumeration_is_complete(fleet: Fleet) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_after_a_kill_a_session_ends_with_one_summary(fleet: Fleet, place: Place) -> None:
-    """Wherever the process that ends a session dies, another process continues. The session is consolidated once."""
+    """Wherever the worker that ends a session is killed, the session gets one summary and is consolidated once."""
     text = f"killed {place}"
     session_id = fleet.talk(text, TURNS)
     if place == SUMMARIZING:
@@ -146,7 +147,7 @@ def test_after_a_kill_a_session_ends_with_one_summary(fleet: Fleet, place: Place
 
 @pytest.mark.long
 def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
-    """A worker that shuts down exits with 0 after at most its drain time. Another worker repeats the model call."""
+    """A worker that shuts down during a summary exits with 0. Another worker repeats the model call."""
     text = "handed on"
     session_id = fleet.talk(text, TURNS)
     gate = fleet.installation.model_server.gate(summarised_as(text, TURNS))
@@ -166,7 +167,7 @@ def test_after_a_shutdown_another_worker_summarises(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
-    """While the model call of a summary hangs, the next session answers. Its prompt has the earlier conversation."""
+    """While a summary's model call hangs, the next session answers; its prompt contains the earlier conversation."""
     text = "before a long summary"
     session_id = fleet.talk(text)
     gate = fleet.installation.model_server.gate(summarised_as(text))
@@ -184,7 +185,7 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:
-    """The fault points of a session's end, in order. A point that a repeated wake-up passes again is listed once."""
+    """The places that a session's end has passed, in order of the first pass. Each place is listed once."""
     notes = fleet.installation.faults.notes(since)
     places = [(note.moment, note.name) for note in notes if not is_unrelated(note.name)]
     return list(dict.fromkeys(places))

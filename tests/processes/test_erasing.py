@@ -1,6 +1,6 @@
 """After an erasure, no file, Redis key, table or log contains a text of the user.
 
-The servers are the embedded ones of `perdure up`. docs/operating.md ("What erasing reaches") documents the files
+The tests use the embedded servers of `perdure up`. docs/operating.md ("What erasing reaches") documents the files
 that these tests exclude, and how long a text remains in them.
 """
 
@@ -29,7 +29,7 @@ from tests.processes.model_server import ModelServer
 from tests.processes.nodes import PostgresServer, RedisContainer
 
 SECRET = "zyxomma"
-"""A word that every text of the erased user contains, including the user id."""
+"""A word that the erased user's id and all texts of the user contain."""
 
 USER = f"user-{SECRET}"
 OTHER, KEPT = "user-other", "quokka"
@@ -43,7 +43,7 @@ SETTINGS = {
 }
 
 EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
-"""Under the data directory: PostgreSQL's write-ahead log and table files, in which deleted rows remain for a time."""
+"""Directories of PostgreSQL's write-ahead log and table files, which still contain deleted rows for some time."""
 
 
 class Quoting(ModelServer):
@@ -73,7 +73,7 @@ def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
     with model_server.server:
         made = Installation(postgres.url, broker, model_server, tmp_path)
         made.environment.update(SETTINGS)
-        made.directory = data  # for the logs
+        made.directory = data  # where workers write their logs
         made.worker("--task-events").container.ready()
         yield made
         made.close()
@@ -84,7 +84,7 @@ def installation(data: Path, tmp_path: Path) -> Iterator[Installation]:
 
 @pytest.fixture
 def perdure(installation: Installation, tmp_path: Path) -> Perdure:
-    """Runs commands and the gateway."""
+    """Runs `perdure` commands and the gateway."""
     return Perdure(installation.environment, tmp_path)
 
 
@@ -116,7 +116,7 @@ class UserData:
         assert post(json=again).status_code == 409
 
     def by_celery(self) -> list[str]:
-        """Send accepted, refused and unreadable submissions; returns the errors of the refused ones."""
+        """Send accepted, refused and unreadable submissions; returns the errors of the refused submissions."""
         url, user, word = self._installation.environment["PERDURE_BROKER_URL"], self.user, self.word
         app = Celery("foreign", broker=url, backend=url, set_as_current=False)
         submit = partial(app.send_task, "turns.submit", queue="ingress")
@@ -207,7 +207,7 @@ def poison(user_data: UserData, installation: Installation) -> None:
 
 
 def in_tables(installation: Installation, word: str) -> dict[str, int]:
-    """The number of rows of each table, system catalogues included, that contain `word`."""
+    """The number of rows that contain `word`, for each table with such a row. System catalogues are included."""
     tables = installation.query(
         "SELECT format('%%I.%%I', nspname, relname) AS name FROM pg_class AS c JOIN pg_namespace AS n "
         "ON n.oid = relnamespace WHERE relkind = 'r' AND NOT relisshared"
@@ -220,7 +220,7 @@ def in_tables(installation: Installation, word: str) -> dict[str, int]:
 
 
 def in_redis(url: str, word: str) -> list[str]:
-    """The keys that contain `word`."""
+    """The keys whose name or value contains `word`."""
     client: Any = Redis.from_url(redis.client_url(url), decode_responses=True)
     readers = {
         "string": client.get,
@@ -253,7 +253,7 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
 def test_an_erasure_leaves_no_text_of_the_user(
     installation: Installation, perdure: Perdure, data: Path, tmp_path: Path
 ) -> None:
-    """Texts arrive by HTTP, Celery, CLI and import. Some are refused, some turns fail, one turn kills the worker."""
+    """After an erasure, all texts of the user are gone, even texts that were refused and texts of failed turns."""
     with serving(perdure) as url, httpx2.Client(base_url=url, timeout=30) as client:
         for user_data in (UserData(client, installation, OTHER, KEPT), UserData(client, installation, USER, SECRET)):
             errors = live(user_data, installation, perdure, tmp_path)
@@ -281,7 +281,7 @@ def test_an_erasure_leaves_no_text_of_the_user(
 
 
 def _erased_for_good(installation: Installation, data: Path) -> None:
-    """`VACUUM FULL` and `CHECKPOINT` remove the texts from the table files, as docs/operating.md states."""
+    """Assert that `VACUUM FULL` and `CHECKPOINT` remove the texts from the table files (see docs/operating.md)."""
     with installation.database.engine.connect() as connection:
         connection.exec_driver_sql("VACUUM FULL")
         connection.exec_driver_sql("CHECKPOINT")
