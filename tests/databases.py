@@ -1,11 +1,10 @@
-"""A database for each test: a copy of the migrated template, emptied between tests.
+"""Provides a database for each test: a copy of a migrated template database, emptied between tests.
 
-Creating and dropping a copy takes longer than most tests, so copies are reused. After a test,
-the connections to its copy are terminated, the rows deleted and the copy renamed, so that a thread
-that outlives the test finds no database. A copy is dropped if a test wrote many rows or changed
-the tables.
+Creating and dropping a copy takes longer than most tests, so copies are reused. After a test, `Databases` terminates
+the connections to the test's copy and deletes the rows. Before the next use it renames the copy, so that a thread that
+outlives the test finds no database. It drops a copy instead if the test wrote many rows or changed the tables.
 
-A new connection also takes longer than most tests, because the server reads its catalogues and plans every statement
+A new connection takes longer than most tests, too, because the server must read its catalogues and plan every statement
 again. Therefore, if no thread outlived a test, the test's `Database` is reused together with the copy. The `Database`
 keeps its connections and prepared statements, and the copy keeps its name.
 """
@@ -35,7 +34,7 @@ from perdure.database.tables import metadata
 _TEMPLATE = "template_perdure"
 _UNFINISHED = "template_unfinished"
 _ONE_AT_A_TIME = 0x74656D706C617465
-"""Key of the advisory lock held while the template is made."""
+"""Key of the advisory lock that a process holds while it creates the template."""
 
 _MANY_ROWS = 2000
 _MOST_CONNECTIONS = 6
@@ -51,13 +50,14 @@ _CATALOGUE = """
          WHERE d.datname = current_database()),
         (SELECT count(*) FROM pg_class WHERE oid >= 16384 AND relkind = 'r' AND reltuples >= 0)
 """
-"""One row that differs after any change to the tables, their functions or a database's settings.
+"""Selects one row that changes whenever the tables, their functions or the database's settings change.
 
-It also differs once autovacuum has recorded a table as empty: plans made then always scan the whole table.
+The row also changes once autovacuum has analyzed a table. A plan that is made while the catalogue records a table as
+empty always scans the whole table.
 """
 
 _USED = "SELECT relname FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r' AND pg_relation_size(oid) > 0"
-"""The tables that ever had a row. The others are not opened, because opening a table for the first time is slow."""
+"""Selects the tables that ever had a row. `_emptied` skips the others, because the first access to a table is slow."""
 
 _RESTART = """
     SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, 1, false)
@@ -72,7 +72,10 @@ _OTHERS = """
 
 @dataclass
 class Copy:
-    """A copy of the template. `kept`: its reusable `Database`, if any; `pids`: the backends of that `Database`."""
+    """A copy of the template.
+
+    `kept` is a `Database` that the next test can reuse. `pids` contains the backend process ids of its connections.
+    """
 
     name: str
     catalogue: Any
@@ -81,7 +84,7 @@ class Copy:
 
 
 class Databases:
-    """Copies of the template on one server. Several processes may use the same template."""
+    """Creates and reuses copies of the template on one server. Several processes may share a template."""
 
     def __init__(self, server: URL, *, prepare: bool = True) -> None:
         self._prepare = prepare
@@ -92,15 +95,15 @@ class Databases:
         self._warm: deque[Copy] = deque()
 
     def close(self) -> None:
-        """Close the connection. The copies are removed with the server."""
+        """Close the connection to the maintenance database. The copies are removed with the server."""
         self._administrator.close()
 
     def administer(self, statement: str, *parameters: Any) -> Any:
-        """Run a statement in the maintenance database. Returns its first value or row, if it has one."""
+        """Run a statement in the maintenance database. Returns the first row, or its value if it has one column."""
         return _run(self._administrator, statement, *parameters)
 
     def make_template(self) -> None:
-        """Create the migrated template, unless it exists. A template that exists is complete: it is renamed last."""
+        """Create the migrated template unless it exists. The template is named last, so an existing one is complete."""
         self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
@@ -115,13 +118,13 @@ class Databases:
 
     @contextmanager
     def one(self, *, warm: bool = False) -> Iterator[tuple[URL, Copy]]:
-        """An empty, migrated database for the block. `warm`: prefer one with open connections."""
+        """An empty, migrated database for the block. `warm`: prefer a copy that has a reusable `Database`."""
         copy = self._take(warm=warm)
         yield self._server.set(database=copy.name), copy
         self._give_back(copy)
 
     def connected(self, copy: Copy) -> Database:
-        """The `Database` that is kept with the copy, or else a new one."""
+        """The `Database` that `keep` stored with the copy, or a new one if none is stored."""
         made, copy.kept = copy.kept, None
         if made is None:
             made = Database(self._server.set(database=copy.name), prepare=self._prepare)
@@ -133,7 +136,10 @@ class Databases:
         return made
 
     def keep(self, copy: Copy, database: Database) -> None:
-        """Keep `database` for reuse with the copy. Close it instead if connections are in use, or too many are open."""
+        """Store `database` with the copy for reuse.
+
+        If some of its connections are in use, or too many are open, closes `database` instead.
+        """
         pool = database.engine.pool
         assert isinstance(pool, QueuePool)
         if pool.checkedout() or pool.checkedin() > _MOST_CONNECTIONS:
@@ -143,7 +149,7 @@ class Databases:
 
     @contextmanager
     def empty(self) -> Iterator[URL]:
-        """A database without tables, until the end of the block."""
+        """A database without tables, which is dropped at the end of the block."""
         name = f"empty_{os.getpid()}_{next(self._numbers)}"
         self.administer(f"CREATE DATABASE {name}")
         yield self._server.set(database=name)
@@ -206,7 +212,7 @@ class Databases:
 
 
 def _emptied(connection: Connection) -> bool:
-    """Delete all rows in one commit. Returns whether there were so few that the tables can be reused."""
+    """Delete all rows in one commit. Returns whether fewer than `_MANY_ROWS` rows were deleted."""
     with connection.cursor() as cursor:
         cursor.execute(_RESTART)
         cursor.execute(_USED, ([name for name in metadata.tables if name != "schema_compatibility"],))
@@ -215,10 +221,10 @@ def _emptied(connection: Connection) -> bool:
             return True
         emptied = ", ".join(f"{name} AS (DELETE FROM {name} RETURNING 1)" for name in used)  # noqa: S608 (our own tables)
         rows = " + ".join(f"(SELECT count(*) FROM {name})" for name in used)  # noqa: S608
-        cursor.execute("SET session_replication_role = replica")  # no foreign key is looked up
+        cursor.execute("SET session_replication_role = replica")  # disables foreign key checks
         cursor.execute(f"WITH {emptied} SELECT {rows}")
         row = cursor.fetchone()
-        cursor.execute("RESET session_replication_role")  # the connection may be reused, and needs its triggers
+        cursor.execute("RESET session_replication_role")  # a reused connection needs the triggers
         assert row is not None
         return bool(row[0] < _MANY_ROWS)
 
@@ -238,7 +244,7 @@ def _run(connection: Connection, statement: str, *parameters: Any) -> Any:
 
 
 def engine_of(url: URL | str, schema: str = "perdure", **options: Any) -> Engine:
-    """An engine for a test's own connections, with perdure's schema in the search path."""
+    """An engine for a test's own statements. Its connections have the search path `schema`, `public`."""
     return create_engine(
         make_url(url).update_query_dict({"options": f"-c search_path={schema},public"}, append=True), **options
     )

@@ -1,9 +1,8 @@
-"""Python programs as real processes, without the seconds that each would spend on imports.
+"""Starts Python programs as real processes, without the seconds that each would spend on imports.
 
-A program is forked from a server process that has imported the libraries (the standard library's
-`forkserver`). It has its own session, process group, environment, directory and standard streams,
-and may be killed like any other process. Most workers and command lines under test start this way;
-a few tests start the interpreter itself.
+Each program is forked from the standard library's `forkserver`, a process that has already imported the libraries. The
+program has its own session, process group, environment, directory and standard streams, and can be killed like any
+other process. Most tests start their workers and commands in this way; a few start the Python interpreter itself.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _IMPORTED = [
     "perdure.channels.http.app",
     "perdure.models.offline.model",
     "perdure.models.providers.openai",
-    "pytest.__main__",  # multiprocessing's main module when the suite runs without xdist
+    "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
     "perdure.tasks.deliveries",
     "perdure.tasks.turns",
     "tests.forked",
@@ -46,7 +45,11 @@ _forks.set_forkserver_preload(_IMPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program: the function `main` (`module:function`) with `argv`. The process itself opens its streams."""
+    """A Python program to start.
+
+    `main` is the entry point, as `module:function`. `argv` becomes `sys.argv`. `stdin`, `stdout` and `stderr` are the
+    files that the new process opens as its standard streams.
+    """
 
     main: str
     argv: Sequence[str]
@@ -58,7 +61,10 @@ class Program:
 
 
 def start(program: Program) -> BaseProcess:
-    """Start the program. Its output is appended to `stdout` and `stderr`. `exitcode` is negative after a signal."""
+    """Start the program. The process appends to the files `stdout` and `stderr`.
+
+    If signal N ends the process, the `exitcode` of the returned object is -N.
+    """
     process = _forks.Process(target=_become, args=(program,), daemon=True)
     process.start()
     return process
@@ -67,7 +73,7 @@ def start(program: Program) -> BaseProcess:
 def _become(program: Program) -> None:
     os.setsid()
     if sys.platform == "linux":
-        launch._die_with(os.getppid())  # so that a killed test run leaves no processes
+        launch._die_with(os.getppid())  # so that no process outlives a killed test run
     for number, path in enumerate((program.stdin, program.stdout, program.stderr)):
         opened = os.open(path, _WRITTEN if number else _READ, 0o600)
         os.dup2(opened, number)
@@ -83,4 +89,4 @@ def _become(program: Program) -> None:
     try:
         pkgutil.resolve_name(program.main)()
     finally:
-        atexit._run_exitfuncs()  # multiprocessing does not run them
+        atexit._run_exitfuncs()  # multiprocessing does not run the exit functions

@@ -1,4 +1,4 @@
-"""perdure's schema: its separation from other applications' tables, its move to another schema, and its name."""
+"""perdure's tables are in a PostgreSQL schema of their own, and can be moved to another schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.errors import IncompatibleDatabase
 from tests.databases import Databases, engine_of
 
 ODD = 'The "agents" of \\ café; '
-"""A name that must be quoted in SQL and in startup options."""
+"""A schema name that must be quoted in SQL and in startup options."""
 
 THEIRS = """
     CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);
@@ -53,7 +53,7 @@ def url(databases: Databases) -> Iterator[URL]:
 
 @pytest.fixture
 def engine(url: URL) -> Iterator[Engine]:
-    """Connections of the database's owner."""
+    """An engine that connects as the database's owner."""
     made = engine_of(url, "public", isolation_level="AUTOCOMMIT")
     yield made
     made.dispose()
@@ -61,7 +61,7 @@ def engine(url: URL) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened() -> Iterator[Any]:
-    """A function that opens databases, which are closed after the test."""
+    """A function that opens a `Database`. The fixture closes every opened `Database` after the test."""
     made: list[Database] = []
 
     def open_one(url: URL, **options: Any) -> Database:
@@ -81,13 +81,13 @@ def run(engine: Engine, sql: str, **parameters: Any) -> Any:
 
 
 def shape(engine: Engine, schema: str) -> Any:
-    """Columns, constraints and functions of a schema, without the schema's name."""
+    """The columns, constraints and functions of a schema. Their names do not contain the schema's name."""
     found = run(engine, SHAPE, schema=f'"{schema}"')
     return [(row[0], row[1].removeprefix(f"{schema}."), *row[2:]) for row in found]
 
 
 def test_another_applications_tables_are_left_alone(url: URL, engine: Engine, opened: Any) -> None:
-    """An application's own `users`, `sessions`, `messages` and `alembic_version` are not changed."""
+    """A migration does not change an application's own `users`, `sessions`, `messages` and `alembic_version`."""
     run(engine, THEIRS)
     before = shape(engine, "public")
     migrate(url)
@@ -102,7 +102,7 @@ def test_another_applications_tables_are_left_alone(url: URL, engine: Engine, op
 def test_statements_do_not_depend_on_the_roles_search_path(
     url: URL, engine: Engine, opened: Any, *, prepare: bool
 ) -> None:
-    """A role whose `search_path` names the application's schema still reads and writes perdure's tables."""
+    """Statements use perdure's tables even if the database's `search_path` names the application's schema."""
     run(engine, THEIRS)
     run(engine, f"ALTER DATABASE \"{url.database}\" SET search_path = 'public'")
     migrate(url)
@@ -128,7 +128,7 @@ def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, pre
 @pytest.mark.long
 @pytest.mark.parametrize("prepare", [True, False])
 def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
-    """With pgvector in a schema of its own, vectors are stored, compared and indexed."""
+    """Vectors are stored, compared and indexed even if pgvector is installed in a schema of its own."""
     run(engine, 'CREATE SCHEMA "Shared extensions"')
     run(engine, 'CREATE EXTENSION vector SCHEMA "Shared extensions"')
     migrate(url)
@@ -146,7 +146,7 @@ def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: 
 
 @pytest.mark.long
 def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Engine, opened: Any) -> None:
-    """A move between schemas keeps rows, constraints and functions, and moving back restores the former state."""
+    """A move to another schema keeps rows, constraints and functions. A move back restores the former state."""
     migrate(url, schema="public")
     opened(url, schema="public").run(ADD_USER, {"user_id": "ana"})
     before = shape(engine, "public")
@@ -167,7 +167,7 @@ def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Eng
 
 @pytest.mark.long
 def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, opened: Any) -> None:
-    """An application's table is not moved, even if a later revision of perdure creates a table of that name."""
+    """An application's table is not moved, even if a later revision of perdure creates a table with the same name."""
     migrate(url, "0022", schema="public")
     run(engine, "CREATE TABLE public.conversations (id int)")
     migrate(url)
@@ -177,7 +177,7 @@ def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, open
 
 
 def test_a_move_is_refused_while_workers_hold_leases(url: URL, engine: Engine, opened: Any) -> None:
-    """A move is refused while a lease is valid: a worker of the earlier release would lose its tables during a turn."""
+    """A move is refused while a lease is valid, because a worker of an earlier release may still use the tables."""
     migrate(url, schema="public")
     run(engine, "INSERT INTO schedule_entries (entry, since, lease_until) VALUES ('x', now(), now() + interval '9 s')")
     before = shape(engine, "public")
@@ -189,7 +189,7 @@ def test_a_move_is_refused_while_workers_hold_leases(url: URL, engine: Engine, o
 
 
 def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
-    """Without the right to create a schema, the error shows the statement that an administrator must run."""
+    """If the role may not create a schema, the error shows the statement that an administrator must run."""
     run(engine, "CREATE EXTENSION vector")
     run(engine, "DROP ROLE IF EXISTS plain_migrator")
     run(engine, "CREATE ROLE plain_migrator LOGIN")
@@ -229,7 +229,10 @@ def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> No
 
 
 def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: Engine, opened: Any) -> None:
-    """With an installation in `public`, the operator must choose to move it or to create a second one."""
+    """If `public` has an installation, a migration of the schema `staging` is refused.
+
+    The operator must choose to move the installation to `staging`, or to create a second installation there.
+    """
     migrate(url, schema="public")
     with pytest.raises(IncompatibleDatabase, match=r"'staging': `perdure migrate --from public` moves .* --new` makes"):
         migrate(url, schema="staging")
@@ -243,7 +246,7 @@ def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: En
 
 
 def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
-    """Two installations in one database have separate locks, so that each listens to its own chat services."""
+    """Two installations in one database have separate locks, so each can listen to its own chat services."""
     for schema in ("perdure", "staging"):
         migrate(url, schema=schema)
     first, second = opened(url), opened(url, schema="staging")
@@ -270,15 +273,15 @@ def test_roles_keep_their_rights_in_a_move(url: URL, engine: Engine, opened: Any
 
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_search_path_in_the_url_has_no_effect(url: URL, opened: Any, *, prepare: bool) -> None:
-    """A `search_path` in the URL, which is often the application's own, has no effect."""
+    """A `search_path` in the database URL has no effect on perdure's statements."""
     migrate(url)
     require(opened(url.update_query_dict({"options": "-c search_path=public"}), prepare=prepare))
 
 
 def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: Engine) -> None:
-    """A schema with another application's tables is refused before any change.
+    """A schema that contains another application's tables is refused.
 
-    The error names a table and the setting.
+    The error names one of these tables and the setting `PERDURE_DATABASE_SCHEMA`.
     """
     run(engine, "CREATE TABLE public.users (id int)")
     with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
@@ -289,7 +292,7 @@ def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: 
 
 @pytest.mark.long
 def test_each_revisions_tables_are_known(url: URL, engine: Engine) -> None:
-    """The list of the tables to move must include each table that a migration creates."""
+    """`moving.tables_at` returns exactly the tables that exist at each revision."""
     for revision in revisions():
         migrate(url, revision)
         there = {row[0] for row in run(engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'")}

@@ -13,7 +13,7 @@ from perdure.workers.assembly import require_database
 
 
 def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The embedded server is started with settings that keep statements and DETAIL lines out of its log."""
+    """The embedded server causes no warning, because its settings keep statements and DETAIL lines out of the log."""
     with caplog.at_level(logging.WARNING):
         require_database(Settings(_env_file=None), database_url)
     assert caplog.text == ""
@@ -31,7 +31,7 @@ def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pyte
 def test_another_servers_log_is_reported(
     database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program warns of each setting that allows users' messages in the log, with its value."""
+    """The warning names each setting that allows users' messages in the log, and the setting's value."""
     server = Database(database_url)
     with server.engine.connect() as connection:
         connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")

@@ -21,7 +21,7 @@ _DEADLINE_S = 30.0
 
 
 class Program:
-    """A running Python program. Its output is read line by line."""
+    """A running Python program. A thread reads its output line by line."""
 
     def __init__(self, source: str, *arguments: str | Path, user: account.Account | None = None) -> None:
         argv = [sys.executable, "-c", source, *map(str, arguments)]
@@ -44,7 +44,7 @@ class Program:
         self._reader.start()
 
     def until(self, text: str) -> str:
-        """The next line that contains `text`. Fails at the end of the output or after a deadline."""
+        """The next line that contains `text`. Fails if the output ends or pauses for `_DEADLINE_S` seconds."""
         while True:
             try:
                 line = self._queue.get(timeout=_DEADLINE_S)
@@ -63,7 +63,7 @@ class Program:
         self.process.stdin.flush()
 
     def ends(self) -> int:
-        """Wait for the process to end; returns its exit status. `lines` then has all of its output."""
+        """Wait for the process to end; returns its exit status. `lines` then contains all lines of its output."""
         status = self.process.wait(_DEADLINE_S)
         self._reader.join(_DEADLINE_S)
         while (line := self._queue.get(timeout=_DEADLINE_S)) is not None:
@@ -102,7 +102,7 @@ def program() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised PostgreSQL directory. `cluster` copies it; no server is started in it afterwards."""
+    """An initialised PostgreSQL directory. Tests start servers only in copies of it (see `cluster`)."""
     directory = tmp_path_factory.mktemp("made") / "postgres"
     postgres.start(directory).stop()
     return directory
@@ -110,14 +110,14 @@ def made_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(made_cluster: Path, tmp_path: Path) -> Path:
-    """A copy of an initialised PostgreSQL directory, because copying is faster than `initdb`."""
+    """An initialised PostgreSQL directory for one test: a copy, because copying is faster than `initdb`."""
     subprocess.run(["cp", "-a", made_cluster, tmp_path / "postgres"], check=True)
     return tmp_path / "postgres"
 
 
 @pytest.fixture
 def nobody() -> account.Account:
-    """An unprivileged account. Skips the test unless it runs as root."""
+    """The unprivileged account `nobody`. Skips the test unless the test runs as root."""
     if os.geteuid() != 0:
         pytest.skip("needs root; for an ordinary user, the other tests cover this")
     entry = pwd.getpwnam("nobody")
@@ -126,7 +126,7 @@ def nobody() -> account.Account:
 
 @pytest.fixture
 def public_path() -> Iterator[Path]:
-    """A temporary directory that every account may enter, unlike pytest's own."""
+    """A temporary directory that every account may enter, unlike pytest's `tmp_path`."""
     directory = Path(tempfile.mkdtemp(prefix="perdure-test-"))
     directory.chmod(0o755)
     yield directory
@@ -135,7 +135,7 @@ def public_path() -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB, too small for a cluster."""
+    """A mounted file system of 24 MiB, which is too small for a PostgreSQL cluster."""
     mount = tmp_path / "disk"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=755", "tmpfs", str(mount)]

@@ -1,4 +1,4 @@
-"""Starting, sharing and stopping both embedded servers, with real processes and real signals."""
+"""Starting, sharing and stopping the embedded PostgreSQL and Redis, with real processes and signals."""
 
 import json
 import os
@@ -35,42 +35,42 @@ print(json.dumps({"stopped": running.stop()}), flush=True)
 
 @pytest.fixture(params=["postgres", "redis"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of a server. Each test runs once for each server."""
+    """The name of the server under test. Each test runs once for PostgreSQL and once for Redis."""
     return str(request.param)
 
 
 @pytest.fixture
 def module(kind: str) -> ModuleType:
-    """The module of that server."""
+    """The module that starts and finds the server under test."""
     return {"postgres": postgres, "redis": redis}[kind]
 
 
 @pytest.fixture
 def directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory for a server of this kind. No server runs in it."""
+    """A directory for the server under test. No server runs in it yet."""
     return Path(request.getfixturevalue("cluster")) if kind == "postgres" else tmp_path / "redis"
 
 
 def test_finding_no_server_creates_nothing(module: ModuleType, tmp_path: Path) -> None:
-    """`find` does not create the directory, because its name may be mistyped."""
+    """`find` does not create a missing directory, because the caller may have mistyped its name."""
     assert module.find(tmp_path / "none") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
-    """`find` returns a running server to other processes until the server is stopped."""
+    """`find` returns a running server's URL and pid until the server is stopped."""
     running = module.start(directory)
     assert module.find(directory) == lifecycle.Endpoint(running.url, running.pid)
     assert running.owned
     process = psutil.Process(running.pid)
     assert running.stop()
     assert module.find(directory) is None
-    process.wait(PATIENCE_S)  # `stop` returns when the locks are free; the process ends shortly after
+    process.wait(PATIENCE_S)  # `stop` returns when the server's locks are free; its process ends shortly after
     assert not process.is_running()
 
 
 def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
-    """The second user of a server does not own it. The server runs until its last user calls `stop`."""
+    """A second `start` joins the running server without owning it. The server runs until its last user calls `stop`."""
     first, second = module.start(directory), module.start(directory)
     assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
     assert not first.stop()
@@ -81,7 +81,7 @@ def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directo
 
 @pytest.mark.long
 def test_two_processes_that_start_at_once_share_one_server(kind: str, directory: Path, program: Start) -> None:
-    """If two processes start a server at once, they share it, because two servers would destroy the directory."""
+    """If two processes start a server at once, they share one server. Two servers would destroy the directory."""
     both = [program(HOLD, kind, directory) for _ in range(2)]
     printed = [json.loads(each.until("pid")) for each in both]
     assert printed[0]["pid"] == printed[1]["pid"]
@@ -109,14 +109,14 @@ def test_a_server_outlives_a_killed_starter_and_belongs_to_the_next(
 
 @pytest.mark.long
 def test_the_terminals_ctrl_c_does_not_reach_a_server(module: ModuleType, directory: Path) -> None:
-    """A server runs in its own session, so that Ctrl-C does not stop it while the application still drains."""
+    """A server runs in its own session, so that Ctrl-C does not stop it while the application finishes its work."""
     with module.start(directory) as running:
         assert os.getsid(running.pid) == running.pid != os.getsid(0)
 
 
 @pytest.mark.long
 def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: ModuleType, directory: Path) -> None:
-    """If a server is killed, `wait` returns, and the files that the server left do not block the next start."""
+    """If a server is killed, `wait` returns. The files that the server left behind do not prevent the next start."""
     first = module.start(directory)
     waiting = threading.Thread(target=first.wait)
     waiting.start()
@@ -135,7 +135,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
-    """`python -m perdure.embedded` ends when its server ends. On SIGTERM it stops its server."""
+    """`python -m perdure.embedded` ends when its server ends, and stops its server on SIGTERM."""
     keep = "import runpy, sys; runpy.run_module('perdure.embedded', run_name='__main__', alter_sys=True)"
     keeper = program(keep, kind, directory)
     keeper.until("answers")
@@ -154,7 +154,7 @@ def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
 def test_an_ordinary_user_can_run_a_server(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
-    """An ordinary user can run the servers, too; most of these tests run as root."""
+    """An ordinary user, not only root, can run a server."""
     os.chown(public_path, nobody.uid, nobody.gid)
     holder = program(HOLD, kind, public_path / kind, user=nobody)
     pid = json.loads(holder.until("pid"))["pid"]
@@ -167,7 +167,7 @@ def test_an_ordinary_user_can_run_a_server(
 def test_a_directory_of_another_account_is_refused(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
-    """Another account's directory is refused. The error names the account, the directory and the setting."""
+    """Another account's directory is refused. The error names the account, the directory and `PERDURE_DATA_DIR`."""
     holder = program(HOLD, kind, public_path / kind, user=nobody)
     printed = holder.until("EmbeddedServerError:")
     assert holder.ends() == 1
@@ -178,7 +178,7 @@ def test_a_directory_of_another_account_is_refused(
 
 @pytest.mark.long
 def test_a_full_disk_is_reported_with_the_free_space(module: ModuleType, kind: str, small_disk: Path) -> None:
-    """A full disk is reported with the directory and the free space."""
+    """If the disk is full, the error names the directory, the free space and `PERDURE_DATA_DIR`."""
     if kind == "redis":
         with (small_disk / "ballast").open("wb") as ballast:
             os.posix_fallocate(ballast.fileno(), 0, shutil.disk_usage(small_disk).free)
@@ -202,7 +202,7 @@ def test_a_full_disk_is_reported_with_the_free_space(module: ModuleType, kind: s
 def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """If a directory's path is too long for a socket or needs quoting in a URL, the socket is in another directory."""
+    """If the path is too long for a socket or needs quoting in a URL, the socket is in a separate directory."""
     odd = directory.parent / name / kind
     odd.parent.mkdir()
     if directory.exists():
@@ -223,7 +223,7 @@ def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str
 ) -> None:
-    """A server that starts in a copied directory ignores the original's pid and socket path in the copied files."""
+    """A server in a copied directory ignores the copied files that name the original server's pid and socket path."""
     original, copied = directory.parent / name / kind, directory.parent / name / "copied"
     original.parent.mkdir()
     if directory.exists():
@@ -242,7 +242,7 @@ def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
 
 @pytest.mark.long
 def test_throwaway_servers_leave_nothing(tmp_path: Path, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Throwaway servers remove their directories, including the separate directories of sockets with long paths."""
+    """Throwaway servers remove their directory. They also remove the separate directories of their sockets."""
     elsewhere, parent = public_path, tmp_path / ("long" * 30)
     parent.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))

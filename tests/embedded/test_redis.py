@@ -1,4 +1,4 @@
-"""The embedded Redis: its file, its programs, and a URL that all of its clients parse."""
+"""The embedded Redis: its append-only file, its server program and its URL."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ PROGRAM = redis._program()
 
 
 def test_redis_is_durable_and_reached_by_its_socket_alone(tmp_path: Path) -> None:
-    """Redis writes its append-only file every second, evicts no key and listens on its socket only."""
+    """Redis syncs its append-only file every second, evicts no key and listens on its socket only."""
     with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
         config: dict[Any, Any] = client.config_get("*")
         shown = {name: config[name] for name in ("appendonly", "appendfsync", "maxmemory-policy", "save", "port")}
@@ -49,9 +49,9 @@ def test_keys_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
     assert running.stop()
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # Celery's own call
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # called by Celery
 def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
-    """kombu, Celery and Flower each parse the same URL correctly."""
+    """kombu, Celery and Flower connect with the same URL."""
     with redis.start(tmp_path / "redis") as running:
         options = {"socket_timeout": 5, "socket_connect_timeout": 5, "socket_keepalive": True}
         with Connection(running.url, transport_options=options) as connection, connection.SimpleQueue("q") as queue:
@@ -68,7 +68,7 @@ def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory that is the whole PATH, on a platform without the wheel."""
+    """An empty directory, the only one in PATH. perdure does not find the wheel with the Redis program."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -83,7 +83,7 @@ def _script(path: Path, printed: str) -> None:
 
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
 def test_without_a_wheel_the_program_on_path_is_used(tmp_path: Path, on_path: Path, name: str) -> None:
-    """Without a wheel, Redis or Valkey from a package manager is started, found, joined and stopped."""
+    """Without the wheel, a Redis or Valkey program in PATH is started, found, joined and stopped."""
     (on_path / name).symlink_to(PROGRAM)
     with redis.start(tmp_path / "redis") as running, redis_py.from_url(redis.client_url(running.url)) as client:
         assert client.ping()
@@ -97,7 +97,7 @@ def test_without_a_wheel_the_program_on_path_is_used(tmp_path: Path, on_path: Pa
 
 
 def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> None:
-    """A program on PATH that is too old is skipped in favour of a newer one."""
+    """If `redis-server` in PATH is too old, a newer `valkey-server` is used."""
     _script(on_path / "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
     (on_path / "valkey-server").symlink_to(PROGRAM)
     with redis.start(tmp_path / "redis") as running:
@@ -111,7 +111,7 @@ def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> 
 def test_without_a_program_the_message_says_what_to_install(
     tmp_path: Path, on_path: Path, printed: str, shown: str
 ) -> None:
-    """The error says what to install, and which version was found."""
+    """Without a usable program in PATH, the error says what to install. It shows the version of an unusable program."""
     missing = r"PATH has no redis-server or valkey-server 6\.2 or newer\. Install one .*apt install.*PERDURE_REDIS_URL"
     with pytest.raises(EmbeddedServerError, match=missing):
         redis.start(tmp_path / "redis")
@@ -121,7 +121,7 @@ def test_without_a_program_the_message_says_what_to_install(
 
 
 def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:
-    """If Redis' file is damaged, the start fails. The error says that the file may be moved away."""
+    """If the append-only file is damaged, the start fails. The error says that the file may be moved away."""
     redis.start(tmp_path / "redis").stop()
     file = tmp_path / "redis" / "data" / "appendonly.aof"
     file.write_bytes(b"this is not a list of commands\n")

@@ -1,4 +1,4 @@
-"""A rewrite of the embedded Redis' append-only file removes deleted data from it."""
+"""A rewrite removes deleted data from the append-only file of the embedded Redis."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _written_and_deleted(client: Any, directory: Path) -> None:
 
 
 def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_path: Path) -> None:
-    """A rewrite removes deleted values. Within 5 s, `rewrite` starts no second rewrite, so that erasures share one."""
+    """A rewrite removes deleted values from the file. `rewrite` starts at most one rewrite in 5 s."""
     _written_and_deleted(client, tmp_path)
     file = AppendOnlyFile(server.url)
     file.rewrite()
@@ -57,7 +57,7 @@ def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_pa
 
 
 def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Running, client: Any, tmp_path: Path) -> None:
-    """An erasure is complete after a successful rewrite that began after it."""
+    """`rewritten` returns an erasure only after a later rewrite has succeeded."""
     file, first, second = AppendOnlyFile(server.url), uuid4(), uuid4()
     _written_and_deleted(client, tmp_path)
     assert file.rewritten({first}) == {first}
@@ -70,7 +70,7 @@ def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Runnin
 def test_a_rewrite_that_fails_is_begun_again(
     server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rewrite that fails, for example on a full disk, is started again at the sweeper's next check."""
+    """If a rewrite fails, for example on a full disk, a later call of `rewritten` returns the erasure."""
     _written_and_deleted(client, tmp_path)
     file, erasure = AppendOnlyFile(server.url), uuid4()
     states = iter([True, None, False])
@@ -87,7 +87,10 @@ def test_a_rewrite_that_fails_is_begun_again(
 def test_a_rewrite_that_is_not_begun_covers_nothing(
     server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If Redis refuses a rewrite, the status of the rewrite before it does not end the erasure."""
+    """If Redis refuses a rewrite, `rewritten` raises `Unavailable`.
+
+    The next call starts a new rewrite, although the rewrite before the erasure succeeded.
+    """
     file, erasure = AppendOnlyFile(server.url), uuid4()
     assert file.rewritten({uuid4()})
     _written_and_deleted(client, tmp_path)
@@ -104,13 +107,16 @@ def test_a_rewrite_that_is_not_begun_covers_nothing(
 
 
 def test_a_rewrite_that_ended_with_its_server_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restarted Redis reports that its last rewrite succeeded, although the end of the server interrupted it."""
+    """If Redis stops during a rewrite, the rewrite is repeated after the restart.
+
+    The restarted Redis reports the interrupted rewrite as successful.
+    """
     server, erasure = redis.start(tmp_path), uuid4()
     file = AppendOnlyFile(server.url)
     _written_and_deleted(redis_py.Redis.from_url(redis.client_url(server.url)), tmp_path)
     states = iter([True, None])
     with monkeypatch.context() as patched:
-        patched.setattr(AppendOnlyFile, "_begin", lambda _file, _client: None)  # begun, and interrupted
+        patched.setattr(AppendOnlyFile, "_begin", lambda _file, _client: None)  # stands for an interrupted rewrite
         patched.setattr(rewriting, "_finished", lambda _client: next(states))
         patched.setattr(rewriting, "_WAIT_S", 0.0)
         assert file.rewritten({erasure}) == frozenset()
@@ -133,7 +139,7 @@ def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
 
 
 def test_only_the_directorys_redis_is_embedded(server: Running, tmp_path: Path) -> None:
-    """Only the directory's own Redis is rewritten; another server's file belongs to its operator."""
+    """`is_of` accepts only the directory's own Redis, because another server's file belongs to its operator."""
     assert redis.is_of(tmp_path, server.url)
     assert not redis.is_of(tmp_path, "redis://127.0.0.1:6379/0")
     assert not redis.is_of(tmp_path / "elsewhere", server.url)

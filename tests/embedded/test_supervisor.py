@@ -1,4 +1,4 @@
-"""The supervisor, with real processes and real signals."""
+"""The supervisor restarts and stops its processes. The tests use real processes and signals."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.embedded.conftest import Program
 
 Start = Callable[..., Program]
 
-# Runs the processes that the first argument defines.
+# A program that supervises the processes that its first argument defines.
 SUPERVISE = """
 import asyncio, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ sys.exit(run(processes, on_ready=ready, backoff=Backoff(first_s=0.01)))
 
 
 def has_ended(pid: int) -> bool:
-    """Wait up to 20 s for the end of a process that another process started. Returns whether it ended."""
+    """Wait up to 20 s for a process to end; returns whether it ended. It need not be a child of this process."""
     try:
         psutil.Process(pid).wait(20)
     except psutil.NoSuchProcess:
@@ -76,7 +76,7 @@ def has_ended(pid: int) -> bool:
 
 @given(deaths=st.integers(1, 10**6), first=st.floats(0.001, 60), cap=st.floats(0.001, 3600))
 def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) -> None:
-    """A process that dies at once every time is restarted with growing delays, up to a cap."""
+    """The delay before a restart doubles with each consecutive death, up to a cap."""
     backoff = Backoff(first_s=first, cap_s=cap)
     delay = backoff.delay_s(deaths)
     assert 0 < delay <= cap
@@ -86,13 +86,13 @@ def test_a_delay_doubles_up_to_its_cap(deaths: int, first: float, cap: float) ->
 
 @given(before=st.integers(0, 10**6), lived=st.floats(0, 10**6))
 def test_a_long_run_resets_the_delay(before: int, lived: float) -> None:
-    """A process that ran for long enough is restarted with the first delay."""
+    """If a process ran at least `reset_after_s` seconds, its death counts as the first one again."""
     backoff = Backoff(reset_after_s=60)
     assert backoff.deaths(before, lived) == (1 if lived >= 60 else before + 1)
 
 
 def test_the_documented_delays() -> None:
-    """The delays equal those in the documentation."""
+    """The default delays equal those in the documentation."""
     assert [Backoff().delay_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
@@ -121,7 +121,7 @@ def test_a_process_that_refuses_its_settings_stops_all(program: Start) -> None:
 
 
 def test_another_status_is_followed_by_a_restart(program: Start) -> None:
-    """A process with status 3, for a missing server, is restarted, because the server may return."""
+    """A process that exits with a status other than its `final_status` is restarted."""
     supervisor = program(SUPERVISE, "[python('beat', 'raise SystemExit(3)', final_status=2)]")
     supervisor.until("ended with status 3; restarting it in 0.01 s")
     supervisor.process.terminate()
@@ -144,7 +144,7 @@ def test_children_are_stopped_rank_by_rank(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start) -> None:
-    """A process that does not end in time is killed together with its children, because they could keep its port."""
+    """A process that does not end in time is killed together with its children, which could keep a port open."""
     supervisor = program(SUPERVISE, "[python('deaf', DEAF, stop_within_s=0.1), python('polite', POLITE, stop_rank=1)]")
     deaf = next(line for line in (supervisor.until(" is "), supervisor.until(" is ")) if line.startswith("deaf"))
     pids = [int(word) for word in deaf.split()[-2:]]
@@ -156,7 +156,7 @@ def test_a_process_that_does_not_end_is_killed_with_its_children(program: Start)
 
 @pytest.mark.long
 def test_a_second_signal_hastens(program: Start) -> None:
-    """On a second Ctrl-C, the supervisor sends SIGINT instead of SIGTERM, so that the processes end sooner."""
+    """On a second Ctrl-C, the supervisor sends SIGINT to the processes that still run, so that they end sooner."""
     supervisor = program(SUPERVISE, "[python('slow', SLOW, stop_within_s=600), python('later', EITHER, stop_rank=1)]")
     for _ in range(2):
         supervisor.until(" is ")
@@ -185,7 +185,7 @@ def test_a_third_signal_kills(program: Start) -> None:
 
 @pytest.mark.long
 def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
-    """When a process dies, the supervisor kills its children, which would otherwise run next to its successor."""
+    """When a process dies, the supervisor kills that process's children, so that none runs next to the new process."""
     orphaning = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print('is', p.pid); os._exit(7)"
     supervisor = program(SUPERVISE, f"[python('worker', {orphaning!r})]")
     grandchild = int(supervisor.until(" is ").split()[-1])
@@ -197,7 +197,7 @@ def test_the_children_of_a_dead_process_are_killed(program: Start) -> None:
 
 @pytest.mark.long
 def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: Path) -> None:
-    """If the supervisor is killed, its processes end, so that the next `perdure up` does not run next to them."""
+    """If the supervisor is killed, its processes end, so that the next `perdure up` does not run them twice."""
     supervisor = program(SUPERVISE, "[python('worker', POLITE)]")
     pid = int(supervisor.until(" is ").split()[-1])
     assert os.getsid(pid) == pid
@@ -206,7 +206,7 @@ def test_children_do_not_outlive_a_killed_supervisor(program: Start, tmp_path: P
 
 
 def test_readiness_is_reported_once_when_all_are_ready(program: Start, tmp_path: Path) -> None:
-    """`perdure up` prints its addresses once, when all processes are ready, and not after a restart."""
+    """The supervisor calls `on_ready` once, when all processes are ready. A restart causes no second call."""
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     probe = "lambda: asyncio.to_thread(Path(sys.argv[2]).read_bytes)"
@@ -225,7 +225,7 @@ def test_readiness_is_reported_once_when_all_are_ready(program: Start, tmp_path:
 
 @pytest.mark.long
 def test_any_output_passes_through_line_by_line(program: Start) -> None:
-    """Partial lines, invalid UTF-8 and very long lines are printed and block no process."""
+    """The supervisor prints partial lines, invalid UTF-8 and very long lines. None of them blocks a process."""
     noisy = (
         r"import os, signal; os.write(1, b'a\xffb\n' + b'x' * 200_000 + b'\n');"
         r"os.write(1, b'done\nhalf'); signal.pause()"
@@ -241,7 +241,7 @@ def test_any_output_passes_through_line_by_line(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_missing_program_is_reported_by_name(program: Start) -> None:
-    """A program that cannot be found is reported by its name."""
+    """If a program cannot be found, the supervisor prints its name and the reason."""
     supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
     assert (
         supervisor.until("cannot be started")
@@ -253,7 +253,7 @@ def test_a_missing_program_is_reported_by_name(program: Start) -> None:
 
 @pytest.mark.long
 def test_a_closed_output_ends_the_supervisor(program: Start, tmp_path: Path) -> None:
-    """The supervisor ends when the reader of its output does, as in `perdure up | head`."""
+    """The supervisor ends when the reader of its output ends, as in `perdure up | head`."""
     reading, writing = os.pipe()
     to_pipe = f"import sys; sys.stdout = open('/proc/{os.getpid()}/fd/{writing}', 'w');"
     supervisor = program(to_pipe + SUPERVISE, "[python('chatty', 'while True: print(1, flush=True)')]")

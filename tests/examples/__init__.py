@@ -1,1 +1,1 @@
-"""The examples, each run as its README says, over throw-away servers."""
+"""Tests that run each example as its README says, with throwaway servers."""

@@ -29,7 +29,7 @@ def run_script() -> None:
 
 
 class Example:
-    """One example: its directory, its environment, and the programs that run."""
+    """An example: its directory, its environment and its running programs."""
 
     def __init__(self, name: str, environment: Mapping[str, str], scratch: Path) -> None:
         self.directory = ROOT / "examples" / name
@@ -38,28 +38,28 @@ class Example:
         self._programs: list[BaseProcess] = []
 
     def start(self, main: str, *argv: str) -> Path:
-        """Start a program. Returns the path of its output."""
+        """Start the program `main` (`module:function`) with `argv`. Returns the path of its log."""
         log = self._scratch / f"{len(self._programs)}.log"
         program = forked.Program(main, argv, self.environment, self.directory, stdout=log, stderr=log)
         self._programs.append(forked.start(program))
         return log
 
     def script(self, *argv: str) -> None:
-        """Run a script of the example to its end."""
+        """Run a script of the example and wait for its end. The script must succeed."""
         log = self.start("tests.examples.conftest:run_script", *argv)
         program = self._programs[-1]
         program.join(30)
         assert program.exitcode == 0, log.read_text()
 
     def worker(self, application: str, queues: str) -> Path:
-        """Start a worker with threads and wait until it is ready. Returns the path of its output."""
+        """Start a Celery worker with a thread pool and wait until it is ready. Returns the path of its log."""
         options = ("-P", "threads", "-c", "8", "-Q", queues, "-l", "info")
         log = self.start("celery.__main__:main", "celery", "-A", application, "worker", *options)
         wait_until(lambda: " ready." in log.read_text() if log.exists() else None, f"{application} is ready")
         return log
 
     def serve(self, application: str) -> str:
-        """Serve an ASGI application. Returns its address."""
+        """Serve an ASGI application with uvicorn. Returns its URL."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -68,7 +68,7 @@ class Example:
         return f"http://127.0.0.1:{port}"
 
     def stop(self) -> None:
-        """Send the programs SIGTERM; each must exit with status 0 or by that signal."""
+        """Send SIGTERM to the programs. Each must end with status 0 or by SIGTERM."""
         for program in self._programs:
             if program.is_alive() and program.pid is not None:
                 os.kill(program.pid, signal.SIGTERM)
@@ -84,7 +84,7 @@ class Example:
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Example]:
-    """The example that the test's module names."""
+    """The example that the constant `EXAMPLE` of the test's module names."""
     url = sqlalchemy.make_url(database_url)
     kept: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     environment = {
@@ -100,7 +100,7 @@ def example(request: pytest.FixtureRequest, database_url: str, redis_url: str, t
         "PGUSER": str(url.username),
         "PGPASSWORD": str(url.password or ""),
         "PGDATABASE": str(url.database),
-        "PYTHONPATH": str(ROOT),  # for `tests`, which starts scripts
+        "PYTHONPATH": str(ROOT),  # to import `run_script` from the package `tests`
     }
     made = Example(request.module.EXAMPLE, environment, tmp_path)
     yield made

@@ -1,4 +1,4 @@
-"""The shop in plain Celery: one worker for its tasks and the agents' turns."""
+"""The example shop in plain Celery: one worker runs the shop's tasks and the agents' turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop in FastAPI: the gateway is mounted at `/agents`, and the shop's own tokens authenticate its customers."""
+"""The example shop in FastAPI, with the gateway at `/agents`. The shop's own tokens authenticate its customers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANA, BEN = ({"Authorization": f"Bearer token-of-{name}"} for name in ("ana", "be
 
 @pytest.mark.long
 def test_a_customer_of_the_shop_talks_to_the_agent(example: Example) -> None:
-    """The agent answers a customer's message and handles an order. Another customer cannot read the customer's turn."""
+    """The agent answers a customer's message and handles an order. Another customer cannot read the message's turn."""
     address = example.serve("app:app")
     example.worker("app:worker", QUEUES)
     messages = f"{address}/agents/v1/messages"

@@ -1,4 +1,4 @@
-"""Ended sessions for tests, their consolidation, and the memories afterwards."""
+"""Adds ended sessions to a test's database, consolidates them and reads the resulting memories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEASE_S = 30
 
 LYON, PARIS, HOME = "I live in Lyon.", "I live in Paris.", "My home is in Lyon."
 GROUPS = ((LYON, HOME, PARIS),)
-"""Groups of texts with nearly equal vectors."""
+"""Groups for `Grouped`: the texts of a group have nearly equal vectors."""
 
 ENDED = """
     WITH known AS (
@@ -59,7 +59,10 @@ KNOWN = """
 
 
 class Grouped:
-    """An embedder whose vectors are nearly equal for texts of the same group and orthogonal for different groups."""
+    """An embedder that gives all texts of a group nearly equal vectors.
+
+    Vectors of different groups are nearly orthogonal. A text without a group gets its vector from `HashEmbedder`.
+    """
 
     name = "grouped:64"
     dimensions = 64
@@ -84,7 +87,7 @@ class Grouped:
 
 @dataclass
 class Archive:
-    """A harness with ended sessions."""
+    """Adds ended sessions to a harness, and reads the user's memories."""
 
     harness: Harness
     keeper: Keeper
@@ -92,7 +95,10 @@ class Archive:
     embedder: Embedder = field(default_factory=lambda: HashEmbedder(384))
 
     def ended(self, *lines: str | tuple[str, str], user_id: str = "ana", turns: int = 5, channel: str = "cli") -> UUID:
-        """Add an ended session with these lines. A plain string is a line of the user, a tuple is `(role, content)`."""
+        """Add an ended session with a message for each of `lines`; returns the session's id.
+
+        A plain string is a message of the user. A tuple is `(role, content)`.
+        """
         said = [("user", line) if isinstance(line, str) else line for line in lines]
         session_id = new_id(self.harness.clock)
         self.harness.sql(
@@ -108,7 +114,7 @@ class Archive:
         return session_id
 
     def consolidator(self, model: Model | None = None, **changed: Any) -> Consolidator:
-        """A consolidator as in a worker, by default with the harness's model."""
+        """A consolidator like that of a worker. The default model is the harness's scripted model."""
         given: dict[str, Any] = {"embedder": self.embedder, "limits": self.limits} | changed
         return consolidator(
             self.harness.database, self.harness.clock, self.keeper, model=model or self.harness.model, **given
@@ -119,11 +125,11 @@ class Archive:
         self.limits = ConsolidationSettings(**(self.limits.model_dump() | changed))
 
     def known(self, user_id: str = "ana") -> Sequence[Any]:
-        """The user's memories, including superseded ones, in the order of their validity."""
+        """The user's memories, including superseded ones, ordered by the start of their validity."""
         return self.harness.sql(KNOWN, user_id=user_id)
 
     def facts(self, user_id: str = "ana") -> list[tuple[str, float, int, list[int], str | None]]:
-        """The memories in comparable form: content, importance, accesses, sources, replacement."""
+        """Each memory's content, importance, access count, source messages and replacement, for comparisons."""
         return [
             (row.content, round(row.importance, 9), row.access_count, row.seqs, row.replaced_by)
             for row in self.known(user_id)
@@ -135,7 +141,7 @@ class Archive:
 
 
 def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any) -> Consolidator:
-    """A consolidator whose leases `keeper` renews."""
+    """A consolidator. `keeper` renews the leases of the sessions that are being consolidated."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[LeaseHold]:
         return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
@@ -145,7 +151,7 @@ def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any)
 
 
 def story(archive: Archive, user_id: str = "ana") -> None:
-    """Add sessions with new, repeated and contradicting statements."""
+    """Add sessions with new, repeated and contradicting statements, and one session that is too short."""
     archive.embedder = Grouped(*GROUPS)
     archive.ended(LYON, "I have a dog called Rex.", user_id=user_id)
     archive.ended("I have a dog called Rex.", HOME, user_id=user_id)
@@ -154,7 +160,7 @@ def story(archive: Archive, user_id: str = "ana") -> None:
 
 
 def answer(*items: dict[str, Any] | str) -> ModelReply:
-    """A model's reply with these memories."""
+    """A model's reply to an extraction request. A plain string is the content of a memory."""
     return says(json.dumps([item if isinstance(item, dict) else memory(item) for item in items], ensure_ascii=False))
 
 
@@ -164,13 +170,13 @@ def memory(content: str, importance: float = 0.5, kind: str = "fact", **more: An
 
 
 def echo(request: ModelRequest, call: ModelCall) -> ModelReply:
-    """A reply that contains one fact for each of the user's lines."""
+    """A reply that contains one fact for each user line of the prompt."""
     lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines() if "user: " in line]
     return answer(*lines)
 
 
 class Echo:
-    """A model that always replies with one fact for each of the user's lines."""
+    """A model that replies with one fact for each user line of the prompt. It calls `before` before each reply."""
 
     name = "echo"
 

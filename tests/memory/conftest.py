@@ -1,4 +1,4 @@
-"""Memory in Redis, a harness for its sessions, and a Redis that a test may stop."""
+"""Fixtures for tests of memory: memory in Redis, a Redis that a test may stop, and the harness of the turns' tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Remembered = Callable[..., RememberedTurn]
 
 @pytest.fixture
 def redis_memory(redis_url: str, clock: MovedClock) -> Iterator[RedisMemory]:
-    """Memory in the suite's Redis."""
+    """A `RedisMemory` in the suite's Redis."""
     made = RedisMemory.at(redis_url, MemorySettings(), clock)
     yield made
     made.close()
@@ -36,7 +36,7 @@ def redis_memory(redis_url: str, clock: MovedClock) -> Iterator[RedisMemory]:
 
 @pytest.fixture
 def unreachable(tmp_path: Path, clock: MovedClock) -> Iterator[RedisMemory]:
-    """Memory whose Redis does not exist."""
+    """A `RedisMemory` whose Redis does not exist."""
     made = RedisMemory.at(f"redis+socket://{tmp_path}/no-redis.sock", MemorySettings(), clock)
     yield made
     made.close()
@@ -51,7 +51,7 @@ def client(redis_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Running]:
-    """A Redis that a test can stop."""
+    """A Redis of the test's own, which the test can stop."""
     running = redis.start(tmp_path / "redis")
     yield running
     if redis.find(tmp_path / "redis") is not None:
@@ -60,7 +60,7 @@ def own_redis(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def remembered(clock: MovedClock) -> Remembered:
-    """A function that makes remembered turns. By default a turn has a question and its answer."""
+    """A function that makes turns as working memory stores them. By default a turn has a question and its answer."""
     numbers = itertools.count(1)
 
     def make(token: int = 1, *, turn_id: UUID | None = None, text: str | None = None, **other: Any) -> RememberedTurn:

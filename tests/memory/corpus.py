@@ -1,4 +1,4 @@
-"""Conversations for the tests of recall, imported and embedded."""
+"""Imports and embeds conversations for the tests of recall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
 
 
 def line(number: int, content: str, **other: Any) -> str:
-    """A line of an import file. Messages are one minute apart; user and assistant alternate."""
+    """One line of an import file: message `number`. Messages are one minute apart; user and assistant alternate."""
     given = {
         "user_id": "ana",
         "session": "first",
@@ -33,7 +33,7 @@ def line(number: int, content: str, **other: Any) -> str:
 def import_conversation(
     database: Database, clock: MovedClock, contents: Iterable[str], embedder: Embedder | None = None, **other: Any
 ) -> ImportResult:
-    """Import a conversation and, with `embedder`, its vectors."""
+    """Import a conversation with a message for each of `contents`. If `embedder` is given, embed the messages."""
     lines = [line(number, content, **other) for number, content in enumerate(contents, start=1)]
     return imported(database, clock, lines, embedder)
 
@@ -41,7 +41,7 @@ def import_conversation(
 def imported(
     database: Database, clock: MovedClock, lines: Iterable[str], embedder: Embedder | None = None
 ) -> ImportResult:
-    """Import lines and, with `embedder`, their vectors."""
+    """Import the lines of an import file. If `embedder` is given, embed the imported messages."""
     result = ImportResult()
     for result in import_messages(database, clock, "assistant", lines):  # noqa: B007 (the last one counts)
         pass

@@ -1,9 +1,8 @@
-"""A process that consolidates and kills itself with SIGKILL at a commit.
+"""Consolidates sessions in a process that kills itself with SIGKILL before or after a commit.
 
     python -m tests.memory.killing DATABASE_URL NUMBER
 
-NUMBER is the boundary at which the process dies, counted from 0. Each commit has one boundary before it and one after
-it.
+NUMBER chooses the moment of the SIGKILL. The moments before and after each commit are counted from 0.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.memory.archive import GROUPS, Echo, Grouped, consolidator
 
 
 def main(url: str, number: int) -> None:
-    """Consolidate a batch until the signal."""
+    """Consolidate a batch. Send SIGKILL to this process at moment `number`."""
     passed = itertools.count()
 
     def observe(_moment: Moment, _name: str) -> None:

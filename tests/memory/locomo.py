@@ -1,4 +1,4 @@
-"""Generates conversations of any size in LoCoMo's layout, with the irregularities of LoCoMo's own file.
+"""Generates conversations of any size in the file format of the LoCoMo benchmark, with that file's irregularities.
 
 python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
 """
@@ -25,7 +25,7 @@ _MONTHS = ("January", "February", "March", "April", "May", "June")
 
 
 def locomo(samples: int, sessions: int, lines: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Generate samples. Each has sessions, made of lines, and questions whose evidence is known."""
+    """Generate `samples` samples. Each has `sessions` sessions of `lines` lines, and questions with their evidence."""
     chance = random.Random(seed)  # noqa: S311 (no secret)
     return [_sample(number, sessions, lines, chance) for number in range(samples)]
 
@@ -60,7 +60,10 @@ def _sample(number: int, sessions: int, lines: int, chance: random.Random) -> di
 
 
 def _questions(facts: list[tuple[str, str, str]], chance: random.Random) -> list[dict[str, Any]]:
-    """Questions with evidence in each form: one line, several lines as a list or in one entry, and invalid evidence."""
+    """Questions whose evidence has each form that occurs in LoCoMo's file.
+
+    The evidence names one line or several lines, as a list or as a string. It can also be invalid or missing.
+    """
     questions: list[dict[str, Any]] = []
     for speaker, what, dia_id in facts:
         questions.append({"question": f"When was it that {speaker} {what}?", "evidence": [dia_id], "category": 4})

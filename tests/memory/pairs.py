@@ -74,7 +74,7 @@ CONTRADICTIONS = (
     ("number", "저는 형이 한 명 있어요.", "저는 형이 두 명 있어요."),
     ("number", "저는 스무 살이에요.", "저는 서른 살이에요."),
     ("number", "회의는 세 시에 있어요.", "회의는 네 시에 있어요."),
-    # harder: a negation without a not
+    # harder: a negation without the word "not"
     ("negation", "I still live with my parents.", "I no longer live with my parents."),
     ("negation", "I have finished the course.", "I have yet to finish the course."),
     ("negation", "I often drink coffee.", "I rarely drink coffee."),

@@ -24,7 +24,7 @@ def _count(runtime: Runtime, sql: str) -> int:
 
 
 def test_messages_get_their_vectors(harness: Harness) -> None:
-    """A question and its answer get vectors."""
+    """The background thread embeds a question and its answer."""
     harness.run(harness.send("I have a cat").session_id)
     runtime = replace(harness.runtime, embedder=HashEmbedder(64))
     embedding = Embedding(runtime)
@@ -43,7 +43,6 @@ class _Hanging(HashEmbedder):
         self.ended = threading.Event()
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
-        """Block until the abort."""
         assert call is not None
         with call.aborting(self.ended.set):
             self.entered.set()
@@ -52,7 +51,7 @@ class _Hanging(HashEmbedder):
 
 
 def test_a_shutdown_does_not_wait_for_the_embedder(harness: Harness) -> None:
-    """A worker's shutdown aborts its call to the embedder. Another worker then embeds the texts."""
+    """A worker's shutdown aborts its call to the embedder. The texts stay in `unembedded` for another worker."""
     harness.run(harness.send("I have a cat").session_id)
     hanging = _Hanging()
     embedding = Embedding(replace(harness.runtime, embedder=hanging))

@@ -45,13 +45,13 @@ from tests.turns.scripted import says
 
 @pytest.fixture
 def archive(harness: Harness, settings: Settings) -> Archive:
-    """A harness with ended sessions."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    """An `Archive` that has no sessions yet."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
     return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None:
-    """With the built-in model, the user's statements become memories with their sources."""
+    """With the built-in model, a user's statement becomes a memory that refers to its source message."""
     session_id = archive.ended("Hello!", ("assistant", "I live in a computer."), LYON, "And you?", "Thanks.")
     assert archive.consolidator(OfflineModel()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
     [row] = archive.known()
@@ -65,7 +65,7 @@ def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None
 
 
 def test_a_short_session_is_skipped_once(archive: Archive) -> None:
-    """A short session is marked and counted without a model call."""
+    """A session with too few turns is skipped without a model call. It is not due again."""
     session_id = archive.ended(LYON, turns=4)
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, skipped=1)
     assert archive.session(session_id).consolidation == {"skipped": True}
@@ -74,14 +74,14 @@ def test_a_short_session_is_skipped_once(archive: Archive) -> None:
 
 
 def test_a_live_session_is_not_consolidated(archive: Archive) -> None:
-    """Only ended sessions are consolidated."""
+    """A session that has not ended is not consolidated."""
     alive = archive.harness.send().session_id
     assert archive.consolidator().consolidate(alive) == NotDue()
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
 def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
-    """A batch takes the oldest sessions first and reports each one."""
+    """A batch takes the `batch_size` sessions that ended first, and reports its progress after each session."""
     archive.limit(batch_size=2)
     sessions = [archive.ended(f"I own {number} cats and nothing else.", turns=5) for number in (3, 4, 5)]
     reported: list[Progress] = []
@@ -93,7 +93,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
 
 
 def test_a_repeated_statement_reinforces_its_memory(archive: Archive) -> None:
-    """A repeated statement raises the memory's importance, counts as one access, and adds its channel and sources."""
+    """A repeated statement raises its memory's importance and access count, and adds a channel and a source to it."""
     archive.embedder = Grouped([LYON, HOME])
     first = archive.ended(LYON)
     second = archive.ended("Hm.", HOME, channel="telegram")
@@ -117,7 +117,7 @@ def test_importance_never_exceeds_one(archive: Archive) -> None:
 
 
 def test_a_contradiction_supersedes_the_earlier_memory(archive: Archive) -> None:
-    """A contradicted memory stays stored as history, with its validity interval."""
+    """A contradicted memory stays stored. Its validity ends when the validity of the contradicting memory begins."""
     archive.embedder = Grouped([LYON, PARIS])
     archive.ended(LYON)
     archive.ended(PARIS)
@@ -128,7 +128,7 @@ def test_a_contradiction_supersedes_the_earlier_memory(archive: Archive) -> None
 
 
 def test_the_later_statement_wins_in_any_order(archive: Archive) -> None:
-    """The later statement wins, in whatever order the sessions are consolidated."""
+    """The later of two contradicting statements wins, in whatever order their sessions are consolidated."""
     archive.embedder = Grouped([LYON, PARIS])
     earlier, later = archive.ended(LYON), archive.ended(PARIS)
     worker = archive.consolidator(Echo())
@@ -140,7 +140,7 @@ def test_the_later_statement_wins_in_any_order(archive: Archive) -> None:
 
 
 def test_a_statement_repeated_after_a_contradiction_is_a_new_memory(archive: Archive) -> None:
-    """A superseded memory is not reinforced. Repeating its statement adds a new memory with its own interval."""
+    """If the statement of a superseded memory is repeated, a new memory is stored."""
     archive.embedder = Grouped([LYON, PARIS])
     for line in (LYON, PARIS, LYON):
         archive.ended(line)
@@ -151,7 +151,7 @@ def test_a_statement_repeated_after_a_contradiction_is_a_new_memory(archive: Arc
 
 
 def test_a_late_session_reinforces_the_memory_of_its_time(archive: Archive) -> None:
-    """A session consolidated late reinforces the memory that was valid at its time."""
+    """A session that is consolidated late reinforces the memory that was valid at the time of the session."""
     archive.embedder = Grouped([LYON, HOME, PARIS])
     late, first, second = archive.ended(HOME), archive.ended(LYON), archive.ended(PARIS)
     for session_id in (first, second, late):
@@ -162,7 +162,7 @@ def test_a_late_session_reinforces_the_memory_of_its_time(archive: Archive) -> N
 
 
 def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -> None:
-    """No contradiction among the hand-written pairs reinforces a memory, and most paraphrases do."""
+    """None of twenty contradictions reinforces a memory. At least 80 % of the paraphrases reinforce one."""
     archive.embedder = Grouped(*({a, b} for _, a, b in CONTRADICTIONS[:20]))
     for number, (_, earlier, later) in enumerate(CONTRADICTIONS[:20]):
         for line in (earlier, later):
@@ -177,7 +177,7 @@ def test_no_contradiction_reinforces_and_most_paraphrases_do(archive: Archive) -
 
 
 def test_memories_are_one_users_own(archive: Archive) -> None:
-    """The same statement by two users becomes one memory per user."""
+    """If two users make the same statement, each of them gets a memory."""
     archive.ended(LYON, user_id="ana")
     archive.ended(LYON, user_id="bo")
     assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=2)
@@ -185,7 +185,7 @@ def test_memories_are_one_users_own(archive: Archive) -> None:
 
 
 def test_entities_and_relations_are_stored(archive: Archive) -> None:
-    """Different spellings of an entity are stored as one entity, together with its relations and mentions."""
+    """Names that differ only in case become one entity. The relations and mentions of entities are stored."""
     said = memory(
         "My sister Nora lives in Lyon.",
         entities=[{"name": "Nora", "type": "person"}, {"name": "Lyon", "type": "place"}],
@@ -221,7 +221,7 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
 
 
 def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:
-    """If a session fails, its error is stored and the next batch retries it. After its last run it is abandoned."""
+    """The next batch retries a session whose consolidation failed. After `max_runs` runs the session is abandoned."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
@@ -240,7 +240,7 @@ def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> 
 
 
 def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> None:
-    """An abandoned session is listed. An operator can grant it all its runs again, alone or with all others."""
+    """Abandoned sessions are listed. `retry_abandoned` makes one of them due again, or all of them."""
     archive.limit(max_runs=1)
     database, limits = archive.harness.database, archive.limits
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
@@ -268,7 +268,7 @@ def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> 
 
 
 def test_the_sweeper_abandons_a_session_whose_last_run_died(archive: Archive) -> None:
-    """If a worker dies in the last run, the sweeper abandons the session and no longer wakes it."""
+    """If a worker dies during a session's last run, the sweeper abandons the session and sends no new task for it."""
     archive.limit(max_runs=1)
     database = archive.harness.database
     session_id = archive.ended(LYON)
@@ -295,7 +295,7 @@ def test_an_outage_uses_up_no_run(archive: Archive, error: Exception) -> None:
 
 
 def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None:
-    """If the embedder fails, the session waits, because duplicates cannot be found without vectors."""
+    """If the embedder fails, no memory is stored and the session stays due. Finding duplicates needs vectors."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
@@ -307,7 +307,7 @@ def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None
 
 
 def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
-    """A shutdown releases the session at once and uses up no run. Another worker can then consolidate it."""
+    """A worker that shuts down releases its session at once. The session is due again, and the run does not count."""
     session_id = archive.ended(LYON)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -325,7 +325,7 @@ def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
 
 @pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
-    """After a crash before or after any commit, another run leads to the same memories as a run without a crash."""
+    """After a crash before or after any commit, a second run gives the same memories as a run without a crash."""
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
     with archive.harness.hooked(lambda moment, name: boundaries.append((moment, name))):
@@ -354,7 +354,7 @@ def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive)
 @pytest.mark.long
 @pytest.mark.parametrize("boundary", [1, 2, 4, 5, 7])
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, database_url: str, boundary: int) -> None:
-    """A SIGKILL after a claim, or before or after a commit, neither loses nor doubles a memory."""
+    """If SIGKILL ends a worker before or after a commit, no memory is lost or stored twice."""
     story(archive)
     archive.consolidator(Echo()).batch()
     story(archive, "bo")
@@ -436,7 +436,7 @@ def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> No
 
 
 def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
-    """Tool results, assistant messages that repeat them, and quotations do not become memories."""
+    """Tool results, quotations and assistant messages that repeat a tool result do not become memories."""
     session_id = archive.ended(
         "What do you know of me?",
         ("assistant", ""),
@@ -452,7 +452,7 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """The sweeper publishes a lost wake-up again. The pause doubles after each wake-up."""
+    """The sweeper publishes lost wake-ups again. The pause between two wake-ups of a session doubles each time."""
     session_id = archive.ended(LYON)
 
     def woken() -> list[object]:
@@ -472,7 +472,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
 
 
 def test_copied_turns_of_a_fork_are_not_consolidated(archive: Archive) -> None:
-    """A fork's copied turns are neither counted nor read."""
+    """The turns that a forked session copied from its source are neither read nor counted as the session's turns."""
     source = archive.ended(LYON)
     fork = archive.ended(LYON, "I have a dog called Rex.", turns=6)
     archive.harness.sql(

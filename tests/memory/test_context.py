@@ -1,4 +1,4 @@
-"""A prompt's token budgets are kept, its newest turn is complete, and its quotations are closed."""
+"""A prompt's sections stay within their token budgets, the newest turn is complete, and quotations are closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pieces = st.lists(texts, max_size=12)
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """A section stays within its token budget for any text in any language, including hostile text."""
+    """A section stays within its token budget and closes its quotation once, for any text, including hostile text."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
@@ -33,7 +33,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
 def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
-    """The first pieces that fit are kept. If none fits, the beginning of the first piece is kept."""
+    """The leading pieces that fit together are kept. If the first piece does not fit, its beginning is kept."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
     lines = made.splitlines()[2:-1]
@@ -47,7 +47,7 @@ def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> 
 
 
 def test_the_newest_may_be_last() -> None:
-    """`backwards` renders the newest piece last, as in a conversation. The oldest pieces are still dropped first."""
+    """With `backwards` the newest piece comes last, as in a conversation. The oldest pieces are still dropped first."""
     section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
     assert render(section).splitlines()[2:-1] == ["older", "newest"]
 
@@ -62,7 +62,7 @@ def test_a_cut_text_is_marked(text: str, budget: int) -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30), budgets)
 def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
-    """Only whole turns are kept, starting with the newest. Only the newest turn may exceed the budget."""
+    """The newest whole turns that fit the budget are kept. The newest turn is kept even if it exceeds the budget."""
     kept = latest(list(enumerate(costs)), lambda turn: turn[1], budget)
     assert kept == list(enumerate(costs))[-len(kept) :]
     spent = sum(cost for _, cost in kept)
@@ -73,7 +73,7 @@ def test_the_newest_turn_is_never_cut(costs: list[int], budget: int) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=300)), max_size=10), budgets)
 def test_tools_are_kept_whole_and_in_the_order_given(given_: Sequence[tuple[str, str]], budget: int) -> None:
-    """A tool is kept completely or left out."""
+    """The leading tools that fit the budget are kept whole and in order. All other tools are left out."""
     tools = [ToolSchema(name, said, {"type": "object", "properties": {said: {}}}) for name, said in given_]
     kept = affordable(tools, budget)
     assert kept == tuple(tools[: len(kept)])

@@ -1,4 +1,4 @@
-"""The contradiction check on hand-written pairs: it finds every contradiction and accepts nearly all paraphrases."""
+"""The contradiction check finds every hand-written contradiction and accepts most hand-written paraphrases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ AT_LEAST = 0.8
 
 
 def test_the_set_is_large_enough() -> None:
-    """The set has at least thirty contradictions and thirty paraphrases, all kinds of differences and no pair twice."""
+    """The pairs include at least thirty contradictions and thirty paraphrases.
+
+    The contradictions cover all four kinds of differences. No pair occurs twice.
+    """
     assert len(CONTRADICTIONS) + len(PARAPHRASES) >= 60
     assert {kind for kind, _, _ in CONTRADICTIONS} == {"number", "negation", "name", "opposite"}
     assert min(len(CONTRADICTIONS), len(PARAPHRASES)) >= 30
@@ -20,13 +23,13 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(("kind", "earlier", "later"), CONTRADICTIONS)
 def test_no_contradiction_passes(kind: str, earlier: str, later: str) -> None:
-    """Every contradiction is found, in either order. A missed contradiction would reinforce a wrong memory."""
+    """`difference` finds every contradiction, in either order. A missed one would reinforce a wrong memory."""
     assert difference(earlier, later) is not None, kind
     assert difference(later, earlier) is not None, kind
 
 
 def test_most_paraphrases_pass() -> None:
-    """Most paraphrases are accepted. A paraphrase that is mistaken for a contradiction costs only a row."""
+    """At least 80 % of the paraphrases are accepted. A rejected paraphrase only costs one more row."""
     passed = [pair for pair in PARAPHRASES if difference(*pair) is None]
     assert len(passed) >= AT_LEAST * len(PARAPHRASES)
     assert passed == [pair for pair in PARAPHRASES if difference(*reversed(pair)) is None]

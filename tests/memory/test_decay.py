@@ -1,4 +1,4 @@
-"""Memories decay by the same formula in Python and in SQL, and runs do not compound."""
+"""Memories decay by the same formula in Python and in SQL. Repeated runs give the same values as one run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORM = """
 
 
 def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: int) -> object:
-    """Store a new memory with the given numbers of `channels`, `accesses` and `connections`."""
+    """Store a memory with the given numbers of `channels`, `accesses` and `connections`; returns its id."""
     memory_id = new_id(harness.clock)
     harness.sql("INSERT INTO users (user_id, created_at) VALUES ('ana', perdure_now()) ON CONFLICT DO NOTHING")
     harness.sql(
@@ -72,7 +72,7 @@ def form(harness: Harness, kind: str = "fact", importance: float = 0.5, **more: 
 def test_a_value_lies_between_the_floor_and_the_importance(
     kind: str, counts: tuple[int, int, int], importance: float, hours: float
 ) -> None:
-    """A value stays between the floor and the importance, and never grows with age."""
+    """A value lies between `FLOOR` times the importance and the importance, and never grows with age."""
     rate = decay_rate(kind, *counts)
     value = decayed(importance, rate, hours)
     assert FLOOR * importance <= value <= importance
@@ -84,7 +84,7 @@ def test_a_value_lies_between_the_floor_and_the_importance(
 def test_channels_accesses_and_connections_slow_decay(
     kind: str, channels: int, accesses: int, connections: int
 ) -> None:
-    """Each factor alone slows decay. A memory with ten connections does not decay."""
+    """More channels, accesses or connections never speed up decay. With ten connections, a memory does not decay."""
     rate = decay_rate(kind, channels, accesses, connections)
     assert 0 <= decay_rate(kind, channels + 1, accesses, connections) <= rate
     assert decay_rate(kind, channels, accesses + 1, connections) <= rate
@@ -104,7 +104,7 @@ def test_the_formula_agrees_with_a_manual_calculation() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 100), st.floats(0, 100))
 def test_only_old_unread_memories_of_low_value_are_archived(value: float, age: float, unread: float) -> None:
-    """A memory is archived only if it is old, unread and of low value."""
+    """A memory is archived only if its value is low, it is old, and it was not read for a long time."""
     assert is_faded(value, age, unread) == (value < ARCHIVE_BELOW and min(age, unread) > ARCHIVE_AFTER_DAYS)
 
 
@@ -127,7 +127,7 @@ def test_sql_and_python_agree(harness: Harness) -> None:
 
 
 def test_a_hundred_runs_decay_like_one(harness: Harness) -> None:
-    """Runs do not compound: each computes the value from importance and age."""
+    """A hundred runs give the same value as one, because each run computes it from the importance and the age."""
     for kind in KIND_RATES:
         form(harness, kind, 0.7, connections=3)
     values = "SELECT value FROM memories ORDER BY memory_id"
@@ -142,7 +142,7 @@ def test_a_hundred_runs_decay_like_one(harness: Harness) -> None:
 
 
 def test_unchanged_memories_are_not_written(harness: Harness) -> None:
-    """A memory at its floor, or with ten connections, is not written."""
+    """A run does not write a memory whose value stays the same: one at its floor, or one with ten connections."""
     form(harness, connections=10)
     form(harness, importance=0.4)
     harness.move(50_000 * 3600)
@@ -151,7 +151,7 @@ def test_unchanged_memories_are_not_written(harness: Harness) -> None:
 
 
 def test_faded_memories_are_archived(harness: Harness) -> None:
-    """A memory is archived only if its value is below 0.03, it is over thirty days old and it is unread."""
+    """A memory is archived only if its value is below 0.03, it is over 30 days old, and it was not read for 30 days."""
     faded = form(harness, "conversation", 0.05)
     form(harness, "conversation", 0.2)
     harness.move(20 * DAY_S)
@@ -169,7 +169,7 @@ def test_faded_memories_are_archived(harness: Harness) -> None:
 
 
 def test_a_run_commits_page_by_page(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run commits each page separately, and leaves out no memory."""
+    """A run commits after each page of memories and skips no memory."""
     monkeypatch.setattr("perdure.memory.decay._BATCH", 2)
     for _ in range(5):
         form(harness)

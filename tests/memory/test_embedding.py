@@ -1,4 +1,4 @@
-"""Every text gets its vector, despite crashes, embedder failures and a change of the embedder."""
+"""Every text gets a vector, despite crashes, embedder failures and a change of the embedder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TALK = [f"This is line number {number} about the {thing}." for number, thing in
 
 
 class Fickle:
-    """An embedder that fails while `fault` is set, and refuses texts with `taboo`."""
+    """An embedder that raises `fault` while `fault` is set. It refuses a batch if one of the texts contains `taboo`."""
 
     def __init__(self, dimensions: int = 64) -> None:
         self._embedder = HashEmbedder(dimensions)
@@ -69,7 +69,7 @@ def _vectors(connection: Connection, dimensions: int) -> Any:
 
 
 def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """The commit of a message adds a row to `unembedded`. `embed_missing` embeds the message once."""
+    """The commit of a message adds a row to `unembedded`. `embed_missing` embeds each message once."""
     import_conversation(database, clock, _TALK)
     assert _count(connection, "unembedded") == 3
     embedder = Fickle()
@@ -96,7 +96,7 @@ def test_texts_of_an_unavailable_embedder_are_postponed(
 
 
 def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database, clock: MovedClock) -> None:
-    """If a pause was set while the server's clock was ahead, it is ignored once the clock is corrected."""
+    """A pause that was set while the server's clock was ahead is ignored once the clock is corrected."""
     clock.advance(timedelta(days=1))
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
@@ -111,7 +111,10 @@ def test_a_pause_written_by_a_clock_that_was_ahead_is_ignored(database: Database
 def test_a_refused_text_does_not_block_others(
     batch: int, database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """A refused text is marked and not sent again. If the embedder's API key is wrong, no text is marked."""
+    """A text that the embedder refuses is marked, is not sent again and does not block others.
+
+    If the embedder refuses every text, for example because its API key is wrong, no text is marked.
+    """
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     embedder.fault = ProviderError("Wrong key.", transient=False)
@@ -130,7 +133,7 @@ def test_a_refused_text_does_not_block_others(
 def test_texts_of_a_dead_process_are_embedded_by_another(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
-    """If a process dies with claimed texts, another process embeds them once the lease has expired."""
+    """If a process dies, another process embeds the dead process's texts once their lease has expired."""
     import_conversation(database, clock, _TALK)
 
     class Dying(Fickle):
@@ -154,7 +157,10 @@ def test_two_processes_share_the_work(database: Database, clock: MovedClock, con
 
 
 def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """With a new embedder every text gets a second vector. Until then, recall searches by words. Old vectors stay."""
+    """After a change of the embedder, every text gets a second vector. The old vectors stay.
+
+    While the new vectors are missing, recall searches by words.
+    """
     import_conversation(database, clock, _TALK)
     old, new = Fickle(64), Fickle(128)
     while embed_missing(database, old).more:
@@ -169,7 +175,7 @@ def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedC
 
 
 def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """A message whose vector was lost gets a new one in the daily walk."""
+    """The daily scan finds a message whose vector was lost, and the message gets a new vector."""
     import_conversation(database, clock, _TALK)
     embedder = Fickle()
     for _ in range(6):
@@ -198,7 +204,7 @@ def test_a_text_erased_during_embedding_gets_no_vector(
 
 
 def test_many_vectors_get_an_index_of_their_own(database: Database, clock: MovedClock, connection: Connection) -> None:
-    """Once there are enough vectors of an embedder and size, an index is built. It is not built a second time."""
+    """Once an embedder has enough vectors, `build_index` builds its indexes. A second call builds nothing."""
     done = import_conversation(database, clock, [f"Line {number}." for number in range(20)])
     embedder = Fickle()
     assert embed_sessions(database, embedder, done.sessions).embedded == 20

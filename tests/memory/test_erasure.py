@@ -38,7 +38,7 @@ from tests.turns.scripted import calls, says
 DAY_S = 86_400.0
 
 MARKER = "zyxomma"
-"""A word in every text of the erased user, including the id."""
+"""A word that occurs in every text of the erased user and in the user's id."""
 
 OTHER = "quokka"
 
@@ -97,14 +97,17 @@ _KNOWN = """
 
 
 def _stream(session_id: UUID, turn_id: UUID, word: str, client: Any) -> None:
-    """Write a turn's event stream that contains the word, as a worker does."""
+    """Write an event that contains the word to the turn's stream, as a worker does."""
     client.sadd(streams_key(REDIS_PREFIX, session_id), str(turn_id))
     client.xadd(stream_key(REDIS_PREFIX, turn_id), {"kind": "delta", "data": f"I know of {word}"})
 
 
 @pytest.fixture
 def everything(database: Database, client: Any) -> Callable[[str], dict[str, int]]:
-    """A function that counts the table rows and the Redis keys that contain a word."""
+    """A function that searches all tables and Redis for a word.
+
+    It returns the number of matching rows for each table that has some, and `True` for each matching Redis key.
+    """
 
     def count(word: str) -> dict[str, int]:
         found = {}
@@ -122,7 +125,10 @@ def everything(database: Database, client: Any) -> Callable[[str], dict[str, int
 
 
 def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
-    """Make a user whose id contains the word. The user has an ended session, a live session and rows in every table."""
+    """Make a user whose id contains the word.
+
+    The user has a session whose end is requested, a live session, and rows in every table with users' data.
+    """
 
     @tool(effect="idempotent")
     def note(what: str, context: ToolContext) -> str:
@@ -203,7 +209,7 @@ def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """A new table fails this test until it is listed as a table with or without users' data."""
+    """Each table must be listed as a table with users' data, as one without users' data, or as one of erasures."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
@@ -218,7 +224,7 @@ def test_every_table_is_personal_or_not() -> None:
 def test_a_user_is_erased_and_others_are_not(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """After an erasure, no table or Redis key contains the user's word, and the other user's data is unchanged."""
+    """After an erasure, no table and no Redis key contains the erased user's word. The other user's data remains."""
     before, others = everything(MARKER), everything(OTHER)
     assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
     assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
@@ -238,7 +244,7 @@ def test_a_user_is_erased_and_others_are_not(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
-    """An erasure removes column samples from `pg_stats`, which could otherwise keep the user's texts for ever."""
+    """An erasure removes the user's texts from `pg_stats`, which could otherwise keep them as samples for ever."""
     if alone:
         _eraser(lived, redis_memory).erase(f"user {OTHER}")
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
@@ -290,7 +296,7 @@ def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, red
 def test_writes_of_a_paused_process_are_erased_later(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """The second pass deletes data that a paused process wrote to Redis after the erasure. Later events stay."""
+    """The second pass deletes data that a paused process wrote to Redis after the erasure. A newer event stays."""
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
     remembered = [redis_memory.working.read(row.session_id) for row in rows]
@@ -309,7 +315,7 @@ def test_writes_of_a_paused_process_are_erased_later(
 
 
 def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
-    """If a second pass was scheduled while the clock was ahead, it is due once the clock is corrected."""
+    """A second pass that was scheduled while the clock was ahead is due once the clock is corrected."""
     lived.move(DAY_S)
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(-DAY_S)
@@ -319,7 +325,7 @@ def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness
 def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """Without Redis the erasure deletes the rows and is reported as incomplete. A sweep with Redis completes it."""
+    """Without Redis, an erasure deletes the rows and is incomplete. A second pass with Redis completes the erasure."""
     assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, unreachable).finish_due() == 0
@@ -332,7 +338,7 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """If a turn's model call begins before the erasure and ends after it, the turn writes nothing."""
+    """If an erasure runs during a turn's model call, the turn writes nothing afterwards."""
     harness.redis_memory = redis_memory
     sent = harness.send(f"I am {MARKER}", user_id=MARKER)
 
@@ -355,8 +361,11 @@ def test_erased_while_consolidated_at_every_statement(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    """Wherever a consolidation and the erasure of its user overlap, no data stays, and neither of them fails."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # these sessions had no turns that ran
+    """The erasure of a user may start at any statement of a consolidation, and vice versa.
+
+    Neither operation fails, and no data of the user remains.
+    """
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
     harness.redis_memory = redis_memory
     archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))
     eraser = _eraser(harness, redis_memory)
@@ -372,7 +381,7 @@ def test_erased_while_consolidated_at_every_statement(
         if not intruder.thread.ident:
             break
         intruder.finish()
-        erase()  # the user's newly consolidated data
+        erase()  # deletes any data that the consolidation stored after the first erasure
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
         harness.move(harness.settings.turn.lease_s + 1)
@@ -382,7 +391,7 @@ def test_erased_while_consolidated_at_every_statement(
 
 
 class _Intruder:
-    """Runs work in a thread that it starts before one of the caller's statements."""
+    """Runs `work` in another thread, which starts just before one SQL statement of the calling thread."""
 
     def __init__(self, database: Database, work: Callable[[], object]) -> None:
         self._database = database
@@ -391,7 +400,10 @@ class _Intruder:
         self.thread = threading.Thread(target=self._go, daemon=True)
 
     def before(self, number: int) -> Callable[..., Any]:
-        """A replacement for the engine's `_rows` that starts the work before the caller's statement of this number."""
+        """A replacement for `engine._rows` that counts the calling thread's statements from 0.
+
+        Before statement `number`, it starts the work, and waits until the work has ended or waits for a lock.
+        """
         rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
 
         def run(*given: Any, **named: Any) -> Any:
@@ -403,7 +415,7 @@ class _Intruder:
         return run
 
     def finish(self) -> None:
-        """Wait for the work, which must not fail."""
+        """Wait for the work to end. Fails if the work raised an exception."""
         self.thread.join(60)
         assert not self.thread.is_alive()
         assert not self._raised, self._raised
@@ -425,7 +437,7 @@ class _Intruder:
 
 
 def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: RedisMemory) -> None:
-    """An export has each row of the user once, with its texts, and nothing of another user."""
+    """An export contains each row of the user once, and nothing of another user."""
     made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert OTHER not in str(made)
     counted = lived.sql("SELECT count(*) FROM messages")[0][0]

@@ -1,4 +1,7 @@
-"""A flush writes each turn that PostgreSQL lacks, exactly once, under a current token and as a valid transcript."""
+"""A flush copies turns from Redis to PostgreSQL if PostgreSQL lacks them.
+
+It writes each turn exactly once, only under the session's current token, and only if the transcript is valid.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def read() -> str:
 
 
 class Session:
-    """A session with one settled turn and its working memory."""
+    """A session with one settled turn, and its working memory in Redis."""
 
     def __init__(self, harness: Harness, redis_memory: RedisMemory) -> None:
         self.harness = harness
@@ -62,12 +65,12 @@ class Session:
         return token
 
     def keep(self, *turns: Any) -> None:
-        """Put turns into Redis only."""
+        """Store turns in Redis, but not in PostgreSQL."""
         for turn in turns:
             assert self.redis_memory.working.remember_turn(self.id, turn)
 
     def remember(self, sent: Accepted) -> None:
-        """Run a turn and add it to working memory."""
+        """Run the turn of the message `sent`, and add the turn to working memory in Redis."""
         self.harness.run(self.id)
         (row,) = self.harness.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
         ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
@@ -87,7 +90,7 @@ class Session:
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
-        """The transcript with all fields except the model."""
+        """The messages of the transcript in PostgreSQL. The field `model` is always `None`."""
         return [message | {"model": None} for message in self.harness.messages(self.id)]
 
     @property
@@ -98,12 +101,12 @@ class Session:
 
 @pytest.fixture
 def session(harness: Harness, redis_memory: RedisMemory) -> Session:
-    """The session of each test."""
+    """A session with one settled turn."""
     return Session(harness, redis_memory)
 
 
 def test_missing_turns_are_written_once(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """The first flush appends two turns as settled turns. A second flush has nothing to write."""
+    """The first flush appends two turns to the session as settled turns. A second flush has nothing to write."""
     first, second = remembered(session.token), remembered(session.token, channel="web")
     session.keep(first, second)
     assert session.flush() == Flushed(2)
@@ -120,7 +123,10 @@ def test_missing_turns_are_written_once(harness: Harness, session: Session, reme
 
 
 def test_the_conversation_continues_after_a_flush(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """The next turn's prompt contains the flushed messages and is valid for a provider (the harness checks)."""
+    """After a flush, the next turn's prompt contains the flushed messages.
+
+    The harness checks that a provider would accept the prompt.
+    """
     session.keep(remembered(session.token))
     assert session.flush() == Flushed(1)
     harness.send("and now?")
@@ -130,7 +136,7 @@ def test_the_conversation_continues_after_a_flush(harness: Harness, session: Ses
 
 
 def test_under_a_stale_token_nothing_is_written(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Nothing is written if another process has claimed the session."""
+    """A flush writes nothing if another process has claimed the session."""
     session.keep(remembered(session.token))
     before = (harness.counts(), harness.session(session.id))
     fence = session.fence
@@ -146,7 +152,10 @@ def test_under_a_stale_token_nothing_is_written(harness: Harness, session: Sessi
 
 
 def test_a_claim_during_the_flush_stops_it(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """The write is fenced, so it fails if another worker claims the session after the comparison."""
+    """A flush compares Redis with PostgreSQL, and then writes the missing turns.
+
+    If another worker claims the session between these two steps, nothing is written.
+    """
     session.keep(remembered(session.token))
     before = harness.counts()
 
@@ -161,7 +170,7 @@ def test_a_claim_during_the_flush_stops_it(harness: Harness, session: Session, r
 
 
 def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """While a turn is unsettled, a flush writes nothing. Missing turns stay in Redis and are written afterwards."""
+    """While a turn is unsettled, a flush writes nothing. Once it is settled, a flush writes the missing turns."""
     session.keep(remembered(session.token))
     sent = False
 
@@ -180,7 +189,7 @@ def test_an_unsettled_turn_blocks_the_flush(harness: Harness, session: Session, 
 
 
 def test_concurrent_flushes_write_once(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Of concurrent flushes, for example by a worker's shutdown and by the sweeper, only one writes the turns."""
+    """If several processes flush a session concurrently, only one of them writes the turns."""
     session.keep(remembered(session.token), remembered(session.token))
     fence = session.fence
     found = side_by_side(*[lambda: session.flush(fence)] * 4)
@@ -191,7 +200,7 @@ def test_concurrent_flushes_write_once(harness: Harness, session: Session, remem
 def test_an_outdated_entry_is_refused(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a paused worker's entry has a lower token than a later turn in PostgreSQL, the entry is refused."""
+    """A turn that a paused worker remembered is refused if PostgreSQL has a turn with a higher token."""
     (known,) = harness.sql("SELECT turn_id FROM turns WHERE session_id = %(id)s", id=session.id)
     stale, good = remembered(1), remembered(2)
     session.keep(stale, remembered(2, turn_id=known.turn_id), good)
@@ -203,7 +212,10 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If the sender repeated a message after the failover, the flush refuses the answer from before the failover."""
+    """A message whose turn was lost in a failover can be sent and answered again.
+
+    The flush then refuses the lost turn.
+    """
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
     session.keep(remembered(session.token))
@@ -214,7 +226,7 @@ def test_a_message_that_was_sent_again_is_not_answered_twice(
 def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """If a message is sent again after its turn was flushed, it is a duplicate."""
+    """A message that is sent again after its turn was flushed is reported as a duplicate."""
     turn = remembered(session.token)
     session.keep(turn)
     session.flush()
@@ -223,7 +235,7 @@ def test_a_repeated_message_of_a_flushed_turn_is_a_duplicate(
 
 
 def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Session, remembered: Remembered) -> None:
-    """Nothing is written to an ended session, because it is already summarised and waits for consolidation."""
+    """A flush writes nothing to an ended session, which is already summarised and waits for consolidation."""
     session.keep(remembered(session.token))
     harness.sql(
         "UPDATE sessions SET state = 'ended', ended_at = now(), routable = false WHERE session_id = %(id)s",
@@ -236,7 +248,7 @@ def test_nothing_is_written_to_an_ended_session(harness: Harness, session: Sessi
 def test_malformed_entries_do_not_stop_valid_ones(
     harness: Harness, session: Session, remembered: Remembered, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A malformed entry, or an entry that a provider would refuse, does not prevent the flush of a valid entry."""
+    """A malformed turn, or a turn that a provider would refuse, does not keep a flush from writing a valid turn."""
     client.rpush(f"perdure:working:{session.id}", '{"turn_id"')
     session.keep(
         remembered(session.token, messages=(line(Role.USER, "?"), line(Role.ASSISTANT, tool_calls=[TOOL_CALL]))),
@@ -251,7 +263,7 @@ def test_malformed_entries_do_not_stop_valid_ones(
 def test_a_flush_continues_after_a_crash(
     moment: str, harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """After a crash before or after the write, the next flush continues correctly."""
+    """If a flush crashes before or after its write, the next flush writes the turn only if it is missing."""
     session.keep(remembered(session.token))
     with harness.crashing("before" if moment == "before" else "after", "memory.flush"):
         session.flush()
@@ -260,7 +272,7 @@ def test_a_flush_continues_after_a_crash(
 
 
 def test_turns_lost_in_a_failover_are_written_back(harness: Harness, session: Session) -> None:
-    """After a failover the lost turns and messages are written back unchanged."""
+    """A flush restores the turns and messages that PostgreSQL lost in a failover, without changing them."""
     harness.equip(read)
     harness.script(calls(("read", {})), says("it says 42"), says("good bye"))
     for text in ("look it up", "thanks"):
@@ -317,12 +329,12 @@ def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[Remem
     ],
 )
 def test_turns_that_a_provider_accepts_are_written(messages: list[RememberedMessage], *, replied: bool) -> None:
-    """The check accepts transcripts that a provider accepts, including those of cancelled turns without a reply."""
+    """`transcript_fault` accepts each transcript that a provider accepts, such as a cancelled turn without a reply."""
     assert transcript_fault(messages, replied=replied) is None
 
 
 def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory) -> None:
-    """Without Redis a flush raises, so that its caller knows that nothing was flushed."""
+    """If Redis cannot be reached, a flush raises `Unavailable`."""
     sent = harness.send()
     harness.run(sent.session_id)
     with pytest.raises(Unavailable, match="PERDURE_REDIS_URL"):
@@ -332,7 +344,10 @@ def test_without_redis_a_flush_raises(harness: Harness, unreachable: RedisMemory
 def test_a_shutdown_flush_returns_the_number_of_turns(
     harness: Harness, session: Session, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A shutdown's flush returns the number of turns, or `None` if the token is stale or a turn is unsettled."""
+    """`RedisMemory.flush` returns the number of written turns.
+
+    It returns `None` if the fence is stale or a turn is unsettled.
+    """
     session.keep(remembered(session.token))
     assert session.redis_memory.flush(harness.database, session.id, Fence(session.token, uuid4())) is None
     harness.send("parked")
