@@ -70,17 +70,22 @@ def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Runnin
 def test_a_rewrite_that_fails_is_begun_again(
     server: Running, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a rewrite fails, for example on a full disk, a later call of `rewritten` returns the erasure."""
+    """If a rewrite fails, for example on a full disk, the next call of `rewritten` begins another one."""
     _written_and_deleted(client, tmp_path)
-    file, erasure = AppendOnlyFile(server.url), uuid4()
-    states = iter([True, None, False])
+    file, erasure, begin = AppendOnlyFile(server.url), uuid4(), AppendOnlyFile._begin
+    begun: list[AppendOnlyFile] = []
+    states = iter([True, None, False, None, False])  # before the first call, twice in it; then for two calls
+    finished = rewriting._finished
     with monkeypatch.context() as patched:
+        patched.setattr(AppendOnlyFile, "_begin", lambda its, _client: begun.append(its))
         patched.setattr(rewriting, "_finished", lambda _client: next(states))
-        assert file.rewritten({erasure}) == frozenset()
-    with monkeypatch.context() as patched:
-        patched.setattr(rewriting, "_finished", lambda _client: None)
-        assert file.rewritten({erasure}) == frozenset(), "a rewrite runs"
-    wait_until(lambda: file.rewritten({erasure}) == {erasure}, "the rewrite is over")
+        assert file.rewritten({erasure}) == frozenset(), "the rewrite fails"
+        assert file.rewritten({erasure}) == frozenset(), "a rewrite is running"
+        assert len(begun) == 1
+        patched.setattr(rewriting, "_finished", lambda its: next(states, None) if not begun[1:] else finished(its))
+        patched.setattr(AppendOnlyFile, "_begin", lambda its, its_client: (begun.append(its), begin(its, its_client)))
+        assert file.rewritten({erasure}) == {erasure}
+        assert len(begun) == 2
     assert not _holds(tmp_path)
 
 
