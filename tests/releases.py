@@ -16,7 +16,7 @@ HEAD = revisions()[-1]
 
 
 def next_release(url: str | URL, directory: Path, *, readable_from: str, revision: str = "next") -> Config:
-    """The migrations of the current release and one more."""
+    """The Alembic configuration of the next release, whose last migration is `revision`."""
     scripts = directory / revision
     shutil.copytree(ROOT / "alembic", scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / f"{revision}.py").write_text(

@@ -1,4 +1,4 @@
-"""Flower shows a fleet's tasks, with ids and times but no texts, to clients with the password."""
+"""Flower shows the ids and times of tasks, but no text of a user. It requires a password."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = ("", "workers", "tasks", "api/workers?refresh=1", "api/tasks", "api/task
 
 @contextmanager
 def flower(perdure: Perdure, data: Path) -> Iterator[httpx2.Client]:
-    """Run `perdure flower`; yields a client with its password."""
+    """Run `perdure flower`; yields a client that sends Flower's password."""
     port = free_port()
     process = perdure.start("flower", "--port", str(port))
     client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
@@ -46,7 +46,7 @@ def _answers(client: httpx2.Client) -> bool:
 
 @pytest.fixture
 def foreign(installation: Installation) -> Iterator[Celery]:
-    """An application that knows the broker and the task's name, and sends task events to Flower's exchange."""
+    """A Celery application outside of perdure. It sends task events to the exchange that Flower reads."""
     url = installation.environment["PERDURE_BROKER_URL"]
     app = Celery("foreign", broker=url, backend=url, set_as_current=False)
     app.conf.update(task_send_sent_event=True, event_exchange="perdure:celeryev")
@@ -55,7 +55,7 @@ def foreign(installation: Installation) -> Iterator[Celery]:
 
 
 def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
-    """Send a submission with the secret in every free field; returns its id."""
+    """Send `turns.submit` with `SECRET` in the user's id, the text and the task's `shadow`; returns the task's id."""
     kwargs = {"user_id": f"ann {SECRET}", "text": f"my PIN is {SECRET}", **message}
     return str(app.send_task("turns.submit", kwargs=kwargs, queue=queue, shadow=SECRET).id)
 
@@ -64,7 +64,7 @@ def sent(app: Celery, queue: str = "ingress", **message: Any) -> str:
 def test_no_text_of_a_user_is_in_flower(
     installation: Installation, perdure: Perdure, foreign: Celery, tmp_path: Path
 ) -> None:
-    """Flower shows no argument of accepted, refused or unconsumed submissions, except ids."""
+    """Flower shows no user id and no text of a submission that is accepted, refused or never consumed."""
     worker = installation.worker("--task-events")
     worker.container.ready()
     with flower(perdure, tmp_path / "data") as client:
@@ -84,7 +84,7 @@ def test_no_text_of_a_user_is_in_flower(
 
 
 def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
-    """Send submissions until Flower lists an accepted, a refused and an unconsumed one; returns their states by id."""
+    """Send submissions until Flower lists an accepted, a refused and an unconsumed one; returns states by task id."""
     ids: set[str] = set()
 
     def known() -> dict[str, str]:
@@ -103,7 +103,7 @@ def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
 def test_flower_requires_its_password_and_its_own_host_name(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """A web page whose host name resolves to this machine reaches no page of Flower, `/metrics` included."""
+    """Every page rejects other host names. Every page except `/metrics` and `/healthcheck` requires the password."""
     with flower(perdure, tmp_path / "data") as client:
         for page in PAGES:
             assert client.get(f"/{page}", headers={"Host": "evil.example"}).status_code == 403, page

@@ -1,4 +1,4 @@
-"""At shutdown a worker finds the turns of its sessions that are only in Redis, and writes them to PostgreSQL."""
+"""At shutdown, a worker finds turns that only Redis has, and writes them to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 def test_a_shutdown_writes_turns_that_postgresql_lacks(
     installation: Installation, celery_setup: CeleryTestSetup
 ) -> None:
-    """A worker writes each entry once. It skips a session with a stale token, because the newer holder flushes it."""
+    """A worker writes each missing turn once. It skips a session that another worker has since claimed."""
     worker = installation.workers[0]
     redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")
@@ -62,7 +62,7 @@ def test_a_shutdown_writes_turns_that_postgresql_lacks(
 
 
 def _lost(token: int) -> RememberedTurn:
-    """The Redis entry of a turn whose commit was lost in a failover."""
+    """The Redis entry of a turn whose commit PostgreSQL lost in a failover."""
     now = datetime.now(UTC)
     return RememberedTurn(
         turn_id=new_id(SystemClock()),

@@ -1,4 +1,4 @@
-"""perdure installed in another Celery application, whose real workers are killed and shut down."""
+"""Tests of perdure installed in another Celery application. The tests kill and shut down real workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_dat
 
 
 class Shop:
-    """The application: its workers, and a program that publishes its tasks and perdure's."""
+    """A Celery application with perdure installed: starts its workers, and publishes tasks through `app`."""
 
     def __init__(self, installation: Installation, directory: Path) -> None:
         directory.mkdir()
@@ -46,11 +46,11 @@ class Shop:
         name = f"shop-{len(self._installation.workers) + 1}"
         environment = {
             **self._installation.environment,
-            "C_FORCE_ROOT": "1",  # it accepts pickle
+            "C_FORCE_ROOT": "1",  # otherwise Celery refuses to run as root with pickle
             "NEIGHBOUR_REDIS_URL": self._installation.environment["PERDURE_BROKER_URL"],
             "NEIGHBOUR_DIRECTORY": str(self.directory),
         }
-        del environment["PERDURE_BROKER_URL"]  # the broker is the application's
+        del environment["PERDURE_BROKER_URL"]  # perdure uses the application's broker
         container = WorkerContainer(name, environment, self.directory, options, "tests.processes.shop")
         self._installation.workers.append(Worker(container, app=None))
         container.start()
@@ -82,7 +82,7 @@ def opened_shop(installation: Installation, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installation, shop: Shop) -> None:
-    """No setting of the application affects perdure's tasks. The application's own tasks run, too."""
+    """One worker runs the application's tasks and perdure's turns. The application's settings do not affect turns."""
     shop.perdures()
     shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
     for name in ("shop.quick", "sessions.expired_carts"):
@@ -96,7 +96,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 
 @pytest.mark.long
 def test_a_malformed_item_does_not_end_the_applications_worker(installation: Installation, shop: Shop) -> None:
-    """A malformed item in one of perdure's queues is dropped, as perdure's own workers drop it."""
+    """An application's worker drops malformed items in perdure's queues, as perdure's own workers do."""
     worker = shop.perdures()
     pid = worker.pid
     with redis_py.Redis.from_url(client_url(installation.redis.url)) as client:
@@ -114,7 +114,7 @@ def test_a_malformed_item_does_not_end_the_applications_worker(installation: Ins
 
 @pytest.mark.long
 def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation, shop: Shop) -> None:
-    """A tool's task is routed like other tasks. If there is no result backend, the task's callback has the result."""
+    """An agent's tool can be a task of the application, even if the application has no result backend."""
     shop.perdures()
     text = "report: a"
     (turn,) = installation.settled(installation.accept(text).turn_id, within_s=AT_ONCE_S)
@@ -125,7 +125,7 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
 
 @pytest.mark.long
 def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation: Installation, shop: Shop) -> None:
-    """At a shutdown another worker continues the turn at once. The application's task runs to its end, as in Celery."""
+    """When a worker shuts down, another worker continues the turn at once. The application's task runs to its end."""
     leaving = shop.perdures()
     gate = installation.model_server.gate("hello")
     shop.app.send_task("shop.slow")
@@ -148,7 +148,7 @@ def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation
 
 @pytest.mark.long
 def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
-    """The hard limit applies only to perdure's work. A late-acknowledged task would run twice if it were killed."""
+    """The shutdown's hard limit ends only perdure's work. A killed task with late acknowledgement would run twice."""
     installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
     leaving = shop.perdures()
     shop.app.send_task("shop.slow")
@@ -162,7 +162,7 @@ def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Inst
 
 @pytest.mark.long
 def test_another_worker_continues_a_killed_workers_turn(installation: Installation, shop: Shop) -> None:
-    """The turn continues after the lease has expired and a sweep has woken it."""
+    """Another worker continues the turn after the lease has expired and a sweep has woken the session."""
     victim = shop.perdures()
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
@@ -177,7 +177,7 @@ def test_another_worker_continues_a_killed_workers_turn(installation: Installati
 
 @pytest.mark.long
 def test_a_prefork_worker_of_the_applications_queues_is_unaffected(installation: Installation, shop: Shop) -> None:
-    """A prefork worker of the application starts no thread or connection of perdure and consumes none of its queues."""
+    """Without perdure's queues, a prefork worker starts no watchdog and opens no connection to perdure's database."""
     before = installation.query(CONNECTIONS)
     worker = shop.worker("-c", "1")
     worker.container.ready()
@@ -239,7 +239,7 @@ def test_an_unrelated_application_shares_the_servers(  # noqa: PLR0917 (fixtures
 
 
 def test_a_prefork_worker_of_perdures_queues_is_refused(installation: Installation, shop: Shop) -> None:
-    """A prefork worker of perdure's queues logs which option to change, and exits with status 2."""
+    """A prefork worker that consumes perdure's queues logs which option to change, and exits with status 2."""
     worker = shop.worker("-Q", "turns")
     assert worker.container.wait() == 2
     assert "start the worker with `-P threads`" in worker.logs()

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 def installation(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path, rabbitmq: str
 ) -> Iterator[Installation]:
-    """An installation over RabbitMQ, without workers."""
+    """An installation with RabbitMQ as the broker, without workers."""
     made = Installation(database_url, redis_server, model_server, tmp_path, rabbitmq)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""If the process of an isolated turn holds the interpreter lock, the process is killed and the turn ends."""
+"""Even if a tool holds the interpreter lock, a turn in its own process ends, because the process is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "frozen: alone"
 
 
 def held(installation: Installation, **environment: str) -> tuple[Worker, Accepted, psutil.Process]:
-    """A worker, an isolated turn, and the turn's process, in which a tool holds the interpreter lock."""
+    """Start a worker whose isolated turn holds the interpreter lock; returns the worker, the turn and its process."""
     accepted = installation.accept(TEXT)
     installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
     worker = installation.worker(**environment)
@@ -31,7 +31,7 @@ def held(installation: Installation, **environment: str) -> tuple[Worker, Accept
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Whether the process has ended; a zombie counts as ended."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -40,7 +40,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 @pytest.mark.long
 def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
-    """A turn that has used up its time limit must not be attempted again."""
+    """At the time limit, the process is killed and the turn fails without another attempt."""
     worker, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
 
     (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
@@ -70,7 +70,7 @@ def test_a_cancellation_ends_the_process(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_requested_end_waits_for_the_time_limit(installation: Installation) -> None:
-    """A request to end the session does not kill the process, because accepted turns run before the end."""
+    """A request to end the session does not kill the process. The session ends after the turn has timed out."""
     _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
     request_end(installation.database, accepted.session_id, "requested")
 
@@ -84,7 +84,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
-    """An erasure kills the process, because the process holds the user's texts and its result is not needed."""
+    """An erasure of the user kills the process, because the process holds the user's texts."""
     worker, _, child = held(installation)
     installation.runtime.eraser.erase("ana")
 
@@ -95,7 +95,7 @@ def test_the_erasure_of_its_user_ends_the_process(installation: Installation) ->
 
 @pytest.mark.long
 def test_the_process_dies_with_its_worker(installation: Installation) -> None:
-    """The turn's process ends if its worker is killed, because no other process would end it."""
+    """If the worker is killed, the kernel kills the turn's process."""
     worker, _, child = held(installation)
     worker.container.signal(signal.SIGKILL)
 

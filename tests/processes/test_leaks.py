@@ -1,4 +1,4 @@
-"""Hanging tools in a real worker: the turn continues, and too many hanging threads shut the worker down."""
+"""A turn continues after a tool hangs. A worker with too many hanging threads shuts down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateway, beat and a waiting `perdure send` under SIGTERM and SIGINT; `test_shutdown` tests workers."""
+"""How the gateway, beat and a waiting `perdure send` handle SIGTERM and SIGINT. `test_shutdown` tests workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Running:
         return path.read_text() if path.exists() else ""
 
     def phases(self) -> list[str]:
-        """The shutdown phases in the command's log, with `#` for the seconds."""
+        """The texts of the shutdown phases in the command's log, with `#` in place of each duration."""
         return [_SECONDS.sub("# s", text) for _, text in sorted(_PHASE.findall(self.output()))]
 
     def signal(self, number: signal.Signals) -> None:
@@ -59,7 +59,7 @@ class Running:
         os.kill(self.process.pid, number)
 
     def ends(self) -> int | None:
-        """Wait for the process to end; returns its exit status, negative for a signal."""
+        """Wait for the process to end; returns its exit status, or minus the number of the signal that killed it."""
         self.process.join(_PATIENCE_S)
         return self.process.exitcode
 
@@ -93,13 +93,13 @@ def serving(installation: Installation, perdure: Perdure, **settings: str) -> It
 
 
 class Waiting:
-    """A client that sends a message and waits for its turn."""
+    """A client that sends a message, and waits in a second request until the message's turn is settled."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/v1"
         self.turn_id: str = httpx2.post(f"{self._url}/messages", json=HELLO).json()["turn_id"]
         self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE_S)
-        # The gateway asks for the body when it begins to wait for the turn.
+        # The gateway sends `100 Continue` when it begins to wait for the turn to settle.
         self._socket.sendall(
             f"GET /v1/turns/{self.turn_id}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
             "Content-Length: 1\r\nExpect: 100-continue\r\n\r\n".encode()
@@ -129,7 +129,7 @@ def _answers(port: int) -> bool:
 def test_a_gateway_logs_each_phase_of_its_shutdown(
     installation: Installation, perdure: Perdure, *, hastened: bool
 ) -> None:
-    """A drain refuses new messages. A waiting request is answered when its turn settles, or at a second signal."""
+    """A gateway that drains refuses messages. A waiting request ends when its turn settles, or at a second signal."""
     with serving(installation, perdure, **PATIENT) as (gateway, port):
         waiting = Waiting(port)
         gateway.signal(signal.SIGINT if hastened else signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_a_gateway_logs_each_phase_of_its_shutdown(
 
 @pytest.mark.parametrize("hard_exit_s", [2, 60])
 def test_a_hanging_response_makes_the_status_1(installation: Installation, perdure: Perdure, hard_exit_s: int) -> None:
-    """The exit status is 1 if the gateway cuts a response off, or if it exits earlier, at the hard limit."""
+    """The gateway exits with status 1 if it cuts off a response, or if it reaches the hard limit first."""
     settings = {"PERDURE_SHUTDOWN__DRAIN_S": "1", "PERDURE_SHUTDOWN__HARD_EXIT_S": str(hard_exit_s)}
     with serving(installation, perdure, **settings) as (gateway, port), socket.socket() as mute:
         mute.connect(("127.0.0.1", port))
@@ -176,7 +176,7 @@ def test_a_hanging_response_makes_the_status_1(installation: Installation, perdu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_beat_logs_its_shutdown(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
-    """Beat exits with 0 and logs one line. A second signal changes nothing."""
+    """Beat exits with status 0 and logs one line. A second signal changes nothing."""
     with running(installation, perdure, "beat") as beat:
         beat.wait_for("beat runs until")
         beat.signal(number)

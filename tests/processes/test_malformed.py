@@ -18,15 +18,15 @@ from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 
 TEXT = "the PIN of my card is 4711"
-"""Part of the items; must not appear in a log."""
+"""A text in the malformed items. It must not appear in a log."""
 
 
 LINES = 10
-"""A lower bound on the kinds of faults among the items; the first item of each kind is logged at once."""
+"""The least number of log lines about `ITEMS`: the worker logs the first item of each kind of fault at once."""
 
 
 class Absent:
-    """Marks a member that an envelope lacks."""
+    """Marks a member to leave out of a message."""
 
 
 def encoded(body: bytes) -> str:
@@ -35,7 +35,7 @@ def encoded(body: bytes) -> str:
 
 
 def envelope(**changes: Any) -> bytes:
-    """A message as kombu pushes it, with `changes` of its members."""
+    """A message as kombu pushes it to Redis, with `changes` applied to its members."""
     made = {
         "body": encoded(json.dumps([[], {"session_id": TEXT}, {}]).encode()),
         "content-encoding": "utf-8",
@@ -122,7 +122,7 @@ PUBLISHED: dict[str, bytes] = {
 
 @pytest.fixture
 def client(installation: Installation) -> Iterator[Any]:
-    """A client of the broker."""
+    """A Redis client of the broker."""
     with redis_py.Redis.from_url(client_url(installation.redis.url)) as made:
         yield made
 
@@ -151,7 +151,7 @@ def test_a_malformed_item_is_dropped_and_the_next_message_runs(
 
 
 def test_a_malformed_control_command_is_dropped(installation: Installation, client: Any) -> None:
-    """A malformed item on the control channel reaches every worker, and stops none of them."""
+    """A malformed item on the control channel stops no worker, and its text is not in the worker's log."""
     worker = installation.worker()
     worker.ready()
     pid = worker.pid
@@ -181,7 +181,7 @@ def test_dropped_items_of_one_kind_are_counted(installation: Installation, clien
 
 
 def test_a_message_of_another_content_type_returns_to_its_queue(installation: Installation, client: Any) -> None:
-    """A message in a content type that perdure does not accept may be another application's, so it is not dropped."""
+    """A worker returns a message whose content type it does not accept, because another application may own it."""
     item = envelope(**{"content-type": "application/x-protobuf", "content-encoding": "binary", "headers": {}})
     client.lpush("memory", item)
     worker = installation.worker()

@@ -26,14 +26,14 @@ from tests.processes.neighbour import QUEUE
 from tests.processes.neighbourhood import Neighbour
 
 UNACKED, INDEX = "unacked", "unacked_index"
-"""Kombu's default keys."""
+"""Kombu's default keys for unacknowledged messages."""
 
 COUNTDOWN_S = 5
 
 
 @pytest.fixture
 def client(installation: Installation) -> Iterator[Any]:
-    """The shared Redis."""
+    """A client of the shared Redis."""
     with redis_py.Redis.from_url(client_url(installation.redis.url), decode_responses=True) as made:
         yield made
 
@@ -129,13 +129,13 @@ def _heartbeats(app: Celery) -> set[str]:
 def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Perdure returns unknown tasks to their queue at a bounded rate, whatever their exchange."""
+    """Perdure returns unknown tasks to their queues, at a bounded rate, until the tasks' application consumes them."""
     worker = installation.worker()
     worker.container.ready()
     neighbour.app.send_task("neighbour.quick", queue="turns")
     publish_by_topic(neighbour.app, "deliveries")
     starmap = {"task": neighbour.app.signature("neighbour.quick"), "it": [[]]}
-    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # perdure has it, too
+    neighbour.app.send_task("celery.starmap", kwargs=starmap, queue="memory")  # perdure's workers have this task, too
     wait_until(lambda: worker.logs().count("perdure has no task for") == 3, "perdure reports the queues")
     (turn,) = installation.settled(installation.accept("hello").turn_id)
     assert turn["status"] == "done"
@@ -156,7 +156,7 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
 def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Turns run at once although a queue of perdure's name holds hundreds of the application's tasks."""
+    """Turns run at once although one of perdure's queues holds hundreds of the other application's tasks."""
     backlog = 4 * HELD
     installation.worker("--concurrency=4").container.ready()
     with neighbour.app.connection_for_write() as connection, neighbour.app.amqp.Producer(connection) as producer:
@@ -171,14 +171,14 @@ def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
 
 
 LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"}
-"""Redis list that a publisher with kombu's defaults uses, by the task's priority."""
+"""By task priority: the Redis list to which a publisher with kombu's defaults pushes a task."""
 
 
 @pytest.mark.long
 def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """Perdure's workers read ten priority levels, the application's workers only 0, 3, 6 and 9."""
+    """A worker that shuts down returns tasks at priority levels that the application reads: 0, 3, 6 and 9."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -195,7 +195,7 @@ def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
 def test_a_task_that_a_killed_worker_held_is_restored_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """Another worker of perdure restores the tasks at levels that the application's workers read."""
+    """After a kill, another worker of perdure restores the tasks at priority levels that the application reads."""
     worker = installation.worker()
     worker.container.ready()
     for priority in LEVELS:
@@ -253,9 +253,9 @@ def test_a_worker_that_stops_returns_unknown_tasks_first(
 def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
-    """A killed worker's message returns to its queue.
+    """A message that a killed worker held returns to its queue.
 
-    Kombu would lose the message, because perdure has no binding of the message's exchange.
+    Kombu would lose the message, because perdure has no binding for the message's exchange.
     """
     worker = installation.worker()
     worker.container.ready()
@@ -274,7 +274,7 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
 def test_messages_left_by_the_previous_release_are_restored(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
-    """The previous release used kombu's default keys. Of the messages in these keys, only perdure's are restored."""
+    """The previous release used kombu's default keys. A worker restores only perdure's messages from these keys."""
     submit(neighbour.app, "abandoned")
     neighbour.app.send_task("neighbour.quick")
     neighbour.app.send_task("neighbour.quick", queue="turns")

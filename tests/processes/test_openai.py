@@ -57,7 +57,7 @@ def _turns(installation: Installation) -> int:
 def test_the_sdk_talks_to_a_durable_agent(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """The SDK's calls for models, completions and responses work, also with streams and in the background."""
+    """The SDK lists models, and creates completions and responses, including streams and background responses."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.01)
     assert [each.id for each in client.models.list()] == ["tester"]
 
@@ -105,7 +105,7 @@ def test_the_sdk_talks_to_a_durable_agent(
 def test_only_the_newest_message_is_sent_and_the_rest_is_known(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """The history in a prompt comes from the database: the second prompt contains the first turn once."""
+    """The client sends only its newest message. The earlier messages in the prompt come from the database."""
     _ask(client, "my name is Ana", extra_headers={"X-Perdure-Conversation": "names"})
     _ask(client, "what is my name?", extra_headers={"X-Perdure-Conversation": "names"})
     prompt = [each["content"] for each in installation.model_server.server.requests[-1]["messages"][1:]]
@@ -142,7 +142,7 @@ def test_a_repeated_text_is_a_new_message_and_a_retry_is_not(
 def test_a_response_resumes_after_the_gateway_was_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """After the gateway is killed and restarted, `starting_after` continues with the next event."""
+    """After the gateway is killed and restarted, a stream with `starting_after` continues with the next event."""
     installation.model_server.answers["tell"] = Answer(STORY, piece=5, interval_s=0.03)
     texts, last = [], 0
     stream = client.responses.create(model="tester", user="ana", input="tell", stream=True, background=True)
@@ -175,7 +175,7 @@ def test_a_response_resumes_after_the_gateway_was_killed(
 def test_tool_calls_are_reasoning_at_any_gateway(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """Tool calls are reasoning in `.stream()`, in a whole response and in a stream resumed at any event."""
+    """Tool calls appear as reasoning in a stream, in a whole response, and in a stream that is resumed at any event."""
     with client.responses.stream(model="tester", user="ana", input="pure: one") as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -202,7 +202,7 @@ def test_tool_calls_are_reasoning_at_any_gateway(
 def test_cancelled_and_failed_turns(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """A cancelled turn's response has the status `cancelled`. For a failed turn the SDK raises, and does not retry."""
+    """The response of a cancelled turn is `cancelled`. For a failed turn, the SDK raises an error without a retry."""
     gate = installation.model_server.gate("wait")
     made = client.responses.create(model="tester", user="ana", input="wait", background=True)
     assert gate.arrived.wait(PATIENCE_S)
@@ -224,7 +224,7 @@ def test_cancelled_and_failed_turns(
 def test_bad_requests_have_openais_shape(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
-    """Each error has OpenAI's members and names the parameter; no request becomes a turn."""
+    """An error has the members of OpenAI's errors, and names a wrong parameter. No bad request becomes a turn."""
     hello = [{"role": "user", "content": "hello"}]
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]}]
     cases: list[tuple[str, dict[str, object], int, str | None]] = [
@@ -251,7 +251,7 @@ def test_bad_requests_have_openais_shape(
 def test_a_front_ends_title_request_is_no_turn(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
-    """A front end's request for a title or tags is answered without a turn, outside of the conversation."""
+    """The gateway answers a front end's request for a title or tags without a turn."""
     title = _ask(client, "### Task:\nGenerate a title.")
     assert title == answer_to("### Task:\nGenerate a title.")
     assert _ask(client, "Tag this", extra_headers={"X-OpenWebUI-Task": "tags_generation"}) == answer_to("Tag this")

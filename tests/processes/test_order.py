@@ -17,7 +17,7 @@ MESSAGES = 200
 def test_messages_sent_at_once_are_answered_in_the_order_accepted(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """Two workers with many wake-ups answer a session's messages in the order accepted."""
+    """Two workers answer concurrent messages to one session in the order of their acceptance."""
     with ThreadPoolExecutor(16) as senders:
         accepted = list(senders.map(lambda number: installation.accept(f"message {number}"), range(MESSAGES)))
 

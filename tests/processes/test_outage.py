@@ -1,4 +1,4 @@
-"""A model that fails and recovers, with real workers, the real SDK and the fleet's breaker."""
+"""Tests of a model that fails and recovers, with real workers, the real SDK and a shared circuit breaker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gateway(perdure: Perdure) -> Iterator[str]:
 def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:
-    """Each turn names the model that replied. The command and the HTTP route show the same breaker."""
+    """While the breaker is open, the fallback model replies. One successful probe closes the breaker."""
     model_server = installation.model_server
     _configure(installation, FALLBACK_MODELS="offline", BREAKER__FAILURE_THRESHOLD="2")
     installation.worker().ready()
@@ -74,7 +74,7 @@ def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
 def test_parked_turns_are_answered_when_the_model_is_back(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """After the model recovers, each sweep wakes a few sessions. Their turns run in order. Parking uses no attempt."""
+    """After the model recovers, each sweep wakes a few sessions with parked turns. Parking uses up no attempt."""
     model_server = installation.model_server
     _configure(installation, TURN__ON_UNAVAILABLE="park", BREAKER__FAILURE_THRESHOLD="1", RETRY__MAX_ATTEMPTS="1")
     worker = installation.worker()
@@ -120,7 +120,7 @@ def _answered_by(installation: Installation, text: str) -> tuple[str, bool | Non
 
 
 def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
-    """The model's breaker; checks that the command and the route agree."""
+    """The state of the model's breaker; asserts that the command and the HTTP route show the same breakers."""
     listed = perdure("breakers", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     found: dict[str, Any] = json.loads(listed.stdout)

@@ -10,9 +10,9 @@ from tests.processes.installation import Installation
 BYSTANDERS = 10
 MAX_ATTEMPTS = 5
 ALONE_S = 150.0
-"""Seconds for all attempts; each isolated one starts an interpreter, on a machine that may be busy."""
+"""Time limit for all attempts, in seconds. Each isolated attempt starts an interpreter."""
 SHARED_ATTEMPTS = 2
-"""Attempts in the worker itself; from the third on a turn that makes no progress runs alone."""
+"""Attempts in the worker's own process. Later attempts run in a separate process."""
 
 
 @pytest.mark.long
@@ -21,10 +21,10 @@ SHARED_ATTEMPTS = 2
 def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(
     celery_setup: CeleryTestSetup, installation: Installation, worker_count: int
 ) -> None:
-    """A turn that kills its process fails after its attempts. The ten turns that run concurrently succeed."""
+    """A turn that kills its process fails after its last attempt. The ten turns that run concurrently succeed."""
     (worker,) = installation.workers
     pids = [worker.pid]
-    # The process is killed while the bystanders are in a model call. Their gates open after the second kill.
+    # The worker is killed while the bystanders' turns are in model calls. The model replies after the second kill.
     gates = [installation.model_server.gate(f"hello {number}", nth=1) for number in range(BYSTANDERS)]
     bystanders = [installation.accept(f"hello {number}", user=f"bystander {number}") for number in range(BYSTANDERS)]
     for gate in gates:

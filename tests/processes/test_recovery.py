@@ -1,4 +1,4 @@
-"""Another worker continues a killed worker's turn. A worker that was paused past its lease writes nothing."""
+"""Another worker continues a killed worker's turn. A worker that resumes after its lease has expired writes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAST_LEASE_S = LEASE_S * 2
 def test_another_worker_continues_within_lease_and_sweep(
     celery_setup: CeleryTestSetup, installation: Installation, deaths: int
 ) -> None:
-    """A killed worker delays its turns by at most the lease, a round of the sweeper, and three seconds."""
+    """A killed worker delays its turns by at most the lease, one sweep interval and three seconds."""
     for _ in range(deaths):
         text = f"pure: {time.monotonic_ns()}"
         gate = installation.model_server.gate(text, nth=2)
@@ -47,14 +47,14 @@ def test_another_worker_continues_within_lease_and_sweep(
 
 @pytest.fixture
 def stopped(celery_setup: CeleryTestSetup, installation: Installation) -> Iterator[Stopped]:
-    """The control of a worker that the test pauses with SIGSTOP. It is resumed after the test."""
+    """Controls a worker that the test pauses with SIGSTOP. The worker is resumed after the test."""
     made = Stopped(installation)
     yield made
     made.resume()
 
 
 class Stopped:
-    """One worker that is paused past its lease, until another worker has continued its work."""
+    """A worker that is paused until its lease has expired and another worker has continued its work."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -130,7 +130,7 @@ def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation
 @pytest.mark.long
 @pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
 def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
-    """The resumed worker's commit has a stale token, and changes nothing."""
+    """The resumed worker's commit has a stale token, so it changes nothing."""
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept("pure: stop")
     stopped.at(place)
@@ -142,7 +142,7 @@ def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Inst
 def test_a_worker_stopped_between_update_and_commit(
     stopped: Stopped, celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """PostgreSQL ends the stopped worker's transaction, which releases its locks and discards its rows."""
+    """PostgreSQL rolls back the stopped worker's transaction. The resumed worker repeats the transaction."""
     gate = installation.model_server.gate("first")
     first = installation.accept("first")
     gate.wait()
@@ -168,7 +168,7 @@ def test_a_worker_stopped_between_update_and_commit(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sweep.take", "sweep.wake_due"])
 def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Installation, name: str) -> None:
-    """A worker that is paused in a sweep holds no lock, so another worker runs the next sweep."""
+    """While one worker is paused in a sweep, another worker runs the next sweep."""
     place = Place("after" if name == "sweep.take" else "before", name)
     installation.faults.arm(place, signal.SIGSTOP)
     stopped.at(place)

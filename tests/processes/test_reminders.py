@@ -1,4 +1,4 @@
-"""Users' schedules with two real workers, one of which is killed at a commit of a slot."""
+"""Users' schedules with two real workers. A test kills the worker that fires a schedule, before or after a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = [
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_after_a_kill_a_slot_becomes_one_turn(installation: Installation, place: Place) -> None:
-    """If the worker that fires a slot dies, another worker continues, and the slot becomes one turn."""
+    """A schedule's due time (slot) becomes exactly one turn, even if the worker that fires the schedule is killed."""
     workers = [installation.worker() for _ in range(2)]
     for worker in workers:
         worker.container.ready()

@@ -1,4 +1,4 @@
-"""Replies to a URL, signed and repeated until accepted, and to a task by name."""
+"""Replies are posted to a URL, signed and repeated until accepted, or sent to a Celery task."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""After a terminal conversation ends or is killed, the agent remembers it in later sessions and on other channels.
+"""After a chat in a terminal ends or is killed, the agent remembers it in later sessions and on other channels.
 
-Real commands and a real worker; the prompt shows what the agent remembers.
+The tests run real commands and a real worker. The model's prompt shows what the agent remembers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _talk(installation: Installation, text: str) -> None:
 
 @contextmanager
 def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the chat, send a text, read the answer, and keep it running."""
+    """Start the chat, send a text, read the answer, and keep the chat running within the block."""
     chat = subprocess.Popen(
         CHAT,
         env=installation.environment,
@@ -70,7 +70,7 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """After a quit, the next session has a summary. After a kill or on another channel, the session continues."""
+    """The next session after a quit has a summary. After a kill, or on another channel, the same session continues."""
     _talk(installation, "my cat is called Ida")
     rows = wait_until(
         lambda: installation.query("SELECT session_id, summary FROM sessions WHERE state = 'ended'"), "the end", 60
@@ -101,7 +101,7 @@ def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installat
 @pytest.mark.long
 @pytest.mark.usefixtures("redis_server")
 def test_a_fact_from_one_channel_is_in_the_prompt_on_another(installation: Installation) -> None:
-    """After five turns, the session's end and its consolidation, a new session's prompt has the memory."""
+    """When a session ends, its facts become memories. The prompt of a session on another channel contains them."""
     installation.worker(PERDURE_SUMMARY_MODEL="offline").container.ready()
     fact = "My allergy is to walnuts."
     for text in (fact, "hello", "how are you", "nice weather", "good night"):
@@ -116,9 +116,7 @@ def test_a_fact_from_one_channel_is_in_the_prompt_on_another(installation: Insta
     assert question.session_id != sent.session_id
     system = _prompt(installation, "what must I not eat, given my allergy?")[0]["content"]
     [memory] = installation.query("SELECT memory_id, content FROM memories WHERE content ~ 'walnut'")
-    source = (
-        rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the answer repeats the fact, so it is a source, too
-    )
+    source = rf"\n  said on [\d-]+: (?:{re.escape(answer_to(fact))})?"  # the answer, which repeats the fact
     with_its_source = rf"- [\d-]+: {re.escape(memory.content)}(?:{source})*{re.escape(fact)}\n"
     assert re.search(with_its_source, system[system.index("<recalled_memory ") :]), system
     sources = installation.query(

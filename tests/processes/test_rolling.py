@@ -1,4 +1,4 @@
-"""A rolling restart under load, with the default budgets and model calls of one to twenty seconds."""
+"""A rolling restart under load, with default settings and model calls of one to twenty seconds."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ AS_SHIPPED = {
 }
 
 LATENCIES_S = (20, 1, 16, 5, 18, 9, 17, 3, 19, 13)
-"""Latencies in seconds of successive calls. Every worker that shuts down has calls that exceed its drain time."""
+"""Latencies of successive model calls, in seconds. At each shutdown, some calls exceed the drain time."""
 
 EVERY_S = 0.4
-"""Seconds between messages. About twenty calls then run concurrently, and no worker runs out of slots."""
+"""Seconds between messages. At this rate, about twenty calls run concurrently, and no worker runs out of slots."""
 
 HANDED_OVER_S = 2.0
 
@@ -50,7 +50,7 @@ class Sent:
 
 
 class Load:
-    """Sends a message every `EVERY_S` seconds, each as another user."""
+    """Sends a message every `EVERY_S` seconds, each from a different user."""
 
     def __init__(self, installation: Installation, receiver: Receiver) -> None:
         self.sent: list[Sent] = []

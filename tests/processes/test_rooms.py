@@ -21,12 +21,12 @@ from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Receiver
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "60", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
-"""Settings with which no sweep runs within the time of these tests."""
+"""Settings of a worker that runs no sweep during a test."""
 
 BACKLOG = 400
 
 AHEAD = 40
-"""More than RabbitMQ prefetches before the worker cancels the consumer."""
+"""Upper bound on the messages that RabbitMQ prefetches before the worker cancels the consumer."""
 
 BROKERS = [
     pytest.param("redis", id="redis"),
@@ -42,7 +42,7 @@ def installation(
     model_server: ModelServer,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """An installation over either broker, without workers."""
+    """An installation with Redis or RabbitMQ as the broker, without workers."""
     broker_url = request.getfixturevalue("rabbitmq") if request.param == "rabbitmq" else None
     made = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
     yield made
@@ -74,7 +74,7 @@ def test_hanging_receivers_delay_no_turn(installation: Installation, silent_rece
 
 @pytest.mark.long
 def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installation, receiver: Receiver) -> None:
-    """A worker whose threads for turns all wait for a model still accepts submissions, delivers and ends sessions."""
+    """While all its turns wait for a model, a worker still accepts submissions, delivers replies and ends sessions."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(2)]
     installation.worker("--concurrency=2", **PATIENT).container.ready()
     finished = installation.accept("finished", user="finished", reply_to={"url": receiver.url})
@@ -124,9 +124,10 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
 
 @pytest.mark.long
 def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
-    """The worker consumes again as soon as a turn has ended, without the sweeper and at full concurrency.
+    """A worker without a free slot consumes again as soon as one of its turns ends. It needs no sweep.
 
-    The model calls take three seconds in all. With a pause of a second after every four turns, the turns would take 18.
+    The model calls take three seconds in all. If the worker paused for a second after every four turns, the turns would
+    take 18 seconds.
     """
     installation.model_server.latency_s = 0.2
     installation.worker("--concurrency=4", **PATIENT).container.ready()
@@ -161,7 +162,7 @@ def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -
 
 @pytest.mark.long
 def test_turns_begin_by_priority(installation: Installation) -> None:
-    """With one slot, turns of ten priorities begin in order: on RabbitMQ by priority, on Redis by level."""
+    """Turns begin in the order of their priorities. On Redis, up to three adjacent priorities count as equal."""
     priorities = [5, 0, 9, 3, 6, 1, 8, 2, 7, 4]
     sent = [installation.accept(f"priority {each}", user=f"u{each}", priority=each) for each in priorities]
     installation.worker("--concurrency=1", **PATIENT)

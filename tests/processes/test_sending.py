@@ -1,4 +1,4 @@
-"""`perdure.send` in an application's process, with real workers: the wake-up, and a crash before the wake-up."""
+"""`perdure.send` in an application's process: its commit wakes a real worker, and a crash loses no message."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ print(json.dumps(perdure.result(sent, timeout=30)), flush=True)
 """
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "600", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}
-"""Settings with which no sweep runs within the time of a test."""
+"""Settings of a worker that runs no sweep during a test."""
 
 
 def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]]:
-    """Run the application; returns the JSON lines that it printed."""
+    """Run `APPLICATION` with the arguments `text` and `then`; returns the JSON lines that it printed."""
     command = [sys.executable, "-c", APPLICATION, text, then]
     done = subprocess.run(
         command, env=installation.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -50,7 +50,7 @@ def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]
 
 @pytest.mark.long
 def test_the_commit_wakes_a_worker(installation: Installation) -> None:
-    """The turn is answered without the sweeper."""
+    """The sender's commit wakes a worker, so the turn is answered without a sweep."""
     installation.worker(**PATIENT).container.ready()
     began = time.monotonic()
     _, settled = run(installation, "hello", "wait")
@@ -61,7 +61,7 @@ def test_the_commit_wakes_a_worker(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -> None:
-    """If the sender dies before the wake-up, the sweeper routes the message. Sending it again gives the same turn."""
+    """If the sender dies before the wake-up, the sweeper routes the message. Sending again gives the same turn."""
     worker = installation.worker()
     worker.container.ready()
     sent = [run(installation, f"hello {number % 3}", "die")[0]["turn_id"] for number in range(6)]
@@ -74,7 +74,7 @@ def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -
 
 @pytest.mark.long
 def test_the_gateway_routes_a_requested_turn(installation: Installation) -> None:
-    """The gateway routes a turn before it reads or cancels it, without a worker."""
+    """Without a worker, the gateway routes a sent message to a session when a client cancels or reads the turn."""
     environment = {**installation.environment, "PERDURE_AGENTS": "perdure.builtin", "PERDURE_MODEL": "offline"}
     turn_id = run(installation, "hello", "die")[0]["turn_id"]
     assert not installation.query("SELECT 1 FROM turns")

@@ -18,7 +18,7 @@ FLOOD, AT_ONCE = 40, 3
 
 @pytest.fixture
 def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
-    """Two workers with two threads each. The four threads are one more than the number of turns that a user may run."""
+    """Two workers with two threads each. A user's limit of three concurrent turns leaves one thread for other users."""
     settings = installation.runtime.settings
     session = settings.session.model_copy(update={"scope": Scope.CHANNEL})
     turn = settings.turn.model_copy(update={"user_concurrency": AT_ONCE})

@@ -1,4 +1,4 @@
-"""SIGTERM: a deploy costs a turn no more than a repeated model call."""
+"""A worker's shutdown on SIGTERM costs a turn at most one repeated model call."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ STUCK = {**LONG_LEASE, "PERDURE_SHUTDOWN__DRAIN_S": "0.2", "PERDURE_SHUTDOWN__HA
 PHASE = re.compile(r"shutdown, (\d) of 4: (.*)")
 
 REACTION_S = 0.5
-"""Seconds from a signal to a thread's reaction, on a busy machine."""
+"""Seconds within which a thread reacts to a signal, even on a busy machine."""
 
 
 def _signal(worker: Worker, number: signal.Signals, logged: str = "to drain") -> None:
-    """Send a signal, and wait until the log shows the reaction."""
+    """Send a signal, and wait until the worker's log contains `logged`."""
     worker.container.signal(number)
     wait_until(lambda: logged in worker.logs(), f"{worker.name()} reacts to {number.name}")
 
@@ -53,7 +53,7 @@ def _figures(line: str, form: str) -> list[float]:
 def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """A worker that shuts down parks a turn that it cannot finish, at once and without a strike."""
+    """A worker that shuts down parks an unfinished turn, and counts no failed attempt. Another worker finishes it."""
     gate = installation.model_server.gate("hello")
     accepted = installation.accept("hello")
     gate.wait()
@@ -78,7 +78,7 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
 
 @pytest.mark.long
 def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A side effect that has begun is awaited, so that its outcome is known."""
+    """A worker that shuts down waits for a running tool call, so that the call's outcome is known."""
     installation.faults.arm(Place("within", "unsafe.entered"), signal.SIGTERM)
     accepted = installation.accept("unsafe: quick")
     (turn,) = installation.settled(accepted.turn_id)
@@ -92,7 +92,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
 
 @pytest.mark.long
 def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """A turn in its own process is parked like any other turn. It does not delay the shutdown."""
+    """At a shutdown, a turn in its own process is parked like any other turn."""
     gate = installation.model_server.gate("hello", nth=1)
     accepted = installation.accept("hello")
     for deaths in range(1, ISOLATE_FROM_CLAIM + 1):
@@ -118,10 +118,10 @@ def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetu
 @pytest.mark.long
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_drain(installation: Installation, first: signal.Signals) -> None:
-    """At a second signal the worker exits at once with status 0. No turn is lost, and the log counts all turns.
+    """At a second signal, the worker exits at once with status 0. No turn is lost.
 
-    The turn that ends between the signals counts as finished, the turn that still runs as parked. The turn that ended
-    before the first signal is not counted.
+    The log counts a turn that ends between the signals as finished, and a turn that still runs as parked. It does not
+    count a turn that ended before the first signal.
     """
     gates = {text: installation.model_server.gate(text) for text in ("hello", "soon")}
     leaving = installation.worker(**PATIENT)
@@ -179,7 +179,7 @@ def test_at_the_hard_limit_leases_are_released(installation: Installation) -> No
 
 @pytest.mark.long
 def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
-    """The hard limit also applies if the worker cannot release its leases. The leases then expire."""
+    """The worker exits at the hard limit even if the database hangs. Its leases expire later."""
     leaving = installation.worker(**STUCK)
     leaving.container.ready()
     installation.accept("stuck: now")
@@ -201,9 +201,9 @@ def test_a_hanging_database_delays_no_exit(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_messages_received_during_the_shutdown_return_to_the_queue(installation: Installation) -> None:
-    """A worker that shuts down returns the message of its pending BRPOP, so that another worker gets it at once.
+    """A worker that shuts down returns a message that its pending BRPOP receives. Another worker gets it at once.
 
-    In this test no sweep runs, and the worker drains until the end.
+    No sweep runs in this test, and the first worker drains until the test ends.
     """
     rare = {**PATIENT, "PERDURE_TURN__SWEEP_S": "60"}
     gate = installation.model_server.gate("slow")

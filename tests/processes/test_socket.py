@@ -1,4 +1,4 @@
-"""The WebSocket of a real gateway: a turn's events, a frame that is too long, a gateway that stops."""
+"""Tests of a real gateway's WebSocket: a turn's events, a frame that is too long, and a shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _connected(gateway: GatewayProcess) -> Iterator[ClientConnection]:
 def test_a_turn_over_the_socket(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """A turn's events arrive. A frame that is too long closes the connection with 1009, a shutdown with 1012."""
+    """The client receives a turn's events. The close code is 1009 after too long a frame, and 1012 at a shutdown."""
     with _connected(gateway) as socket:
         socket.send('{"type": "send", "user_id": "ana", "text": "hello"}')
         while (frame := json.loads(socket.recv(20))).get("event") != "done":

@@ -101,7 +101,7 @@ class Reader:
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Parse a stream; yields `(id, event, data)`, and asserts the documented order of the lines."""
+    """Parse a stream; yields `(id, event, data)`, and asserts the documented order of each event's lines."""
     fields: list[str] = []
     for line in lines:
         if line and not line.startswith(":"):
@@ -114,7 +114,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: int, cuts: int, kills: int) -> int:
-    """Read `turns` turns with up to `cuts` cuts each, and kill processes `kills` times; returns the number of cuts."""
+    """Stream `turns` turns, cut each up to `cuts` times, and cause `kills` failures; returns the number of all cuts."""
     draws = random.Random(SEED)  # noqa: S311 (repeatable draws)
     readers = []
     for number in range(turns):
@@ -153,14 +153,14 @@ def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: 
 def test_cut_streams_resume_while_processes_are_killed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """The committed text is identical, and no provisional word is shown twice or left out."""
+    """A resumed stream has all committed messages, and neither repeats nor omits a word of the provisional text."""
     assert cut_and_kill(installation, gateway, turns=STREAMS, cuts=3, kills=3) >= STREAMS
     installation.check()
 
 
 @pytest.mark.chaos
 def test_a_hundred_cuts(celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess) -> None:
-    """Twenty streams are cut at least a hundred times."""
+    """Twenty streams stay complete although they are cut at least a hundred times in all."""
     assert cut_and_kill(installation, gateway, turns=20, cuts=8, kills=15) >= 100
     installation.check()
 
@@ -168,7 +168,7 @@ def test_a_hundred_cuts(celery_setup: CeleryTestSetup, installation: Installatio
 def test_the_first_words_arrive_while_the_model_generates(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:
-    """Most of the text is shown before the reply is committed."""
+    """More than half of the text is streamed before the reply is committed."""
     text = "tell a story"
     installation.model_server.answers[text] = Answer(story(0), piece=7, interval_s=0.02)
     sent = httpx2.post(f"{gateway.url}/v1/messages", json={"user_id": "ana", "text": text}).json()

@@ -1,4 +1,4 @@
-"""`turns.submit` from a program that knows only the broker's URL and the task's name."""
+"""Tests of `turns.submit` from a program that knows only the broker's URL and the task's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGES = 20
 
 
 def test_the_result_names_the_accepted_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """The task's result contains the turn's id, by which the sender can read the reply."""
+    """The task's result contains the turn's id, with which the sender can read the reply."""
     result = celery_setup.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"}, queue="ingress")
     accepted = result.get(timeout=20)
     assert set(accepted) == {"turn_id", "session_id", "duplicate"}
@@ -74,7 +74,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_arguments_fail_with_a_code_and_a_message(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:
-    """The error names the fault, without a traceback."""
+    """The error of a task with wrong arguments has a code and a message, but no traceback."""
     for given, code in WRONG:
         result = celery_setup.app.send_task("turns.submit", queue="ingress", **given)
         error = str(result.get(timeout=20, propagate=False))
@@ -87,7 +87,7 @@ def test_wrong_arguments_fail_with_a_code_and_a_message(
 
 @pytest.mark.long
 def test_repeated_submissions_survive_killed_workers(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """If the worker is killed, the sender repeats its submission under the same id and gets one answer."""
+    """A worker is killed, and the sender repeats its submissions with the same ids. Each message becomes one turn."""
     texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}
     installation.faults.arm(Place("before", "turns.accept", nth=3), signal.SIGKILL)
 

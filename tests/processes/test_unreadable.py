@@ -1,4 +1,4 @@
-"""Real workers with rows that they cannot parse, and with a database that rejects a commit."""
+"""Tests of real workers with rows that they cannot parse, and with a database that rejects a commit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.processes.model_server import answer_to
 
 MAX_ATTEMPTS = 3
 GIVEN_UP_S = 120.0
-"""Seconds for all attempts: from the third on, each one starts an interpreter on a machine that may be busy."""
+"""Time limit for all attempts, in seconds. The third attempt starts an interpreter."""
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.long
 def test_a_session_with_unreadable_rows_continues(installation: Installation) -> None:
-    """A turn whose rows this release cannot read fails after its attempts. Later messages are answered."""
+    """A turn whose rows this release cannot read fails after its last attempt. Later messages are answered."""
     first = installation.accept("hello")
     worker = installation.worker()
     installation.settled(first.turn_id)
@@ -46,7 +46,7 @@ def test_a_session_with_unreadable_rows_continues(installation: Installation) ->
 @pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_reply_survives_a_lock_timeout(installation: Installation) -> None:
-    """After a commit that failed with a lock timeout, the worker commits the reply without another model call."""
+    """If a commit fails with a lock timeout, the worker repeats the commit without another model call."""
     installation.worker(PERDURE_TURN__LEASE_S="15").ready()
     gate = installation.model_server.gate("hello")
     sent = installation.accept("hello")

@@ -12,7 +12,7 @@ from tests.processes.installation import Installation
 TURNS = 300
 MIB = 2**20
 OTHER_THREADS = 60
-"""Bound on a worker's threads that do not wait for a model: Celery's, the keeper's, the sweeper's, some of the SDK."""
+"""Upper bound on a worker's threads that run no turn, such as those of Celery, the sweeper and the SDK."""
 
 
 @pytest.fixture

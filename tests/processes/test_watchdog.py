@@ -1,4 +1,4 @@
-"""The watchdog, a process that kills a worker in which no Python thread runs any more."""
+"""Tests of the watchdog, a process that kills a worker in which no Python thread runs any more."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ignores_sigterm(process: psutil.Process) -> bool:
 
 
 def watchdogs(pid: int) -> list[psutil.Process]:
-    """The watchdogs of the process `pid`, at most one."""
+    """The watchdogs that are children of the process `pid`."""
     return [each for each in psutil.Process(pid).children() if "watchdog/process.py" in " ".join(arguments(each))]
 
 
@@ -62,7 +62,7 @@ def arguments(process: psutil.Process) -> list[str]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Whether the process has ended; a zombie counts as ended."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -80,7 +80,7 @@ def kills(installation: Installation) -> list[str]:
 
 @pytest.mark.long
 def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(installation: Installation) -> None:
-    """If a call into C holds a worker's interpreter lock, the watchdog kills the worker. Others continue its turns."""
+    """The watchdog kills a worker whose interpreter lock is held by C code. Another worker continues the turns."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     gate = installation.model_server.gate("hello")
@@ -108,7 +108,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(ins
 
 @pytest.mark.long
 def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
-    """A worker whose interpreter is blocked during a drain is killed, because it cannot handle another signal."""
+    """The watchdog kills a worker whose interpreter is blocked during the worker's shutdown."""
     worker = watched(installation)
     gate = installation.model_server.gate("frozen: late")
     installation.accept("frozen: late")
@@ -148,7 +148,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
 
 @pytest.mark.long
 def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None:
-    """Ctrl-Z or a suspended machine pauses the watchdog, too. Its time limit begins again when it resumes."""
+    """Ctrl-Z or a suspended machine pauses worker and watchdog. On resuming, the watchdog restarts its time limit."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -180,7 +180,7 @@ def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_watchdog_ends_with_its_worker(installation: Installation, number: signal.Signals) -> None:
-    """A watchdog ends with its worker. Otherwise it might kill another process that gets the same id."""
+    """A watchdog ends with its worker. Otherwise it might kill a new process with the worker's process id."""
     worker = watched(installation)
     dog = watchdog(worker.pid)
     for meant_for_the_worker in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -194,7 +194,7 @@ def test_the_watchdog_ends_with_its_worker(installation: Installation, number: s
 
 @pytest.mark.long
 def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
-    """A worker whose watchdog ends, for example because the kernel kills it for memory, starts another one."""
+    """A worker whose watchdog has ended starts another watchdog."""
     worker = watched(installation)
     first = watchdog(worker.pid)
     first.kill()
@@ -204,7 +204,7 @@ def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
 
 @pytest.mark.long
 def test_the_children_of_a_prefork_worker_are_watched_each(installation: Installation) -> None:
-    """In a prefork worker only the children run turns, so only they are watched."""
+    """Each child of a prefork worker has a watchdog. The parent has none, because it runs no turns."""
     worker = watched_prefork(installation)
     (child,) = [each for each in psutil.Process(worker.pid).children() if watchdogs(each.pid)]
     installation.accept("frozen: child")

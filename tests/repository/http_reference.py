@@ -1,4 +1,4 @@
-"""Writes docs/http.md from the gateway's own OpenAPI document: `make docs`.
+"""Writes docs/http.md from the gateway's OpenAPI document. `make docs` runs this module.
 
 `test_http_reference.py` compares the page with the document, and sends each example to a gateway.
 """
@@ -37,7 +37,7 @@ PATH = {
 """The value of each path parameter in the examples."""
 
 QUERY = {"user_id": "ann", "q": "reset the router", "wait": "30", "channel": "telegram", "external_id": "4711"}
-"""The values of query parameters in the examples, which omit all others."""
+"""The values of query parameters in the examples. The examples omit other query parameters."""
 
 TITLES = {
     "messages": "Messages",
@@ -72,7 +72,7 @@ The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json`
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A request as the page shows it, with the status and JSON of its response (`None`: no JSON)."""
+    """A request on the page, with the status and JSON of its response. `answer` is `None` if there is no JSON."""
 
     route: str
     method: str
@@ -90,7 +90,7 @@ def document() -> dict[str, Any]:
 
 
 def examples(described: dict[str, Any]) -> Iterator[Example]:
-    """Each request of the page. OpenAI's routes, which have their own page, are left out."""
+    """Each example on the page. The OpenAI-compatible routes have no example, because they have their own page."""
     for method, path, operation in _operations(described):
         if operation["tags"] != [OPENAI]:
             for body in _bodies(described, operation) or [None]:
@@ -144,14 +144,14 @@ def _route(described: dict[str, Any], method: str, path: str, operation: dict[st
 
 
 def _others(operation: dict[str, Any], success: str) -> str:
-    """The statuses besides `success`. Errors have no phrase, because phrases depend on Python's version."""
+    """The statuses other than `success`. Errors have no reason phrase, because phrases depend on Python's version."""
     others = sorted(operation["responses"].keys() - {success})
     lines = [f"`{each}`: {operation['responses'][each]['description']}\n" for each in others if each < "3"]
     return "\n".join([*lines, f"[Errors](errors.md): {', '.join(each for each in others if each > '3')}.\n"])
 
 
 def _success(operation: dict[str, Any]) -> str:
-    """The status of the example's response: the first success status."""
+    """The operation's first success status. It is the status of the example's response."""
     statuses: list[str] = list(operation["responses"])
     return next(status for status in statuses if status.startswith("2"))
 
@@ -172,7 +172,7 @@ def _bodies(described: dict[str, Any], operation: dict[str, Any]) -> list[Any]:
 
 
 def _answer(described: dict[str, Any], response: dict[str, Any]) -> Any:
-    """An example of the response; `None` if it has no JSON."""
+    """An example of the response's JSON; `None` if the response has no JSON."""
     content = response.get("content", {}).get("application/json", {})
     if "example" in content:
         return content["example"]

@@ -1,4 +1,4 @@
-"""Lists the repository's files, without generated ones, and the modules of `perdure`."""
+"""Lists the repository's files, except generated ones, and its Python modules."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Made by make, by tools or at run time, as listed in .gitignore.
+# Generated files and directories, as listed in .gitignore.
 _MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__", "node_modules"}
 
 
 def files() -> Iterator[Path]:
-    """Each file of the source tree, without generated ones."""
+    """Each file of the source tree, except generated ones."""
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in _MADE and not name.endswith("_cache")]
         yield from (Path(folder, name) for name in names if name not in _MADE)

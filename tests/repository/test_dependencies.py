@@ -24,7 +24,7 @@ DIRECT = [*PINNED, *(line for name in UNPINNED for line in EXTRAS[name])]
 
 
 def pins() -> dict[str, str]:
-    """The block of each pinned package in constraints.txt, by name."""
+    """The lines of each pinned package in constraints.txt, by the package's name."""
     blocks = re.split(r"\n(?=\S)", read("constraints.txt").strip())
     return {canonicalize_name(block.partition("==")[0]): block for block in blocks if not block.startswith("#")}
 
@@ -60,7 +60,7 @@ def test_the_pins_satisfy_pyproject() -> None:
 
 
 def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """`.ci/install PART` installs the pins up to the end of that part, so a pin in a later part would be missing."""
+    """constraints.txt pins no dependency in a later part than its own, since `.ci/install PART` omits later parts."""
     text = read("constraints.txt")
 
     assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)

@@ -37,7 +37,7 @@ def test_each_code_has_a_row_with_its_statuses() -> None:
 
 
 def test_the_table_says_which_codes_are_transient() -> None:
-    """If several errors have one code, the table shows whether the most general error is transient."""
+    """If several error classes share a code, the table shows whether the most general class is transient."""
     general = {each.code: REPEAT[each.transient] for each in reversed(_tree())}
 
     assert {code: repeat for code, _, repeat, *_ in ROWS} == general
@@ -51,12 +51,12 @@ def test_the_rows_are_in_the_order_of_their_statuses() -> None:
 
 
 def test_the_codes_of_streams_are_listed() -> None:
-    """The page also lists the codes of streams, which no exception class has."""
+    """docs/errors.md lists the error codes of streams, which no exception class has."""
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 
 def test_the_pages_settings_and_links_exist() -> None:
-    """The page's settings and links exist."""
+    """The settings and link targets that docs/errors.md names exist."""
     assert set(re.findall(r"PERDURE_[A-Z_]*[A-Z]", PAGE)) <= KNOWN.keys()
     for file, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE):
         text = (ROOT / "docs" / file).read_text(encoding="utf-8")

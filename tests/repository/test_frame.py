@@ -17,7 +17,7 @@ MACHINE = re.compile(r"(?<![\w.])/(?:home|Users|root|work|opt/wheels|opt/pypi)/"
 
 
 def texts() -> list[tuple[Path, str]]:
-    """Each text file of the tree, by its path relative to the root."""
+    """The path of each text file, relative to the root, and the file's text."""
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in files() if path.suffix != ".png"]
 
 
@@ -39,7 +39,7 @@ def test_the_readme_names_the_two_commands(command: str) -> None:
 
 @pytest.mark.parametrize("target", ["up", "test", "check", "bench", "chaos", "clean", "help"])
 def test_make_has_the_documented_targets(target: str) -> None:
-    """The documented targets exist, each with a one-line help."""
+    """The documented make targets exist, each with a one-line help text."""
     assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
 
 
@@ -53,14 +53,14 @@ def test_continuous_integration_runs_make_check() -> None:
 
 
 def test_the_workflow_runs_the_same_script() -> None:
-    """The hosted workflow runs the same script as a local check."""
+    """The GitHub workflow runs `.ci/run`, the same script as a local check."""
     workflow = yaml.safe_load(read(".github/workflows/check.yml"))
 
     assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["check"]["steps"]]
 
 
 def test_contributing_names_targets_that_exist() -> None:
-    """The targets named in CONTRIBUTING.md exist."""
+    """The make targets named in CONTRIBUTING.md exist."""
     named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", read("CONTRIBUTING.md"), re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
 
@@ -76,7 +76,7 @@ def test_the_scripts_can_be_run(script: str) -> None:
 
 @pytest.mark.long
 def test_the_migrations_do_not_hide_the_library_of_their_name() -> None:
-    """If the directory `alembic` were a package, Python would import it in the root instead of the library."""
+    """In the repository's root, `import alembic` finds the library, because the directory `alembic` is no package."""
     found = subprocess.run(
         [sys.executable, "-c", "import alembic.command; print(alembic.__file__)"],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-"""Patterns and functions over untrusted text take time linear in its length.
+"""Patterns and functions process untrusted text in time linear in the text's length.
 
 Each registered pattern and each function of `FUNCTIONS` runs over every kind of hostile text at two lengths, and its
-CPU time must not grow faster than the length. Other tests here keep the two lists complete.
+CPU time must not grow faster than the length. Other tests check that no pattern and no function is missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
 MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this repository's own SQL"}
-"""The modules that may use backtracking patterns, because their text is trusted."""
+"""The modules that may import `re`, whose patterns backtrack, and the trusted text that each module matches."""
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
@@ -65,7 +65,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.text.words.cached_by_word": "takes a function",
     "perdure.text.words.word_list": "takes a list of words in the source",
 }
-"""Functions with a string parameter, in modules with patterns, that no hostile text reaches."""
+"""Functions with a string parameter that receive no untrusted text, each with the reason. `FUNCTIONS` omits them."""
 
 REACHABLE = Reachable.parse(["10.0.0.0/8", "http://*a*1*.internal:*/perdure/*a*1*.x"])
 REPLY_TASKS = [queues.ReplyTask("*a*1*.x", "shop")]
@@ -74,12 +74,12 @@ CALCULATOR = ToolSchema("calculator", "Calculates.", {"type": "object"})
 
 
 def message_with(content: str) -> extraction.ConversationMessage:
-    """A user's message with the text as content and author."""
+    """A user's message. `content` is also the author's name."""
     return extraction.ConversationMessage(1, Role.USER, content, NOW, "http", content)
 
 
 def sources_of(content: str) -> object:
-    """Find the sources of a candidate memory by its words."""
+    """Find the messages that share words with a candidate memory."""
     found = candidates.Candidate(content, candidates.MemoryKind.FACT, 0.5)
     return extraction._with_user_sources([found], [message_with(content)])
 
@@ -207,7 +207,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "perdure.cli.display.printable": display.printable,
 }
-"""The functions that receive untrusted text. New ones must be added."""
+"""The functions that receive untrusted text, by name. A test fails if one is missing."""
 
 
 def imported(module: ast.Module) -> set[str]:
@@ -225,7 +225,8 @@ def sources() -> dict[str, ast.Module]:
 def modules_with_patterns() -> dict[str, ast.Module]:
     """The modules that match patterns or read Unicode tables.
 
-    Every test process collects this file, so only the modules whose text names such a module are parsed here.
+    Every test process imports this file. To save time, the function parses only modules whose source contains
+    `perdure.text` or `unicodedata`.
     """
     named = ("perdure.text", "unicodedata")
     texts = {name: path.read_text(encoding="utf-8") for name, path in modules()}
@@ -245,13 +246,13 @@ PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in e
 
 
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
-    """Only the modules of `MAY_IMPORT_RE` import `re`, because one message could stop a worker by backtracking."""
+    """Only the modules of `MAY_IMPORT_RE` import `re`. With `re`, one message could block a worker by backtracking."""
     assert {name for name, module in sources().items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in sources().items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
 def test_every_pattern_is_registered_once() -> None:
-    """Each pattern is compiled at import. A pattern compiled in a function would not be registered at import."""
+    """No function compiles a pattern, because these tests measure only patterns that are registered at import."""
     calls = {
         (name, node.lineno)
         for name, module in sources().items()
@@ -266,14 +267,14 @@ def test_every_pattern_is_registered_once() -> None:
 
 
 def test_every_function_over_text_is_measured() -> None:
-    """Each public function with a string parameter, in a module with patterns or Unicode tables, is measured."""
+    """In modules with patterns, each public function that takes strings is measured or in `NOT_OVER_FOREIGN_TEXT`."""
     functions = {
         f"{room}.{node.name}"
         for room, module in WITH_PATTERNS.items()
         for node in module.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and takes_text(node)
     }
-    functions -= {"perdure.text.patterns.compiled"}  # its parameter is an author's pattern
+    functions -= {"perdure.text.patterns.compiled"}  # its parameter is a pattern in the source
     assert functions - FUNCTIONS.keys() == set(NOT_OVER_FOREIGN_TEXT)
 
 
@@ -292,7 +293,7 @@ def test_a_function_takes_time_in_proportion(name: str) -> None:
 
 
 def texts_for(name: str) -> dict[str, Callable[[int], str]]:
-    """The texts for a function: all, or only storable ones if the function is behind the gateway."""
+    """The hostile texts for a function. A function behind the gateway gets only texts that a message can contain."""
     return STORABLE if name.startswith(("perdure.models.offline", "perdure.sessions", "perdure.memory")) else TEXTS
 
 
@@ -328,7 +329,7 @@ def own_words(pattern: Pattern) -> dict[str, Callable[[int], str]]:
 
 @pytest.mark.long
 def test_the_measure_detects_quadratic_growth() -> None:
-    """The measure itself fails a quadratic function and passes a linear one of the same duration."""
+    """`assert_linear` fails for a quadratic function, and passes for a linear function of the same duration."""
 
     def quadratic(given: str) -> object:
         return re.search(r"\s+$", f"{given}x")
@@ -339,7 +340,7 @@ def test_the_measure_detects_quadratic_growth() -> None:
 
 
 def test_a_lone_surrogate_breaks_no_pattern() -> None:
-    """Lone surrogates, which RE2 cannot read as UTF-8, break no pattern and move no position."""
+    """In text with lone surrogates, which UTF-8 cannot encode, a pattern finds its matches at the right positions."""
     blank = Pattern("[ab]")
     given = "\ud800a\udfffb"
     assert [(found.start(), found[0]) for found in blank.finditer(given)] == [(1, "a"), (3, "b")]
@@ -348,6 +349,6 @@ def test_a_lone_surrogate_breaks_no_pattern() -> None:
 
 
 def test_the_repository_is_read() -> None:
-    """The list of modules is not empty; with an empty list every test here would pass."""
+    """The list of modules is not empty. With an empty list, the other tests would pass."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
     assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()

@@ -13,7 +13,7 @@ LONG = {
     "perdure.database.tables": "every table, in one place",
     "perdure.settings": "every setting, in one place",
 }
-"""Files over `MOST_LINES`, with the reason."""
+"""Modules that may have more than `MOST_LINES` lines, with the reason."""
 
 
 def test_no_file_is_too_long_to_read() -> None:
@@ -30,7 +30,7 @@ def test_no_package_has_too_many_modules() -> None:
 
 
 def test_each_package_has_a_docstring() -> None:
-    """A package's docstring says what it contains."""
+    """Each package has a docstring, which says what the package contains."""
     packages = {name: path for name, path in modules() if path.name == "__init__.py"}
     assert [name for name, path in packages.items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
     assert len(packages) > 20

@@ -1,6 +1,6 @@
-"""Log calls show a caught error through `loggable`, or an attribute of it such as `error.message`.
+"""Log calls show a caught error only through `loggable` or an attribute such as `error.message`.
 
-The text of another library's error may quote what a user wrote, and logs outlive an erasure.
+The text of another library's error may quote a user. The user's erasure does not change the logs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tests.repository.source import modules
 
 OWN_TEXTS = {"NotifyFailed": "its text is the status or the reason of a notice to an operator's URL"}
-"""Errors outside the tree of `perdure.errors` whose text quotes no user."""
+"""Errors that log calls may show although `perdure.errors` does not define them, with the reason."""
 
 
 def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
@@ -27,7 +27,7 @@ def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
 
 
 def test_the_rule_finds_each_form() -> None:
-    """The rule finds each form. Without this test, a rule that finds nothing would pass."""
+    """The rule rejects each unsafe way to show an error, and accepts the safe ways."""
     forms = ["error", "str(error)", "repr(error)", 'f"{error}"']
     fine = ["loggable(error)", "error.message", "type(error).__name__"]
     assert [_is_shown(ast.parse(form, mode="eval").body, "error") for form in forms] == [True] * 4

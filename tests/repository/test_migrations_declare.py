@@ -1,4 +1,4 @@
-"""Each migration says which releases can use its tables, so that the old release stays ready in a rolling upgrade."""
+"""Each migration declares the oldest release that can use its tables. Rolling upgrades rely on this declaration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST = "0014"
 
 
 def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
-    """A migration's `readable_from` is at most its own revision, and never older than the previous migration's."""
+    """`readable_from` is not newer than its migration, and not older than the previous migration's `readable_from`."""
     walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
     names = [each.revision for each in walked]
     declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}
@@ -23,5 +23,5 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
 
 
 def test_a_new_migration_declares_itself() -> None:
-    """The template declares the safe value: only releases that have the migration can use its tables."""
+    """The template of migrations declares the safe value: only releases with the new migration can use its tables."""
     assert "readable_from = ${repr(up_revision)}" in Path(scripts(), "script.py.mako").read_text(encoding="utf-8")

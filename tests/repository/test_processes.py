@@ -46,7 +46,7 @@ def test_each_line_of_the_procfile_is_understood(process: str, commands: dict[st
 
 
 def test_compose_and_the_procfile_run_the_same_processes() -> None:
-    """compose.yaml and the Procfile run the same processes. Only compose.yaml also has `channels`, in a profile."""
+    """compose.yaml and the Procfile run the same processes, except `channels`, which only compose.yaml has."""
     in_compose = {service["command"][0] for service in OURS.values()}
     in_procfile = {shlex.split(line)[1] for line in PROCFILE.values()}
 
@@ -60,7 +60,7 @@ def test_every_process_waits_for_the_migration() -> None:
 
 
 def test_a_container_outlives_the_hard_exit() -> None:
-    """Docker must not kill a container before the program's own hard exit."""
+    """A container's stop grace period is longer than the program's own hard limit."""
     for service in OURS.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > ShutdownSettings().hard_exit_s
 

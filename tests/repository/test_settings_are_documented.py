@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from perdure.settings import Settings
 from tests.repository.source import read
 
-VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}  # their SDKs' own
+VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}  # the SDKs read them
 FLOWER = {"FLOWER_BASIC_AUTH", "FLOWER_ADDRESS", "FLOWER_PORT"}
 COMPOSE = yaml.safe_load(read("compose.yaml"))
 BROKER = {"PERDURE_REDIS_URL", "PERDURE_BROKER_URL", "PERDURE_REDIS_PREFIX"}
@@ -108,20 +108,20 @@ NO_SECRET = KNOWN.keys() - SECRETS | {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}
 
 @pytest.mark.parametrize("service", ["gateway", "worker", "beat"])
 def test_compose_passes_each_setting(service: str) -> None:
-    """Each service lists its settings, because Compose passes only listed variables of the shell or `.env`."""
+    """Each service lists its settings, because Compose passes only listed variables from the shell or `.env`."""
     wanted = {name for name in NO_SECRET - BROKER if not name.startswith("PERDURE_FLOWER__")}
     assert COMPOSE["services"][service]["environment"].keys() >= wanted
 
 
 def test_compose_passes_flowers_settings_to_flower() -> None:
-    """Flower gets its settings: without host names, a Flower that listens on all addresses accepts any `Host`."""
+    """Compose passes Flower's settings to Flower. Without its host names, Flower would accept any `Host` header."""
     wanted = {name for name in NO_SECRET if name.startswith("PERDURE_FLOWER__")}
     assert wanted
     assert COMPOSE["services"]["flower"]["environment"].keys() >= wanted
 
 
 def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
-    """Compose sets only addresses within the installation; all other values come from the shell or `.env`."""
+    """compose.yaml sets only addresses and paths in containers. All other values come from the shell or `.env`."""
     environment = COMPOSE["services"]["worker"]["environment"]
     fixed = {name for name, value in environment.items() if value is not None and "${" + name not in value}
 
@@ -129,7 +129,7 @@ def test_compose_overrides_no_setting_with_a_default_of_its_own() -> None:
 
 
 def test_compose_has_a_place_for_a_module_of_agents() -> None:
-    """A module of agents lies in a mounted directory of the host, where every process can import it."""
+    """Every process can import a module of agents, because `PYTHONPATH` is a mounted directory of the host."""
     for name in ("gateway", "worker", "beat"):
         service = COMPOSE["services"][name]
         mounted = {volume.split(":")[1] for volume in service["volumes"] if volume.startswith("./")}
@@ -140,14 +140,14 @@ def test_compose_has_a_place_for_a_module_of_agents() -> None:
 
 
 def test_a_new_secret_is_given_to_services_by_name() -> None:
-    """`GETS` names the services that need each secret setting."""
+    """`GETS` lists each secret setting, with the services that need it."""
     of_settings = {name for name in KNOWN if name not in NO_SECRET}
     assert of_settings | {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "POSTGRES_PASSWORD", "FLOWER_BASIC_AUTH"} == {*GETS}
 
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
 def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> None:
-    """A service gets exactly its secrets, by name or within another variable's value, and none from a file."""
+    """A service gets exactly the secrets that `GETS` lists for it. Only the worker may read variables from a file."""
     given = COMPOSE["services"][service]
     environment = given.get("environment", {})
     named = {name for name in GETS if name in environment}
@@ -159,13 +159,13 @@ def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> 
 
 
 def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
-    """The gateway gets OpenAI's key only if `PERDURE_EMBEDDER` is set, because its searches then may call OpenAI."""
+    """The gateway gets OpenAI's key only if `PERDURE_EMBEDDER` is set. Its searches may then call OpenAI."""
     environment = COMPOSE["services"]["gateway"]["environment"]
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 
 
 def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
-    """Only the service that signs callbacks mounts the data directory, where their secret is generated."""
+    """Only the service that signs callbacks mounts the data directory, which holds the generated secret."""
     holding = {
         name for name, each in COMPOSE["services"].items() if "perdure:/var/lib/perdure" in each.get("volumes", ())
     }
@@ -173,7 +173,7 @@ def test_the_secret_of_callbacks_is_made_where_they_are_sent() -> None:
 
 
 def test_no_password_has_a_default() -> None:
-    """Compose refuses to start without the passwords, by `${NAME:?message}`."""
+    """compose.yaml reads each password as `${NAME:?message}`, so Compose refuses to start without it."""
     for name in ("POSTGRES_PASSWORD", "PERDURE_API_KEYS", "PERDURE_SECRET_KEY", "FLOWER_BASIC_AUTH"):
         written = re.findall(r"\$\{" + name + r"\b(.{2})", read("compose.yaml"))
         assert written
@@ -182,7 +182,7 @@ def test_no_password_has_a_default() -> None:
 
 @pytest.mark.parametrize("file", ["compose.yaml", "Dockerfile", ".env.example", "Procfile", "Makefile"])
 def test_no_file_sets_a_variable_that_is_not_a_setting(file: str) -> None:
-    """Each variable in these files is a setting, because programs ignore misspelt variables."""
+    """Each `PERDURE_` variable in these files is a setting. Programs would ignore a misspelt variable."""
     used = set(re.findall(r"PERDURE_[A-Z][A-Z0-9_]*[A-Z0-9]", read(file)))
 
     assert used <= KNOWN.keys()
