@@ -1,4 +1,4 @@
-"""Each statement has its own name, under which a connection prepares it once."""
+"""Each `Statement` needs a unique name, because a connection prepares only one statement per name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.repository.source import modules
 
 
 def test_no_two_statements_have_one_name() -> None:
-    """A second statement of the same name would run the first one's SQL on connections that have prepared it."""
+    """For two statements with the same name, a connection would run the same SQL."""
     names = Counter(
         call.args[0].value
         for _, path in modules()

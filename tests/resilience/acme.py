@@ -1,4 +1,4 @@
-"""A third party's package: breakers that only count, a fallback strategy with one answer, and a failing model."""
+"""A fake third-party package with breakers that only count calls, a fallback strategy, and models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Counting:
 
 
 class Counters:
-    """Counting breakers by name; see `registry.Switchboard`."""
+    """A registry of `Counting` breakers; see `registry.Switchboard`."""
 
     def __init__(self, settings: Settings, clock: Clock, listen: Listener) -> None:
         self.settings = settings
@@ -57,7 +57,7 @@ class Counters:
 
 
 class OneAnswer:
-    """A fallback strategy that asks a second model; see `FallbackStrategy`."""
+    """A fallback strategy that calls `acme:up`, unless the message is "nobody knows"; see `FallbackStrategy`."""
 
     def __init__(self, settings: Settings, clock: Clock, guarded: Callable[[str], Model]) -> None:
         self._other = guarded("acme:up")
@@ -69,7 +69,7 @@ class OneAnswer:
 
 
 asked: list[str] = []
-"""The names of the called models, in order. A test that reads it clears it first."""
+"""The names of the called models, in order. Each test that reads this list clears the list at its beginning."""
 
 
 class Acme:
@@ -86,5 +86,5 @@ class Acme:
 
 
 def model(name: str, settings: Settings, clock: Clock) -> Model:
-    """The entry point of the models."""
+    """The entry point `acme` in the group `perdure.models`."""
     return Acme(name)

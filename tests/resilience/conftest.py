@@ -1,4 +1,4 @@
-"""Stores of circuits on a clock that the test moves."""
+"""Fixtures for stores of circuits with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ahead_ms(clock: MovedClock) -> int:
 
 @pytest.fixture(params=["own", "fleet"])
 def store(request: pytest.FixtureRequest, clock: MovedClock) -> Iterator[CircuitStore]:
-    """A store of circuits. Each test runs with a process's own store and with the fleet's in Redis."""
+    """A store of circuits. Each test runs twice: with a process's own store, and with the fleet's store in Redis."""
     if request.param == "own":
         yield OwnCircuits(POLICY, clock)
         return

@@ -2,9 +2,10 @@
 
     python -m tests.resilience.hammering DIRECTORY
 
-Eight forked children, each with its own connections, do the same work at the same time. First their calls fail, one
-failure below the threshold. Then they probe the half-open circuit, and the holders of the first probes are killed. At
-last they call while the Redis in DIRECTORY is stopped and started again. Their counts are printed as JSON.
+Eight forked children, each with its own connections to Redis, run the same commands at the same time. First, they fail
+calls until one more failure would open the circuit. Then they probe the half-open circuit, and the parent kills the
+children that hold the first probes. Finally, they make calls while the parent stops and restarts the Redis in
+DIRECTORY. The parent prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Child:
             self._line.send(commands[what]())
 
     def fail(self) -> int:
-        """Fail `FAILURES` calls. Returns their number."""
+        """Make `FAILURES` calls that fail. Returns `FAILURES`."""
         for _ in range(FAILURES):
             taken = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
             assert taken is not None
@@ -74,18 +75,21 @@ class Child:
         return FAILURES
 
     def probe(self) -> int:
-        """Request a probe. Returns 1 if it was admitted."""
+        """Request a probe. Returns 1 if the circuit admits the probe, otherwise 0."""
         self._admission = self._circuits.admit(NAME, str(uuid4()), LEASE_MS).admission
         return int(self._admission is not None)
 
     def succeed(self) -> int:
-        """End the admitted probe with a success."""
+        """End this child's probe, if any, with a success. Returns 0."""
         if self._admission is not None:
             self._circuits.settle(NAME, self._admission, CallOutcome.SUCCEEDED)
         return 0
 
     def call_until_command(self) -> int:
-        """Report the first call, then call until the next command arrives. Returns the number of later calls."""
+        """Make a call and report it to the parent, then make calls until the next command.
+
+        Returns the number of calls after the first call.
+        """
         self._line.send(self._breaker.execute(lambda: 1, 10))
         done = 0
         while not self._line.poll():
@@ -94,7 +98,7 @@ class Child:
         return done
 
     def call_once(self) -> int:
-        """Advance the clock past the pause in which the breaker does not use Redis, then call once."""
+        """Advance the clock past the pause in which the breaker does not use Redis, then make one call. Returns 1."""
         self._clock.advance(timedelta(seconds=PAUSE_S))
         return self._breaker.execute(lambda: 1, 10)
 
@@ -108,7 +112,7 @@ def hammer(line: Connection, others: Sequence[Connection]) -> None:
 
 
 class Fleet:
-    """The children by process id. They are forked before Redis starts, so that they share none of its descriptors."""
+    """The children by process id. They start before Redis does, so that they inherit no file descriptors of Redis."""
 
     def __init__(self) -> None:
         fork = multiprocessing.get_context("fork")
@@ -131,12 +135,12 @@ class Fleet:
             line.send((what, ahead_ms))
 
     def request(self, what: str, ahead_ms: int = 0) -> dict[int, int]:
-        """Send a command to all children. Returns their answers."""
+        """Send a command to all children. Returns their answers, by process id."""
         self.send_all(what, ahead_ms)
         return self.receive_all()
 
     def receive_all(self) -> dict[int, int]:
-        """The children's next answers."""
+        """The children's next answers, by process id."""
         return {pid: line.recv() for pid, line in self.lines.items()}
 
     def kill(self, pid: int) -> None:
@@ -146,7 +150,10 @@ class Fleet:
 
 
 def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
-    """With all children, take the circuit from closed to open, half-open and closed. Kill the first probes' holders."""
+    """Open the circuit, let all children probe it, and close it. Returns the observed counts and states.
+
+    This function kills the children that hold the first probes.
+    """
     fleet.request("fail")
     seen: dict[str, Any] = {"failures": circuits.read()[NAME].failures, "probes": []}
     last = circuits.admit(NAME, "the last failure", LEASE_MS).admission
@@ -165,7 +172,7 @@ def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
 
 
 def returning(fleet: Fleet, url: str) -> dict[str, Any]:
-    """End the calls made without Redis, then check that calls use the fleet's circuit again."""
+    """Stop the calls. Returns whether they continued without Redis, and whether later calls use Redis again."""
     fleet.send_all("enough")
     made = fleet.receive_all()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)
@@ -179,7 +186,7 @@ def returning(fleet: Fleet, url: str) -> dict[str, Any]:
 
 
 def main(directory: Path) -> None:
-    """Run both scenarios and print their results."""
+    """Run `probing` and `returning`, and print their results as JSON."""
     fleet = Fleet()
     with redis.start(directory) as server:
         fleet.connect_all(server.url)

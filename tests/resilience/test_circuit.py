@@ -1,4 +1,7 @@
-"""The breaker's states: one table of all transitions, run on both implementations, and invariants for any schedule."""
+"""The breaker's state machine: all transitions, in Python and in Lua, and invariants for any sequence of events.
+
+An epoch is the time between two changes of a circuit's state.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class StoreHarness:
         self.clock.advance(timedelta(seconds=seconds))
 
     def bring_to(self, state: State) -> None:
-        """Bring a new circuit to `state`; half-open has one probe under way."""
+        """Bring a new circuit to `state`. A half-open circuit then has one running probe."""
         if state is CLOSED:
             self.ask()
             return
@@ -77,7 +80,7 @@ def request_just_before_the_cooldown_ends(harness: StoreHarness) -> Answer:
 
 
 def request_after_the_cooldown(harness: StoreHarness) -> Answer:
-    """Request admission after the cooldown: the first request becomes the first probe."""
+    """Request admission after the cooldown. The admitted call is the first probe."""
     harness.pass_time(60)
     return harness.ask()
 
@@ -89,17 +92,17 @@ def request_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
 
 
 def success(harness: StoreHarness) -> Answer:
-    """Settle a call of this epoch as succeeded."""
+    """Settle a call of the current epoch as succeeded."""
     return harness.end(CallOutcome.SUCCEEDED)
 
 
 def failure(harness: StoreHarness) -> Answer:
-    """Settle a call of this epoch as failed."""
+    """Settle a call of the current epoch as failed."""
     return harness.end(CallOutcome.FAILED)
 
 
 def release(harness: StoreHarness) -> Answer:
-    """Settle a call that was cancelled or refused."""
+    """Settle a call that was cancelled, or that the callee refused as invalid."""
     return harness.end(CallOutcome.RELEASED)
 
 
@@ -112,7 +115,7 @@ def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
 
 
 def failures_with_a_success_between(harness: StoreHarness) -> Answer:
-    """Settle `failure_threshold` calls as failed, with a success between them."""
+    """Settle `failure_threshold` calls as failed, and one call as succeeded before the last failure."""
     for outcome in (CallOutcome.FAILED, CallOutcome.FAILED, CallOutcome.SUCCEEDED, CallOutcome.FAILED):
         harness.ask()
         answer = harness.end(outcome)
@@ -136,7 +139,7 @@ def _late(harness: StoreHarness, outcome: CallOutcome) -> Answer:
 
 
 def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
-    """Settle a probe as failed after its lease expired. The slot was free already, but the failure counts."""
+    """Settle a probe as failed after its lease expired and its slot became free. The failure still counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(CallOutcome.FAILED)
@@ -191,7 +194,7 @@ def test_the_table_of_transitions(
 
 
 def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """The number of probes is limited. A cancelled probe frees its slot and counts as neither success nor failure."""
+    """The number of probes is limited. A cancelled probe frees its slot."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     assert harness.ask().admission is not None
@@ -204,7 +207,7 @@ def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStor
 
 
 def test_a_repeated_probe_request_keeps_its_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """If a client repeats its request under the same id, because the answer was lost, it gets the same slot."""
+    """A client that repeats its request with the same call id, because the answer was lost, keeps its slot."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     first = harness.admitted[0]
@@ -217,7 +220,7 @@ def test_a_repeated_probe_request_keeps_its_slot(store: CircuitStore, clock: Mov
 
 
 def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore, clock: MovedClock) -> None:
-    """The slot of a killed process's probe is free after its lease."""
+    """If a process dies, its probe's slot becomes free when the probe's lease expires."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     harness.ask()
@@ -228,7 +231,7 @@ def test_a_dead_probe_frees_its_slot_when_its_lease_is_over(store: CircuitStore,
 
 
 def test_an_open_circuit_says_when_its_cooldown_ends(store: CircuitStore, clock: MovedClock) -> None:
-    """A refusal says when the cooldown ends, because parked turns are woken then."""
+    """A refusal says when the cooldown ends, because turns that wait for the breaker are resumed at that time."""
     harness = StoreHarness(store, clock)
     harness.bring_to(OPEN)
     harness.pass_time(10)
@@ -239,7 +242,7 @@ def test_an_open_circuit_says_when_its_cooldown_ends(store: CircuitStore, clock:
 
 
 def test_the_counts_are_those_of_the_contract(store: CircuitStore, clock: MovedClock) -> None:
-    """Consecutive failures and all successes are counted; outcomes of an earlier epoch appear in the metrics only."""
+    """Consecutive failures and all successes are counted. A success of an earlier epoch does not reset the failures."""
     harness = StoreHarness(store, clock)
     succeeded, failed, released = CallOutcome.SUCCEEDED, CallOutcome.FAILED, CallOutcome.RELEASED
     for outcome in (succeeded, failed, succeeded, released, failed):
@@ -265,8 +268,9 @@ POLICIES = st.builds(
     cooldown_ms=st.sampled_from([1, 1_000, 60_000]),
     half_open_max_probes=st.integers(1, 3),
 )
-# A call asks with a lease, or asks again because the answer was lost; a call under way ends, or its process
-# dies; time passes.
+# "ask": a call requests admission; the number is its lease. "asks again": the last admitted call repeats its request.
+# An outcome or "dies": an admitted call ends, or its process dies; the number selects the call. "time": milliseconds
+# pass. "reset": an operator resets the circuit.
 EVENTS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from([1, 1_000, 100_000])),
     st.tuples(st.just("asks again"), st.sampled_from([1, 1_000])),
@@ -279,7 +283,7 @@ SCHEDULES = st.lists(EVENTS, min_size=10, max_size=60)
 
 
 def named(event: str, number: int, admitted: list[Admission]) -> str:
-    """The id of the requesting call: a new one, or that of the last admitted call."""
+    """The id of the call that requests admission: the last admitted call's id for "asks again", otherwise a new id."""
     return admitted[-1].id if event == "asks again" and admitted else str(number)
 
 
@@ -319,7 +323,7 @@ def test_invariants_hold_after_any_schedule(policy: Policy, schedule: list[tuple
 
 @pytest.fixture
 def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
-    """The fleet's circuits, and the milliseconds by which the test is ahead of Redis."""
+    """The circuits in Redis, and a list with one number: the milliseconds to add to Redis's time."""
     ahead = [0]
     fleet = FleetCircuits(redis_url, POLICY, lambda: ahead[0], timeout_s=30)
     yield fleet, ahead
@@ -331,7 +335,7 @@ def moved_fleet(redis_url: str) -> Iterator[tuple[FleetCircuits, list[int]]]:
 def test_the_scripts_and_the_machine_agree(
     moved_fleet: tuple[FleetCircuits, list[int]], policy: Policy, schedule: list[tuple[str, int]]
 ) -> None:
-    """The Lua scripts and the Python state machine have the same circuit after each event."""
+    """The Lua scripts and the Python state machine produce the same circuit after each event."""
     fleet, ahead = moved_fleet
     fleet._policy = policy
     fleet._client.flushdb()

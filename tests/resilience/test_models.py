@@ -47,7 +47,10 @@ DOWN = ProviderError("down", transient=True)
 
 
 class Scripted:
-    """A model that returns its lines in order, each as two deltas, and then repeats the last one."""
+    """A model that uses one of `lines` for each call, in order, and then repeats the last line.
+
+    A line is a reply to stream as two deltas, an error to raise, or a function to call.
+    """
 
     def __init__(self, name: str, *lines: Line) -> None:
         self.name = name
@@ -72,7 +75,7 @@ class Scripted:
 
 @dataclass
 class Harness:
-    """A clock, breakers, and calls that record their deltas."""
+    """A clock and breakers. `streamed` has the calls' deltas. `waits` has the seconds waited between attempts."""
 
     clock: MovedClock = field(default_factory=MovedClock)
     streamed: list[str] = field(default_factory=list)
@@ -82,16 +85,16 @@ class Harness:
         self.breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), self.clock)
 
     def call(self, timeout_s: float = 300) -> ModelCall:
-        """A call that records its deltas in `streamed`, and marks its rewinds."""
+        """A call that appends its deltas to `streamed`, and "<rewind>" for each rewind."""
         return ModelCall(self.clock, timeout_s, self.streamed.append, lambda: self.streamed.append("<rewind>"))
 
     def guard(self, model: Model, timeout_s: float = 120) -> GuardedModel:
-        """The model with a breaker and retries, whose waits only move the clock."""
+        """`model` with a breaker and retries. The waits between attempts only advance the clock."""
         breaker = self.breakers.get(f"llm:{model.name}")
         return GuardedModel(model, breaker, RetrySettings(jitter=0), timeout_s, wait=self._wait, draw=lambda: 0.5)
 
     def resilient(self, model: Model, *others: Model) -> ResilientModel:
-        """The model with fallback models."""
+        """`model` with `others` as its fallback models."""
         return ResilientModel(self.guard(model), FallbackModels([self.guard(other) for other in others]))
 
     def failures(self, name: str) -> int:
@@ -106,7 +109,7 @@ class Harness:
 
 @pytest.fixture
 def harness() -> Harness:
-    """A clock, breakers and calls."""
+    """A new `Harness`."""
     return Harness()
 
 
@@ -132,7 +135,7 @@ def breaks_off(call: ModelCall) -> ModelReply:
 
 
 def test_a_transient_failure_is_retried(harness: Harness) -> None:
-    """A transient failure is retried within the breaker, which counts one success."""
+    """Transient failures are retried inside the breaker. The breaker counts only the final success."""
     model = Scripted("a", RateLimited("slow", retry_after_s=7), DOWN, "fine")
     assert harness.guard(model).respond(REQUEST, harness.call()).content == "fine"
     assert harness.waits == [7, 0.4]
@@ -140,7 +143,7 @@ def test_a_transient_failure_is_retried(harness: Harness) -> None:
 
 
 def test_all_attempts_of_a_call_count_once(harness: Harness) -> None:
-    """All attempts of a call count as one failure. Otherwise a breaker would open after two calls."""
+    """The failed attempts of one call count as one failure. Otherwise the breaker would open too early."""
     model = Scripted("a", DOWN)
     with pytest.raises(ProviderError):
         harness.guard(model).respond(REQUEST, harness.call())
@@ -149,7 +152,7 @@ def test_all_attempts_of_a_call_count_once(harness: Harness) -> None:
 
 
 def test_an_open_breaker_calls_no_model(harness: Harness) -> None:
-    """An open breaker calls no model; its error says when the cooldown ends."""
+    """An open breaker does not call the model. Its error says when the cooldown ends."""
     model = Scripted("a", DOWN)
     guarded = harness.guard(model)
     for _ in range(2):
@@ -174,14 +177,14 @@ def test_after_the_cooldown_one_call_closes_the_breaker(harness: Harness) -> Non
 
 
 def test_text_of_a_failed_attempt_is_withdrawn(harness: Harness) -> None:
-    """The text of a failed attempt is withdrawn, so that a listener does not get the beginning twice."""
+    """The text of a failed attempt is withdrawn, so that the user does not see the reply's beginning twice."""
     model = Scripted("a", breaks_off, "whole")
     assert harness.guard(model).respond(REQUEST, harness.call()).content == "whole"
     assert harness.streamed == ["hal", "<rewind>", "wh", "ole"]
 
 
 def test_an_attempt_without_text_causes_no_rewind(harness: Harness) -> None:
-    """An attempt without text causes no rewind."""
+    """A rewind is sent only if the failed attempt has streamed text."""
     harness.guard(Scripted("a", DOWN, "fine")).respond(REQUEST, harness.call())
     assert harness.streamed == ["fi", "ne"]
 
@@ -271,7 +274,10 @@ def test_a_wait_ends_when_the_call_is_aborted() -> None:
 
 
 def test_the_first_fallback_that_answers_is_marked(harness: Harness) -> None:
-    """The first fallback's reply is marked as a fallback and names its model. Failed models' text is withdrawn."""
+    """The first fallback model that replies is named in the reply, and the reply is marked as a fallback.
+
+    The text of the models that failed is withdrawn.
+    """
     first, second = Scripted("b", breaks_off), Scripted("c", ModelReply("I stand in.", model="c-2026"))
     reply = harness.resilient(Scripted("a", breaks_off), first, second, Scripted("d", "never")).respond(
         REQUEST, harness.call()
@@ -294,12 +300,12 @@ def test_an_answer_of_the_model_itself_is_not_marked(harness: Harness) -> None:
     "error", [ContextTooLong("long"), ProviderError("no", transient=False), RuntimeError("a bug"), DOWN], ids=repr
 )
 def test_any_failure_leads_to_the_fallback(harness: Harness, error: Exception) -> None:
-    """Permanent failures lead to the fallback, too, because another model may accept the request."""
+    """Any failure, even a permanent one, leads to the fallback, because another model may accept the request."""
     assert harness.resilient(Scripted("a", error), Scripted("b", "yes")).respond(REQUEST, harness.call()).fallback
 
 
 def test_an_open_breaker_leads_to_the_fallback(harness: Harness) -> None:
-    """While the breaker is open, the fallback answers without a call of the model."""
+    """While the breaker is open, the fallback model replies, and the requested model is not called."""
     model, other = Scripted("a", DOWN), Scripted("b", "yes")
     resilient = harness.resilient(model, other)
     for _ in range(5):
@@ -308,7 +314,7 @@ def test_an_open_breaker_leads_to_the_fallback(harness: Harness) -> None:
 
 
 def test_a_timeout_leaves_time_for_fallbacks(harness: Harness) -> None:
-    """Each model's time limit is shorter than the turn's, so that a timeout leaves time for fallbacks."""
+    """Each model's time limit is shorter than the whole call's, so that a timeout leaves time for fallbacks."""
     reply = harness.resilient(Scripted("a", hangs(harness)), Scripted("b", "in time")).respond(
         REQUEST, harness.call(300)
     )
@@ -317,7 +323,7 @@ def test_a_timeout_leaves_time_for_fallbacks(harness: Harness) -> None:
 
 
 def test_the_original_error_is_raised_if_every_model_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """If every model fails, the first error is raised and the others are logged."""
+    """If every model fails, the requested model's error is raised. The errors of all models are logged."""
     original = RateLimited("slow", retry_after_s=3_600)
     with pytest.raises(RateLimited) as caught:
         harness.resilient(Scripted("a", original), Scripted("b", ContextTooLong("long")), Scripted("c", "")).respond(
@@ -338,7 +344,7 @@ def test_a_retry_after_does_not_delay_the_fallback(harness: Harness) -> None:
 
 
 def test_a_cancelled_call_has_no_fallback(harness: Harness) -> None:
-    """A call that is cancelled in the model or in a fallback calls no further model."""
+    """If a call is cancelled while the requested model or a fallback model runs, no further model is called."""
 
     def cancelled(call: ModelCall) -> ModelReply:
         whole.abort()
@@ -427,12 +433,12 @@ CONVERSATION = (
 
 
 def test_a_prompt_that_is_plain_stays_as_it_is() -> None:
-    """A request without tool calls, such as a summary's, is not changed."""
+    """A request without tools or tool calls, such as a request for a summary, is not changed."""
     assert flatten_tool_calls(REQUEST) == REQUEST
 
 
 def test_a_prompt_without_a_system_message_gets_one() -> None:
-    """A system message is added, because it carries the note about tools."""
+    """A request without a system message gets a system message, which says that the model has no tools."""
     roles = [each.role for each in flatten_tool_calls(ModelRequest(CONVERSATION[1:])).messages]
     assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER]
 
@@ -446,7 +452,10 @@ def names(models: Sequence[Model]) -> list[str]:
 
 
 def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's fallbacks are the setting's models in order, except the model itself. The built-in model has none."""
+    """A model's fallbacks are the models of `PERDURE_FALLBACK_MODELS` in order, except the model itself.
+
+    The built-in model has no fallbacks.
+    """
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("PERDURE_FALLBACK_MODELS", "openai:small, offline")
     models = Models(Settings.load(_env_file=None, model="openai:large"), SystemClock())
@@ -464,7 +473,7 @@ def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_fallback_stops_the_start_by_its_own_name() -> None:
-    """An unknown fallback model stops the start, instead of failing at the first outage."""
+    """An unknown fallback model is an error at startup, not only at the first outage."""
     models = Models(Settings(_env_file=None, model="acme:x", fallback_models=("nope",)), SystemClock())
     models._guarded["acme:x"] = Scripted("acme:x", "fine")
     with pytest.raises(SettingsError, match="PERDURE_FALLBACK_MODELS is 'nope': accepted: offline"):

@@ -1,4 +1,4 @@
-"""A third party's breakers and fallback: installed as a package, named by a setting, and used."""
+"""Settings can select breakers and a fallback strategy from a third party's installed package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ acme = {acme.__name__}:model
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package as pip installs it."""
+    """Write the metadata of an installed package, as pip does."""
     about = tmp_path / "acme-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
@@ -58,7 +58,7 @@ def _settings(directory: Path, **given: Any) -> Settings:
 def test_a_process_uses_the_third_partys_breakers_and_fallback(
     tmp_path: Path, database_url: str, waker: RecordingWaker
 ) -> None:
-    """The third party's breaker counts the calls of the failing model, and its strategy answers with a marked reply."""
+    """The third party's breaker counts the failing model's calls. Its strategy's reply is marked as a fallback."""
     settings = _settings(tmp_path)
     check(settings)
     made = assemble(settings, database_url, waker)
@@ -73,7 +73,7 @@ def test_a_process_uses_the_third_partys_breakers_and_fallback(
         ]
         turn, _ = _ask(made, "nobody knows")
         assert (turn["status"], turn["error"]["message"]) == ("failed", "Acme is down.")
-        made.breakers.reset("llm:acme:down")  # calls perdure's listener, for which no turn is parked
+        made.breakers.reset("llm:acme:down")  # calls perdure's listener; no turn waits for this breaker
     finally:
         made.database.close()
 
@@ -95,7 +95,7 @@ def test_disabled_breakers_are_not_used(tmp_path: Path, clock: MovedClock) -> No
 def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_model(
     tmp_path: Path, clock: MovedClock
 ) -> None:
-    """Each model has its own breaker, so that a fallback's successes do not reset the failing model's count."""
+    """Each model has its own breaker, so that a fallback's successes do not reset the failing model's failure count."""
     limits = {"registry": "fleet", "failure_threshold": 2}
     once = {"max_attempts": 1}
     given = {"model": "acme:overloaded", "fallback": "models", "fallback_models": ("acme:up",)}
@@ -121,6 +121,6 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
     ],
 )
 def test_an_unusable_name_stops_the_start(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    """An unknown or broken entry point stops the start. The error has the variable and its value."""
+    """If a setting names an unknown or broken entry point, startup fails. The error has the setting and its value."""
     with pytest.raises(SettingsError, match=message):
         check(_settings(tmp_path, **given))

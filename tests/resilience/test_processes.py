@@ -1,6 +1,6 @@
-"""Many processes share one breaker: no failure is lost, and the number of probes is limited.
+"""Many processes share one breaker. No failure is lost, and the number of probes is limited.
 
-The slot of a killed process's probe becomes free.
+If a process is killed, the slot of its probe becomes free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def test_eight_processes_hammer_one_breaker(tmp_path: Path) -> None:
     assert json.loads(finished.stdout) == {
         "failures": CHILDREN * FAILURES,
         "opened": "open",
-        # admitted while open, after the cooldown, during the leases of the killed holders, and after these leases
+        # the numbers of admitted probes: while the circuit is open, after the cooldown, before the leases of the killed
+        # children expire, and after these leases expire
         "probes": [0, PROBES, 0, PROBES],
         "closed": "closed",
         "all_continued": True,

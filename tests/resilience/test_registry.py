@@ -49,7 +49,7 @@ def transitions() -> list[Transition]:
 
 @pytest.fixture
 def breakers(redis_url: str, clock: MovedClock, transitions: list[Transition]) -> Iterator[Breakers]:
-    """One process's registry, on the suite's Redis."""
+    """The breakers of one process, with the test suite's Redis."""
     made = Breakers(SETTINGS, clock, redis_url, transitions.append)
     yield made
     made.close()
@@ -102,7 +102,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
     transitions: list[Transition],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each transition is reported once, by the process that caused it. Reports count transitions and wake turns."""
+    """The process that causes a transition reports it once, to its listener and in its log. Other processes do not."""
     others_transitions: list[Transition] = []
     other = Breakers(SETTINGS, clock, redis_url, others_transitions.append)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
@@ -207,7 +207,7 @@ def test_a_listener_that_fails_stops_no_call(redis_url: str, clock: MovedClock) 
     ],
 )
 def test_what_counts_as_a_failure(breakers: Breakers, error: BaseException, *, counts: bool) -> None:
-    """A refused request and a cancelled call do not count as failures."""
+    """Every error counts as a failure, except the errors of refused requests and cancelled calls."""
     fail(breakers.get("llm:test"), error)
     (found,) = breakers.list()
     assert found.failure_count == counts
@@ -263,7 +263,7 @@ def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, red
         succeed(breaker)
     commands = client.info("stats")["total_commands_processed"] - before - 1
     client.close()
-    within_scripts = 50 * (2 + 4)  # TIME and HMGET in both; HSET and EXPIRE in the second
+    within_scripts = 50 * (2 + 4)  # TIME and HMGET in both scripts; HSET and EXPIRE in the second
     assert commands - within_scripts == 50 * 2
 
 
@@ -289,7 +289,7 @@ def test_calls_continue_while_redis_is_stopped(
         succeed(mcp)
     with caplog.at_level(logging.INFO, "perdure.resilience"):
         caplog.clear()
-        refused(llm)  # as in the fleet's last known state
+        refused(llm)  # the fleet's breaker was open when Redis stopped
         for _ in range(2):
             fail(mcp)
         refused(mcp)
@@ -349,7 +349,7 @@ def test_an_unresponsive_redis_delays_one_call_per_pause(
 
 
 def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) -> None:
-    """Without Redis, a process uses its own breakers, so that programs can use the library alone."""
+    """Without a Redis URL, a process uses its own breakers, so that programs can use breakers without a server."""
     breakers = Breakers(SETTINGS, clock)
     for _ in range(2):
         fail(breakers.get("llm:test"))
@@ -360,7 +360,7 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
-    """If a circuit's key in Redis is damaged, calls continue as without Redis."""
+    """If a circuit's key in Redis has the wrong type, calls use the process's own breakers."""
     client = redis_py.Redis.from_url(client_url(redis_url))
     client.set("perdure:{breakers}:llm:test", "nonsense")
     client.close()

@@ -56,19 +56,19 @@ def failing(*errors: BaseException) -> Callable[[], str]:
 
 
 def run(work: Callable[[], str], time: Time, policy: RetrySettings | None = None) -> str:
-    """Retry the work with `policy`, or with the defaults without jitter."""
+    """Run `work` with retries. The default policy is the default settings without jitter."""
     return retrying("test", work, policy or RetrySettings(jitter=0), time, lambda: 0.5)
 
 
 def caused_by(cause: BaseException, error: BaseException | None = None) -> BaseException:
-    """An error whose class says nothing about retries, with a cause."""
+    """`error` with `cause` as its cause. The default error does not say whether it is transient."""
     made = error or ProviderError("something failed")
     made.__cause__ = cause
     return made
 
 
 class Answered(Exception):
-    """An error of an HTTP library."""
+    """An HTTP library's error for a response with `status_code`."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(f"status {status_code}")
@@ -104,13 +104,13 @@ NOT_TRANSIENT = [error for error, what in VERDICTS if what is not Verdict.TRANSI
 
 
 def _ids(errors: Iterable[BaseException]) -> list[str]:
-    """Names of the errors, with their causes."""
+    """The test ids: each error with its cause."""
     return [f"{each!r}" + (f" from {each.__cause__!r}" if each.__cause__ else "") for each in errors]
 
 
 @pytest.mark.parametrize(("error", "expected"), VERDICTS, ids=_ids(error for error, _ in VERDICTS))
 def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
-    """Retries and breakers use the verdict on the first classified error in the chain: the error, then its causes."""
+    """`verdict` classifies an error. If an error itself cannot be classified, its causes are classified, in order."""
     assert verdict(error) is expected
 
 

@@ -1,1 +1,1 @@
-"""Tests of schedules: slots in local time, the ledger, the sweeper and beat."""
+"""Tests of the schedule: slots (the times at which an entry is due), the ledger, the sweeper and Celery beat."""

@@ -23,7 +23,7 @@ Ask = Callable[..., Any]
 
 
 def move_to(clock: MovedClock, when: datetime) -> None:
-    """Set the clock to `when`. The database's clock follows."""
+    """Set the clock, and with it the database's clock, to `when`."""
     clock.advance(when - clock.now())
 
 
@@ -43,7 +43,7 @@ def limits(settings: Settings) -> TurnSettings:
 
 @pytest.fixture
 def ask(database: Database) -> Ask:
-    """Run a query: `ask(sql, name=value)` returns rows."""
+    """A function that runs a query: `ask(sql, name=value)` returns the rows."""
 
     def run(sql: str, **parameters: Any) -> list[Row[Any]]:
         return list(database.run(Statement(f"tests.{abs(hash(sql))}", sql), parameters))

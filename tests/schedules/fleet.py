@@ -1,4 +1,4 @@
-"""A simulated fleet in one thread: Celery's beats, a queue that loses and repeats messages, tasks that settle slots."""
+"""Simulates a fleet in one thread: Celery beats, a queue that loses and repeats messages, a sweeper and a worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASKS = (
 )
 
 Message = tuple[str, dict[str, Any], dict[str, Any]]
-"""A task's name, its arguments, its publishing options."""
+"""A task's name, its keyword arguments, and the options of `apply_async`."""
 
 _SETTLED = Statement(
     "tests.settled",
@@ -48,7 +48,7 @@ _SETTLED = Statement(
 def make_app(
     runtime: Runtime, broker_url: str, names: tuple[str, ...], runs: list[tuple[str, dict[str, Any]]]
 ) -> Celery:
-    """An application whose tasks record their runs and arguments in `runs`."""
+    """A Celery application with the tasks `names`. Each run appends the task's name and arguments to `runs`."""
     app = Celery("tests", broker=broker_url, set_as_current=False)
     app.conf.update(timezone=runtime.settings.timezone, task_ignore_result=True, worker_hijack_root_logger=False)
 
@@ -71,7 +71,7 @@ def make_app(
 
 
 class Fleet:
-    """Beats, sweepers and workers on the test's clock; `wire` is their queue."""
+    """Beats, a sweeper and a worker, all with the test's clock. `wire` is the queue of their messages."""
 
     def __init__(self, runtime: Runtime, clock: MovedClock, names: tuple[str, ...], *, beats: int, seed: int) -> None:
         self.clock = clock
@@ -101,7 +101,7 @@ class Fleet:
                 pass
 
     def sweep(self) -> None:
-        """Let a worker sweep, if a round is due."""
+        """Execute a round of the sweeper, if a round is due."""
 
         def fire(entry: Entry) -> bool:
             self.wire.append((entry.task, dict(entry.arguments), options(entry)))
@@ -110,7 +110,7 @@ class Fleet:
         sweep_slots(self.runtime.database, self.runtime.settings.turn, self.entries.values(), fire)
 
     def deliver(self, *, flush: float, repeat: float) -> None:
-        """Lose all tasks with probability `flush`. Else run each task, and keep it queued with probability `repeat`."""
+        """Lose all tasks with probability `flush`. Else run each task, and requeue it with probability `repeat`."""
         flushed = self._random.random() < flush
         messages = [] if flushed else list(self.wire)
         self.fired += len(self.wire)
@@ -125,7 +125,7 @@ class Fleet:
         return any(each.next_due <= now for each in read_schedules(self.runtime.database, self.entries.values()))
 
     def next_slot(self) -> datetime:
-        """The time of the next slot of all entries."""
+        """The time of the earliest future slot of any entry."""
         now = self.clock.now()
         return min(entry.cadence.next(now) for entry in self.entries.values())
 
@@ -134,7 +134,7 @@ class Fleet:
         return {entry.task: list(_between(entry, begin, end)) for entry in self.entries.values()}
 
     def settled(self) -> dict[str, list[datetime]]:
-        """The slots that are done in the ledger, by task."""
+        """The slots that the ledger shows as done, by task."""
         rows = self.runtime.database.run(_SETTLED, {})
         found: defaultdict[str, list[datetime]] = defaultdict(list)
         for row in rows:
@@ -142,7 +142,7 @@ class Fleet:
         return dict(found)
 
     def restart_a_beat(self) -> None:
-        """Restart one of the beats, which loses its state."""
+        """Restart a random beat. The restarted beat has lost its state."""
         self.beats.pop(self._random.randrange(len(self.beats))).close()
         self.beats.append(self.beat())
 

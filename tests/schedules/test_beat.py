@@ -1,4 +1,4 @@
-"""Two beats run for weeks with a queue that is sometimes flushed. Each slot runs once, at its local time."""
+"""Beats and sweepers fire slots. Each slot runs once, at its local time, even if the queue is sometimes flushed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_A_YEAR = tuple(name for name in TASKS if name not in MINUTELY)
 
 @pytest.fixture
 def runtime_in(settings: Settings, clock: MovedClock, database: Database, agents: Any, waker: RecordingWaker) -> Any:
-    """A runtime whose schedules are in the given zone."""
+    """A function: `runtime_in(zone)` makes a runtime whose schedule uses the time zone `zone`."""
 
     def make(zone: str) -> Runtime:
         local = settings.model_copy(update={"timezone": zone})
@@ -51,11 +51,11 @@ def all_slots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("zone", "begin", "changing", "sundays"),
     [
-        # Clocks go forward at two on 28 March: that Sunday's slot is the first instant after the gap.
+        # Clocks go forward from two to three on 28 March. That Sunday's slot is the first instant after the gap.
         (BERLIN, datetime(2027, 2, 24, 9, tzinfo=UTC), datetime(2027, 3, 28, 1, tzinfo=UTC), {time(2): 9, time(3): 1}),
-        # Clocks go back at three on 31 October, to two: two o'clock occurs twice, and the slot is the first one.
+        # Clocks go back from three to two on 31 October. Two o'clock occurs twice; the slot is its first occurrence.
         (BERLIN, datetime(2027, 10, 28, 9, tzinfo=UTC), datetime(2027, 10, 31, 0, tzinfo=UTC), {time(2): 1}),
-        # Clocks go back at two on 7 November, to one: two o'clock occurs once.
+        # Clocks go back from two to one on 7 November. Two o'clock occurs once.
         (NEW_YORK, datetime(2027, 11, 1, 15, tzinfo=UTC), datetime(2027, 11, 7, 7, tzinfo=UTC), {time(2): 2}),
     ],
 )
@@ -103,7 +103,7 @@ def test_weeks_of_two_beats(
 @pytest.mark.long
 @pytest.mark.parametrize("begin", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
 def test_each_minute_of_a_change_of_clocks(clock: MovedClock, runtime_in: Any, begin: datetime) -> None:
-    """In the two hours around the change, the minutely slot runs once in each minute."""
+    """In the two hours around a change of the clocks, a minutely task runs once per minute."""
     move_to(clock, begin)
     fleet = Fleet(runtime_in(BERLIN), clock, ("sessions.expire_idle",), beats=2, seed=3)
     fleet.tick()
@@ -134,7 +134,7 @@ def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
 
 
 def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
-    """Each entry's newest missed slot runs once, although two new beats and the sweeper fire it."""
+    """After downtime, each entry's newest missed slot runs once, although two beats and the sweeper fire entries."""
     friday = datetime(2027, 6, 4, 12, tzinfo=UTC)
     move_to(clock, friday)
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)
@@ -154,7 +154,7 @@ def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock:
 
 @pytest.mark.long
 def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any) -> None:
-    """No slot runs again, although running beats, a beat started in the repeated hours and the sweeper may fire it."""
+    """After the clock is set back, no slot runs again, although beats and the sweeper fire slots again."""
     begin = clock.now()
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=2, seed=5)
     fleet.sweep()
@@ -200,7 +200,7 @@ def test_the_schedule_is_the_documented_one(settings: Settings) -> None:
 
 
 def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
-    """`is_due` returns whether Celery's scheduler must fire the entry, and the seconds until its next check."""
+    """`is_due` returns whether a slot has passed since the last run, and the seconds until the next slot."""
     schedule = SlotSchedule(AtTimes(ZoneInfo(BERLIN), (time(2),), 6), clock)
     move_to(clock, datetime(2027, 3, 28, 0, 59, 50, tzinfo=UTC))
     since = clock.now()
@@ -219,14 +219,14 @@ def test_an_entry_is_due_when_its_slot_has_come(clock: MovedClock) -> None:
 
 
 def test_schedules_are_equal_by_their_cadence(clock: MovedClock) -> None:
-    """Schedules are equal if their cadences are. If an entry's schedule changes, Celery restarts the entry's wait."""
+    """Two schedules are equal if their cadences are equal, even if their clocks differ."""
     assert SlotSchedule(Every(), clock) == SlotSchedule(Every(), MovedClock())
     assert SlotSchedule(Every(), clock) != SlotSchedule(Every(2), clock)
     assert repr(SlotSchedule(Every(), clock)) == "<each minute>"
 
 
 def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None:
-    """A fired task has the entry's queue, arguments and name."""
+    """Beat publishes a task with the entry's arguments and queue, and with the entry's name in a header."""
     fired = beat_schedule(active_entries({"casebank.prune"}, settings), clock)["prune"]
 
     assert (fired["task"], fired["kwargs"]) == ("casebank.prune", {"dry_run": False})
@@ -234,14 +234,14 @@ def test_a_firing_names_its_entry(settings: Settings, clock: MovedClock) -> None
 
 
 def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -> None:
-    """Configuring beat fails for a task that does not settle its slots, because its slot would be fired for ever."""
+    """`configure_beat` refuses a task that is not a `ScheduledTask`, because it would never mark its slots as done."""
     app = Celery("tests", broker="memory://", set_as_current=False)
 
     def decay() -> None:
         """An ordinary task."""
 
     app.finalize()
-    app.tasks.pop("memory.decay", None)  # the real task, if another test of this process has imported it
+    app.tasks.pop("memory.decay", None)  # removes the real task, if another test of this process has imported it
     app.task(decay, name="memory.decay", shared=False)
 
     with pytest.raises(TypeError, match=r"memory\.decay is not a ScheduledTask"):

@@ -1,4 +1,4 @@
-"""Slot arithmetic in difficult time zones: half-hour changes, Ramadan, a skipped day."""
+"""The slots of cadences in zones with ordinary and unusual clock changes, such as half-hour changes or skipped days."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ZONES = {
         "UTC",
         "Europe/Berlin",
         "America/New_York",
-        "Australia/Lord_Howe",  # changes by half an hour
-        "Africa/Casablanca",  # changes twice a year around Ramadan
+        "Australia/Lord_Howe",  # clocks change by half an hour
+        "Africa/Casablanca",  # clocks change before and after Ramadan
         "Pacific/Apia",  # had no 30 December 2011
         "Pacific/Kwajalein",  # had no 21 August 1993
-        "America/Havana",  # changes at midnight
-        "America/St_Johns",  # changed at a minute past midnight, which repeated the end of the day before
+        "America/Havana",  # clocks change at midnight
+        "America/St_Johns",  # clocks went back at 00:01, to the end of the previous day
     )
 }
 MINUTE = timedelta(minutes=1)
@@ -43,7 +43,7 @@ def changes(zone: ZoneInfo) -> list[datetime]:
 
 
 def offset(at: datetime, zone: ZoneInfo) -> timedelta | None:
-    """The zone's UTC offset."""
+    """The zone's UTC offset at the time `at`."""
     return at.astimezone(zone).utcoffset()
 
 
@@ -56,7 +56,7 @@ anytime = st.timedeltas(timedelta(), timedelta(days=100 * 365)).map(
 
 @st.composite
 def zoned_moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
-    """A zone and an instant, most often within two days of a change of its clocks."""
+    """A zone and an instant. Most instants are within two days of a change of the zone's clocks."""
     name = draw(st.sampled_from(sorted(ZONES)))
     if not CHANGES[name] or draw(st.integers(0, 3)) == 0:
         return ZONES[name], draw(anytime)
@@ -67,7 +67,7 @@ def zoned_moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
 
 @st.composite
 def cadences(draw: st.DrawFn, zone: ZoneInfo) -> Cadence:
-    """A cadence of either kind."""
+    """An `Every` or an `AtTimes`."""
     if draw(st.integers(0, 4)) == 0:
         return Every(draw(st.integers(1, 1_500)))
     minutes = draw(st.sets(st.integers(0, 24 * 60 - 1), min_size=1, max_size=6))
@@ -77,7 +77,7 @@ def cadences(draw: st.DrawFn, zone: ZoneInfo) -> Cadence:
 
 @given(st.data(), zoned_moments())
 def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Processes with slightly different clocks must compute the same slots."""
+    """All instants from one slot until the next slot have the same `previous` and the same `next`."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
 
@@ -92,7 +92,7 @@ def test_previous_and_next_agree(data: st.DataObject, moment: tuple[ZoneInfo, da
 
 @given(st.data(), zoned_moments())
 def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Forward and backward iteration give the same ascending slots."""
+    """Iteration with `next` gives ascending slots. Iteration with `previous` gives the same slots in reverse."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
 
@@ -110,7 +110,10 @@ def test_slots_ascend(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) ->
 def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
     moment: tuple[ZoneInfo, datetime], at: time
 ) -> None:
-    """The rule covers ordinary days, gaps and repeated hours. The test checks it minute by minute."""
+    """`instant` returns the first instant at which the zone's clocks show the local time or a later time.
+
+    The test searches for this instant minute by minute.
+    """
     zone, near = moment
     wanted = datetime.combine(near.astimezone(zone).date(), at.replace(second=0, microsecond=0, tzinfo=None))
     minutes = (wanted.replace(tzinfo=UTC) - timedelta(hours=30) + MINUTE * number for number in range(60 * 60))
@@ -122,7 +125,7 @@ def test_a_local_time_means_the_first_instant_that_shows_it_or_later(
 
 @given(st.data(), zoned_moments())
 def test_each_slot_has_a_configured_local_time(data: st.DataObject, moment: tuple[ZoneInfo, datetime]) -> None:
-    """Outside a gap, the local time of a slot is the configured time."""
+    """A slot has a configured local time and weekday, unless the clocks skipped that time."""
     zone, at = moment
     cadence = data.draw(cadences(zone))
     assume(isinstance(cadence, AtTimes))
@@ -157,7 +160,7 @@ def test_a_time_that_occurs_twice_is_its_first() -> None:
 
 
 def test_midnight_may_precede_a_repeated_evening() -> None:
-    """In St John's the clocks went back at 00:01, so 23:30 occurred again after midnight."""
+    """If the clocks go back from 00:01 to 23:01, midnight occurs twice. The slot is its first occurrence."""
     daily = AtTimes(ZONES["America/St_Johns"], (time(0),))
     midnight = datetime(2009, 11, 1, 2, 30, tzinfo=UTC)
 
@@ -166,7 +169,7 @@ def test_midnight_may_precede_a_repeated_evening() -> None:
 
 
 def test_a_skipped_day_is_one_slot() -> None:
-    """Samoa skipped 30 December 2011, so the four times of that day and the next midnight are one instant."""
+    """Samoa skipped 30 December 2011. The four times of that day and the next midnight are one slot."""
     every_six_hours = AtTimes(ZONES["Pacific/Apia"], times_every(6))
     last = every_six_hours.previous(datetime(2011, 12, 30, 9, tzinfo=UTC))
 
@@ -188,7 +191,7 @@ def test_each_minute_continues_while_the_clocks_go_back() -> None:
 
 
 def test_six_hours_are_counted_from_local_midnight() -> None:
-    """The last span of a day may be shorter."""
+    """`times_every` counts the hours from midnight. The last interval of a day may be shorter."""
     assert times_every(6) == (time(0), time(6), time(12), time(18))
     assert times_every(7) == (time(0), time(7), time(14), time(21))
     assert times_every(24) == (time(0),)
@@ -211,19 +214,19 @@ def test_a_cadence_is_described_in_words(cadence: Cadence, words: str) -> None:
 
 @pytest.mark.parametrize("minutes", [0, -1])
 def test_a_span_of_no_minutes_is_refused(minutes: int) -> None:
-    """A cadence of no minutes would always be due."""
+    """An interval must be positive, because an interval of zero minutes would always be due."""
     with pytest.raises(ValueError, match=f"minutes is {minutes}"):
         Every(minutes)
 
 
 @pytest.mark.parametrize("times", [(), (time(2), time(1)), (time(2), time(2))])
 def test_times_out_of_order_are_refused(times: tuple[time, ...]) -> None:
-    """The search for the newest slot needs ascending times."""
+    """Times must be ascending, because the search for a slot relies on their order."""
     with pytest.raises(ValueError, match="ascending"):
         AtTimes(BERLIN, times)
 
 
 def test_an_invalid_weekday_is_refused() -> None:
-    """A cadence with an invalid weekday would never be due."""
+    """A cadence with an invalid weekday is refused, because the cadence would never be due."""
     with pytest.raises(ValueError, match="Monday"):
         AtTimes(BERLIN, (time(2),), 7)

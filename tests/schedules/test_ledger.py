@@ -1,4 +1,4 @@
-"""A slot runs once despite concurrent claims, crashes and changes of the clock."""
+"""A slot (a due time of a schedule entry) runs once despite concurrent claims, crashes and clock changes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ THREADS = 8
 
 @pytest.fixture(autouse=True)
 def _first_seen(database: Database) -> None:
-    """The entry was first seen at 12:00:30."""
+    """Register the entry at 12:00:30."""
     register(database, [HOURLY], LEASE_S)
 
 
 @pytest.fixture
 def at_one(clock: MovedClock) -> None:
-    """The clock shows 13:01, so the first slot is due."""
+    """Set the clock to 13:01. The first slot, 13:00, is then due."""
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
@@ -62,7 +62,7 @@ def _status(database: Database, entry: Entry = HOURLY) -> EntryStatus:
 
 
 def test_no_slot_from_before_the_entry_existed(database: Database) -> None:
-    """A new release must not run a slot that was due before its first start."""
+    """A slot from before the entry's registration cannot be claimed."""
     assert claim(database, HOURLY, LEASE_S) is None
     assert _status(database).next_due == ONE_O_CLOCK
 
@@ -80,7 +80,7 @@ def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSetting
 
 
 def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedClock) -> None:
-    """Of eight concurrent claims of a slot, the database lets one succeed. The test does this for ten slots."""
+    """Exactly one of eight concurrent claims of a slot succeeds. The test repeats this for ten slots."""
     gate = threading.Barrier(THREADS)
 
     def contend(_: int) -> ClaimedSlot | None:
@@ -97,7 +97,7 @@ def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedCl
 
 @pytest.mark.usefixtures("at_one")
 def test_claims_during_the_settling_find_it_done(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """A claim that began before the settling commit must not act on its old view of the slot."""
+    """If a claim begins before another worker marks the slot as done, the claim does not run the slot again."""
     gate = threading.Barrier(THREADS)
     ran: list[datetime] = []
 
@@ -131,7 +131,10 @@ def test_another_worker_claims_a_crashed_workers_slot_after_the_lease(database: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, clock: MovedClock) -> None:
-    """Each crash counts as an attempt and lengthens the pause. The entry's next slot starts without a pause."""
+    """Each crash counts as an attempt, and lengthens the pause before the next attempt.
+
+    The entry's next slot starts without a pause.
+    """
     _claimed(database)
     waits = []
     for _ in range(4):
@@ -150,7 +153,7 @@ def test_a_slot_that_keeps_killing_its_worker_backs_off(database: Database, cloc
 
 @pytest.mark.usefixtures("at_one")
 def test_a_renewed_slot_is_not_claimed_again(database: Database, clock: MovedClock) -> None:
-    """If a slot's lease is renewed, its work may take longer than a lease. No other worker claims the slot."""
+    """As long as a worker renews its lease on a slot, no other worker can claim the slot."""
     claimed = _claimed(database)
     for _ in range(6):
         clock.advance(seconds(LEASE_S - 5))
@@ -180,7 +183,10 @@ def test_the_lease_is_renewed_while_the_work_runs(database: Database, clock: Mov
 def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """After the entry's `within_s` another worker may claim the slot. The hanging worker cannot mark it done."""
+    """A hanging task's lease is renewed for at most `within_s` seconds, and then expires.
+
+    After another worker claims the slot, the hanging task's worker cannot mark the slot as done.
+    """
     eager = limits.model_copy(update={"heartbeat_s": 0.01})
     brief = replace(HOURLY, within_s=60)
 
@@ -201,7 +207,7 @@ def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
 def test_work_that_fails_is_tried_again_after_a_pause(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """The error is stored, and the task fails with it. The slot is tried again after its pause."""
+    """If the work fails, `run_slot` stores the error and raises it. The slot is due again after a pause."""
 
     def work() -> None:
         raise ProviderError("the provider refused")
@@ -219,7 +225,7 @@ def test_work_that_fails_is_tried_again_after_a_pause(
 
 @pytest.mark.usefixtures("at_one")
 def test_a_failed_slot_does_not_delay_the_next(database: Database, clock: MovedClock) -> None:
-    """The next slot does not wait for the failed slot's pause."""
+    """An entry's next slot does not wait for the end of a failed slot's pause."""
     claimed = _claimed(database)
     for _ in range(8):
         fail(database, claimed, RuntimeError("no"))
@@ -255,7 +261,7 @@ def test_only_the_newest_missed_slot_is_caught_up(database: Database, clock: Mov
 
 
 def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """Completed slots stay completed when their time occurs again."""
+    """A slot that is done does not run again after the clock is set back."""
     ran: list[datetime] = []
 
     def work() -> None:
@@ -272,7 +278,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
-    """Times that a wrong clock wrote (first seen, lease, retry) are corrected once the clock is right."""
+    """If a wrong clock stored future times for an entry (registration, lease, retry), `register` corrects them."""
     far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
@@ -293,10 +299,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
 @pytest.mark.usefixtures("at_one")
 def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, clock: MovedClock) -> None:
-    """If the clock is set back, the lease ends in the distant future.
-
-    Its holder still renews it. No other worker gets the slot.
-    """
+    """After the clock is set back, a worker can still renew its lease. No other worker can claim the slot."""
     claimed = _claimed(database)
     clock.advance(-hours(0.5))
     register(database, [HOURLY], LEASE_S)
@@ -311,7 +314,7 @@ def test_a_worker_keeps_its_slot_when_the_clock_is_set_back(database: Database, 
 def test_an_unavailable_database_is_no_failure_of_the_work(
     database: Database, clock: MovedClock, limits: TurnSettings
 ) -> None:
-    """If a slot cannot be marked as done, it is not marked as failed. It runs again once its lease has expired."""
+    """If the database is unavailable when the work is done, the slot can be claimed again after its lease expires."""
     state = {"down": False}
 
     def lose(moment: str, name: str) -> None:
@@ -332,7 +335,7 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """Old slots are deleted, since a minutely entry has half a million a year. The newest `KEPT_SLOTS` are kept."""
+    """Slots older than `KEPT_DAYS` are deleted, except each entry's newest slots."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

@@ -1,4 +1,4 @@
-"""The schedule as operators see it: done, running, waiting and next slots."""
+"""`read_schedules` shows operators each entry's last and next slots, and whether a slot is running."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_slot_is_listed_as_waiting_running_and_done(
 
 
 def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """After the lease, a dead worker's slot is shown as due, and the last completed slot stays visible."""
+    """After a dead worker's lease expires, the slot is shown as due. The last completed slot is still shown."""
     register(database, [HOURLY], limits.lease_s)
     move_to(clock, ONE_O_CLOCK + seconds(60))
     run_slot(database, clock, limits, HOURLY, lambda: None)
@@ -75,5 +75,5 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
 
 @pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
 def test_entries_are_listed_in_their_order(database: Database, order: tuple[str, str]) -> None:
-    """Entries are listed in the order of the schedule."""
+    """`read_schedules` keeps the order of the given entries."""
     assert [each.entry for each in read_schedules(database, [replace(HOURLY, name=name) for name in order])] == [*order]

@@ -1,4 +1,4 @@
-"""The sweeper fires due slots that no worker has claimed, because beat may be down or messages lost."""
+"""The sweeper fires due slots that no worker has claimed, for example because beat is down or a message is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wire() -> list[str]:
 
 @pytest.fixture
 def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]) -> Sweep:
-    """A function that runs a round, `sweep_s` after the previous one, and returns the names of the fired entries."""
+    """A function that advances the clock by `sweep_s`, executes a round, and returns the fired entries' names."""
 
     def fire(entry: Entry) -> bool:
         wire.append(entry.name)
@@ -50,12 +50,12 @@ def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: lis
 
 @pytest.fixture
 def at_one(sweep: Sweep, clock: MovedClock) -> None:
-    """Move the clock to the first slot of both entries."""
+    """Move the clock to 13:00, the first slot of `HOURLY` and `OTHER`."""
     move_to(clock, ONE_O_CLOCK)
 
 
 def test_nothing_is_due_before_its_time(sweep: Sweep) -> None:
-    """Neither future slots nor slots before the entries were first seen are fired."""
+    """The sweeper fires neither future slots nor slots from before the entries' registration."""
     assert sweep() == []
 
 
@@ -75,7 +75,7 @@ def test_a_due_slot_is_fired_until_it_is_done(
 
 @pytest.mark.usefixtures("at_one")
 def test_firings_that_no_worker_claims_become_rarer(sweep: Sweep, wire: list[str], clock: MovedClock) -> None:
-    """If no worker runs, the queue must not grow by a message per round."""
+    """The sweeper fires an unclaimed slot at growing intervals, so that a queue without workers fills slowly."""
     gaps: list[float] = []
     last = clock.now()
     while len(gaps) < 7:
@@ -92,7 +92,7 @@ def test_firings_that_no_worker_claims_become_rarer(sweep: Sweep, wire: list[str
 @pytest.mark.long
 @pytest.mark.usefixtures("at_one")
 def test_the_next_slot_does_not_wait_for_the_back_off(sweep: Sweep, clock: MovedClock) -> None:
-    """The back-off of a slot's firings does not apply to the entry's next slot."""
+    """The growing interval between a slot's firings does not delay the entry's next slot."""
     while clock.now() < ONE_O_CLOCK + hours(1) - seconds(10):
         sweep()
 
@@ -105,7 +105,7 @@ def test_the_next_slot_does_not_wait_for_the_back_off(sweep: Sweep, clock: Moved
 def test_a_claimed_slot_is_not_fired_until_its_lease_expires(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """After the lease has expired, the slot is fired within two rounds."""
+    """The sweeper fires a claimed slot only after the slot's lease expires, and then within two rounds."""
     sweep()
     assert claim(database, HOURLY, limits.lease_s) is not None
     claimed_at, fired_at = clock.now(), None
@@ -123,7 +123,7 @@ def test_a_claimed_slot_is_not_fired_until_its_lease_expires(
 def test_a_failure_is_fired_again_after_its_pause(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """A failed slot is not fired at once, since the cause of its failure probably persists."""
+    """The sweeper waits before it fires a failed slot again, because the cause of the failure may persist."""
     sweep()
     with pytest.raises(ZeroDivisionError):
         run_slot(database, clock, limits, HOURLY, lambda: 1 // 0)
@@ -139,7 +139,7 @@ def test_a_failure_is_fired_again_after_its_pause(
 def test_a_refused_firing_is_repeated_in_the_next_round(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """After one refusal the round ends, and no slot counts as fired."""
+    """If the broker refuses a message, the round ends. The next round fires the slots."""
     offered: list[str] = []
 
     def refuse(entry: Entry) -> bool:
@@ -157,7 +157,7 @@ def test_a_refused_firing_is_repeated_in_the_next_round(
 def test_one_of_eight_sweepers_runs_the_round(
     database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]
 ) -> None:
-    """Every worker sweeps, but a slot is fired once per round."""
+    """One of eight concurrent sweepers executes the round, and fires each due slot once."""
 
     def fire(entry: Entry) -> bool:
         wire.append(entry.name)
@@ -174,7 +174,7 @@ def test_one_of_eight_sweepers_runs_the_round(
 def test_rounds_out_of_order_count_as_one(
     database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
 ) -> None:
-    """If the row has the time of a later round, an earlier round must not conclude that a clock was wrong."""
+    """If the clock goes back half a second after a round, the next sweep does not repeat the round."""
     assert sweep() == []
 
     clock.advance(seconds(-0.5))
@@ -183,7 +183,7 @@ def test_rounds_out_of_order_count_as_one(
 
 
 def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedClock) -> None:
-    """A round that a wrong clock has dated years ahead must not delay the next round."""
+    """A round that was recorded while the clock was years ahead does not delay the next round."""
     clock.advance(hours(24 * 365 * 4))
     assert sweep() == ["other", "hourly"]
 
@@ -193,7 +193,7 @@ def test_a_clock_that_was_years_ahead_stops_no_sweep(sweep: Sweep, clock: MovedC
 
 
 def test_an_installation_without_entries_runs_no_statement(database: Database, limits: TurnSettings) -> None:
-    """An empty schedule costs no statement."""
+    """Without schedule entries, a sweep runs no SQL statement."""
     statements: list[str] = []
     database.observe = lambda _, name: statements.append(name)
 
@@ -202,7 +202,7 @@ def test_an_installation_without_entries_runs_no_statement(database: Database, l
 
 
 def test_an_entrys_slots_begin_when_it_is_first_seen(database: Database, sweep: Sweep, clock: MovedClock) -> None:
-    """Neither a claim nor a sweep finds an earlier slot of the entry."""
+    """A slot from before the entry's registration is neither claimed nor fired."""
     late = replace(HOURLY, name="late")
     move_to(clock, ONE_O_CLOCK + hours(1))
     register(database, [late], 30)

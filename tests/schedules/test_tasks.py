@@ -1,4 +1,4 @@
-"""Scheduled tasks over the real broker. The message's header names the entry. Direct calls claim no slot."""
+"""Scheduled tasks with the real broker: messages whose header names a schedule entry, and direct calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRY = Entry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": Fals
 
 
 class Work:
-    """The task's behaviour, set by the test, and its recorded runs."""
+    """The function of the task `tests.work`. Records the arguments of each run, and raises `error` if it is set."""
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
@@ -50,13 +50,13 @@ class Work:
 
 @pytest.fixture
 def work() -> Work:
-    """The work of the task `tests.work`."""
+    """The function of the task `tests.work`."""
     return Work()
 
 
 @pytest.fixture
 def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Celery:
-    """An application with the task `tests.work`, on the suite's Redis. The entry's first slot is due."""
+    """A Celery application with the task `tests.work` and the test suite's Redis. The first slot of `ENTRY` is due."""
     made = Celery("tests", broker=redis_url, backend="cache+memory://", set_as_current=False)
     made.conf.update(worker_hijack_root_logger=False, task_default_queue="maintenance")
 
@@ -72,7 +72,7 @@ def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Cele
 
 
 class Publisher:
-    """Publishes like a worker's waker."""
+    """Publishes tasks; see `perdure.tasks.deliveries.Publisher`."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -88,7 +88,7 @@ def worker(app: Celery) -> Iterator[Publisher]:
     """Run a worker on the real queue; yields a publisher to that queue."""
 
     def leave_logging_alone(**_: Any) -> None:
-        """Prevent the worker from setting the process's log level for later tests."""
+        """Do nothing. Because of this receiver, Celery does not change the log level of the test process."""
 
     setup_logging.connect(leave_logging_alone)
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=PATIENCE_S):
@@ -105,7 +105,7 @@ def _call(app: Celery, name: str = ENTRY.name) -> Any:
 
 
 def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publisher) -> None:
-    """The header that beat and sweeper set names the entry whose slot the worker runs."""
+    """A worker runs the newest slot of the entry that the message's header names."""
     settled = threading.Event()
     runtime.database.observe = lambda moment, name: (
         settled.set() if (moment, name) == ("after", "slots.settle") else None
@@ -141,7 +141,7 @@ def test_a_firing_lost_in_a_flush_is_repeated(
 
 
 def test_a_direct_call_claims_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
-    """A direct call of the task runs its work at once, independently of its slots."""
+    """A direct call, without the header, runs the task at once and claims no slot."""
     worker.publish("tests.work", {}, queue="maintenance")
 
     assert work.ran.wait(PATIENCE_S)
@@ -150,13 +150,13 @@ def test_a_direct_call_claims_no_slot(runtime: Runtime, work: Work, worker: Publ
 
 
 def test_the_result_is_that_of_the_work(app: Celery, work: Work) -> None:
-    """A second firing of the slot does nothing and returns `None`."""
+    """The first firing of a slot returns the work's result. A second firing does nothing and returns `None`."""
     assert [_call(app), _call(app)] == ["worked", None]
     assert len(work.runs) == 1
 
 
 def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runtime, work: Work) -> None:
-    """The caller gets the error's code and message. The ledger stores both."""
+    """The task's result and the ledger have the error's code and message. The slot is no longer claimed."""
     work.error = ProviderError("the provider refused")
 
     app.tasks["tests.work"].apply(headers={HEADER: ENTRY.name}, task_id="the firing")
@@ -176,7 +176,7 @@ def test_a_failure_fails_the_task_and_frees_the_slot(app: Celery, runtime: Runti
 def test_an_entry_of_another_release_runs_nothing(
     app: Celery, work: Work, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    """A beat of another release may fire an entry that is unknown here or has another task. Nothing is run."""
+    """If a message names an unknown entry, or an entry with another task, the task does no work and logs a warning."""
     app.perdure().entries["other"] = replace(ENTRY, name="other", task="tests.other")
 
     _call(app, "other" if task == "tests.other" else "unknown")

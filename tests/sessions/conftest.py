@@ -1,4 +1,4 @@
-"""The harness of the turn tests, and functions that end sessions on it."""
+"""The harness of the turn tests, and fixtures that end the harness's sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cleaned() -> list[UUID]:
 
 @pytest.fixture
 def keeper(harness: Harness) -> Keeper:
-    """A keeper that renews leases when `beat` is called."""
+    """A keeper that renews leases when the test calls `beat`."""
     return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 

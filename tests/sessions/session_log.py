@@ -1,4 +1,4 @@
-"""A log of all changes of sessions, which a database trigger writes with every commit."""
+"""A log of all changes of sessions. A database trigger logs each change in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ONCE = ("summarised", "marked for consolidation")
 
 
 class Sql(Protocol):
-    """Runs a statement of the test."""
+    """Runs an SQL statement."""
 
     def __call__(self, text: str, **parameters: Any) -> Sequence[Any]:
         """Run `text`; returns its rows."""
@@ -63,7 +63,7 @@ class SessionLog:
     sql: Sql
 
     def begin(self) -> None:
-        """Create the trigger."""
+        """Create the log's table and trigger."""
         self.sql(SESSION_LOG)
 
     def states(self, session_id: object) -> list[str]:
@@ -75,7 +75,7 @@ class SessionLog:
         return [row.after for row in rows]
 
     def check_arrows(self) -> None:
-        """Check that every visible change of state is in the table of transitions."""
+        """Check that sessions begin as `initializing`, and that `TRANSITIONS` allows every logged change of state."""
         opened = {row.after for row in self.sql("SELECT DISTINCT after FROM session_log WHERE what = 'opened'")}
         moved = self.sql("SELECT DISTINCT before, after FROM session_log WHERE what = 'moved'")
         assert opened <= {State.INITIALIZING}
@@ -93,7 +93,7 @@ class SessionLog:
         assert self._before(session_id, "consolidated") == [None]
 
     def _before(self, session_id: object, what: str) -> list[str | None]:
-        """The former value of each change of the kind `what`, in order."""
+        """The old values in the session's log entries of the kind `what`, in order."""
         found = self.sql(
             "SELECT before FROM session_log WHERE session_id = %(id)s AND what = %(what)s ORDER BY entry",
             id=str(session_id),

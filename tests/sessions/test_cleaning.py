@@ -1,4 +1,4 @@
-"""An ended session leaves no data outside PostgreSQL, also after crashes and outages."""
+"""An ended session leaves no data outside PostgreSQL, even after crashes and outages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EndingSession:
     snapshots: SnapshotStore
 
     def end(self, redis_memory: RedisMemory | None = None) -> EndOutcome:
-        """End the session as the task does. `redis_memory` replaces the default Redis."""
+        """End the session as the task `sessions.end` does. `redis_memory` replaces the default Redis."""
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
@@ -61,7 +61,7 @@ class EndingSession:
 def ending_session(
     harness: Harness, redis_memory: RedisMemory, client: Any, remembered: Remembered, tmp_path: Path
 ) -> EndingSession:
-    """A session with a snapshot, with events in Redis, and with a turn in Redis that PostgreSQL lacks."""
+    """A session with a requested end, a snapshot, an event in Redis, and a turn that is only in Redis."""
     sent = harness.send("hello")
     harness.run(sent.session_id)
     redis_memory.working.remember_turn(sent.session_id, remembered(harness.session(sent.session_id).token))
@@ -75,7 +75,7 @@ def ending_session(
 
 
 def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSession) -> None:
-    """The session ends only after its Redis keys and its snapshot are removed. Then it waits for consolidation."""
+    """Before a session ends, its turns in Redis move to PostgreSQL, and its snapshot and Redis keys are removed."""
     seen: list[Any] = []
 
     def watch(moment: str, name: str) -> None:
@@ -114,7 +114,7 @@ def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered:
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSession) -> None:
-    """The end of a fork leaves the user's event stream. Only the end of the routable session removes it."""
+    """Only the end of the original session removes the user's event stream, not the end of a fork."""
     forked = fork(ending_session.harness.database, ending_session.harness.clock, ending_session.session_id)
     request_end(ending_session.harness.database, forked, "enough")
     assert isinstance(replace(ending_session, session_id=forked).end(), Ended)
@@ -128,7 +128,7 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 def test_an_ending_resumes_after_a_crash_while_cleaning(
     moment: str, commit: str, ending_session: EndingSession
 ) -> None:
-    """The resumed ending flushes no turn twice, tolerates removed data, and writes no second summary."""
+    """After a crash, the next attempt writes no turn or summary twice, and ignores data that is already removed."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)
@@ -140,7 +140,7 @@ def test_an_ending_resumes_after_a_crash_while_cleaning(
 
 
 def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, unreachable: RedisMemory) -> None:
-    """While Redis is unavailable, the session does not end. The ending backs off and writes no second summary."""
+    """While Redis is unavailable, the session does not end. The attempts become rarer, and write no second summary."""
     assert ending_session.end(unreachable) == Postponed()
     assert (ending_session.row.state, ending_session.row.lease_until, ending_session.row.summary) == (
         "ending",
@@ -160,7 +160,7 @@ def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, 
 
 
 def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, tmp_path: Path) -> None:
-    """If the snapshot store's disk is not mounted, the session does not end until the disk is mounted."""
+    """While the snapshot store's directory is missing, as on an unmounted disk, the session does not end."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
     assert ending_session.end() == Postponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)
@@ -170,7 +170,7 @@ def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, t
 
 
 def test_a_stale_ender_removes_nothing(ending_session: EndingSession) -> None:
-    """Only the current holder of the session cleans up."""
+    """A process that has lost the session's lease removes no data."""
     kept = ending_session.keys
 
     def overtaken(moment: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: a caller's key continues the same conversation, over any number of sessions."""
+"""Messages of a user with the same key belong to one conversation, over any number of sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _change(harness: Harness, key: str = "rome", *, title: str | None = None, ar
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
-    """Each key has its own session, which all channels share. Messages without a key enter a separate session."""
+    """Each key has its own session, for all channels. Messages without a key go to a separate session."""
     plain = harness.send("hello")
     rome, oslo = harness.send("to Rome", conversation="rome"), harness.send("to Oslo", conversation="oslo")
     assert len({plain.session_id, rome.session_id, oslo.session_id}) == 3
@@ -68,7 +68,10 @@ def test_concurrent_first_messages_open_one_session(harness: Harness) -> None:
 
 
 def test_the_next_session_continues_its_own_conversation(harness: Harness, end: End) -> None:
-    """After the idle time a key continues in a new session. Its prompt has the summary of the same conversation."""
+    """After the idle time, a conversation continues in a new session.
+
+    The new session's prompt has the summary of this conversation, and of no other conversation.
+    """
     other = harness.send("My cat is called Tom.", conversation="cats")
     harness.run(other.session_id)
     old = harness.send("I fly to Rome.", conversation="rome")
@@ -117,14 +120,14 @@ def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness
     assert harness.session(sent.session_id).end_requested_at is not None
     assert sent.session_id in harness.waker.endings
     assert (_keys(harness, archived=True), _keys(harness, archived=False)) == (["rome"], ["oslo"])
-    assert _change(harness, archived=True)["archived"] is True  # again: no conflict
+    assert _change(harness, archived=True)["archived"] is True  # archiving again is not a conflict
     back = harness.send("Again", conversation="rome")
     assert back.session_id != sent.session_id
     assert _keys(harness, archived=False) == ["rome", "oslo"]
 
 
 def test_a_conversation_of_another_user_does_not_exist(harness: Harness) -> None:
-    """A key is unknown to other users."""
+    """A user can neither change nor list the conversations of another user."""
     harness.send("To Rome", user_id="bea", conversation="rome")
     with pytest.raises(NotFound):
         _change(harness, title="mine")
@@ -166,7 +169,7 @@ def test_any_storable_key_works(harness: Harness, key: str) -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_different_keys_have_different_scopes(one: str, other: str) -> None:
-    """A key's scope contains the key. It is never empty and never equal to a channel's scope."""
+    """Different keys have different scopes. A key's scope is never empty and never equals a channel's scope."""
     for setting in Scope:
         scope = scope_of(setting, "http", one)
         assert conversation_of(scope) == one

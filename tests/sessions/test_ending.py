@@ -1,4 +1,4 @@
-"""The end of a session: request, summary, cleaning and end happen once, despite crashes at any step."""
+"""A session whose end is requested ends once, with one summary, despite crashes and clock changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SUMMARY = says('```json\n{"summary": "They greeted.", "key_topics": ["greeting",
 
 
 def _ending(harness: Harness) -> UUID:
-    """A session with one turn, whose end was requested."""
+    """A session with one settled turn and a requested end."""
     sent = harness.send("hello there")
     harness.run(sent.session_id)
     assert request_end(harness.database, sent.session_id, "enough").may_end
@@ -48,7 +48,10 @@ def _ending(harness: Harness) -> UUID:
 
 
 def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """The summary is stored and external data is removed. During the model call the state is `summarizing`."""
+    """A worker stores the session's summary and removes the session's data outside PostgreSQL.
+
+    During the model call, the session's state is `summarizing`.
+    """
     session_id = _ending(harness)
     seen: list[str] = []
 
@@ -68,7 +71,7 @@ def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: li
 
 
 def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: End) -> None:
-    """A wake-up is only a hint. The session ends only if its row has a requested end."""
+    """A worker that is woken to end a session does nothing if no end was requested."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert end(sent.session_id) == NotDue()
@@ -76,7 +79,7 @@ def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: E
 
 
 def test_queued_turns_are_answered_before_the_end(harness: Harness, end: End) -> None:
-    """After an end is requested, accepted turns still run. The last one's end wakes `sessions.end`."""
+    """Turns that were accepted before the request still run. After the last turn, the runner wakes `sessions.end`."""
     first, second = harness.send("one"), harness.send("two")
     assert not request_end(harness.database, first.session_id, "enough").may_end
     assert end(first.session_id) == NotDue()
@@ -104,7 +107,7 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(harness: Harness, en
 
 
 def test_cancelling_the_last_turn_lets_the_session_end(harness: Harness) -> None:
-    """The cancellation of the last turn wakes the ending."""
+    """If an end is requested, the cancellation of the last unsettled turn wakes `sessions.end`."""
     sent = harness.send()
     request_end(harness.database, sent.session_id, "enough")
     cancel(harness.runtime, sent.turn_id)
@@ -112,7 +115,7 @@ def test_cancelling_the_last_turn_lets_the_session_end(harness: Harness) -> None
 
 
 def test_a_repeated_request_changes_nothing_until_the_end(harness: Harness, end: End) -> None:
-    """A repeated request has no effect before the end. After the end it is a conflict."""
+    """Before the end, a repeated request has no effect. After the end, a request raises `Conflict`."""
     session_id = _ending(harness)
     assert request_end(harness.database, session_id, "again").may_end
     harness.script(SUMMARY)
@@ -127,7 +130,7 @@ def test_a_repeated_request_changes_nothing_until_the_end(harness: Harness, end:
 
 
 def test_one_of_several_workers_ends_the_session(harness: Harness, end: End, cleaned: list[UUID]) -> None:
-    """One of four concurrent workers gets the lease and writes the summary."""
+    """Exactly one of four concurrent workers ends the session."""
     session_id = _ending(harness)
     harness.script(SUMMARY)
     found = side_by_side(*[lambda: end(session_id)] * 4)
@@ -139,7 +142,7 @@ def test_one_of_several_workers_ends_the_session(harness: Harness, end: End, cle
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("commit", ["sessions.claim_ending", "sessions.save_summary", "sessions.finish_ending"])
 def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: End, moment: str, commit: str) -> None:
-    """The sweeper wakes the interrupted ending, and the session ends with one summary."""
+    """After a crash at any commit, the sweeper wakes `sessions.end`, and the session ends with one summary."""
     session_id = _ending(harness)
     harness.script(SUMMARY)
     with harness.crashing("before" if moment == "before" else "after", commit):
@@ -157,7 +160,7 @@ def test_an_ending_resumes_after_a_crash_at_each_commit(harness: Harness, end: E
 
 
 def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
-    """A process paused in the model call writes nothing if another process has ended the session during the pause."""
+    """If another process ends the session during a worker's model call, the worker writes nothing."""
     session_id = _ending(harness)
 
     def overtaken(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -172,7 +175,7 @@ def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
 
 
 def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> None:
-    """After the last attempt the session ends. Its summary is an extract of its messages, and is marked as such."""
+    """If the model fails at every attempt, the session ends. Its summary is an extract, and is marked `extractive`."""
     session_id = _ending(harness)
     harness.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
@@ -188,7 +191,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
     shown = read_session(harness.database, session_id)
     assert (shown["summary_kind"], shown["consolidation"]["status"]) == ("extractive", "waiting")
     assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "extractive"
-    for earlier in range(2):  # in the prompt of the next session, and of the one after it
+    for earlier in range(2):  # the extract is in the prompts of the next two sessions
         harness.model.requests.clear()
         following = harness.send(f"next {earlier}", on_busy="enqueue").session_id
         harness.run(following)
@@ -201,7 +204,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
 
 
 def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: End) -> None:
-    """Attempts that end with a crash count, too, so the session ends with an extract."""
+    """Crashes count as attempts. After `MAX_ATTEMPTS` crashes, the session ends with an extract."""
     session_id = _ending(harness)
     for _ in range(MAX_ATTEMPTS):
         with harness.crashing("before", "sessions.save_summary"):
@@ -214,7 +217,7 @@ def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: En
 
 
 def test_a_shutdown_releases_the_ending(harness: Harness, keeper: Keeper, end: End) -> None:
-    """The model call is aborted at once, no attempt is counted, and the next sweep wakes the ending."""
+    """A shutdown aborts the model call. The attempt does not count, and the next sweep wakes `sessions.end`."""
     session_id = _ending(harness)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -231,7 +234,7 @@ def test_a_shutdown_releases_the_ending(harness: Harness, keeper: Keeper, end: E
 
 @pytest.mark.parametrize("state", ["summarizing", "ending"])
 def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, end: End, state: str) -> None:
-    """A lease and a wake-up with future times do not block the ending."""
+    """A lease and a wake-up that were stored while the clock was ahead do not delay the session's end."""
     session_id = _ending(harness)
     harness.move(DAY_S)
     harness.script(SUMMARY)
@@ -249,7 +252,7 @@ def test_an_ending_resumes_after_a_clock_that_was_a_day_ahead(harness: Harness, 
 
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Harness, end: End, days: int) -> None:
-    """If the clock jumps ahead, the lease seems expired and another worker takes over. Only one summary is written."""
+    """If the clock jumps during the model call, only one of two workers writes the summary and ends the session."""
     session_id = _ending(harness)
     outcomes: list[EndOutcome] = []
 
@@ -266,7 +269,7 @@ def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Ha
 
 
 def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness, end: End) -> None:
-    """If a runner finds the next turn cancelled and dies before it releases the session, the session still ends."""
+    """If the last turn is cancelled and the runner then dies before it releases the session, the session still ends."""
     first, second = harness.send("one"), harness.send("two")
     request_end(harness.database, first.session_id, "enough")
 
@@ -298,7 +301,7 @@ def test_a_turn_cancelled_before_a_crash_does_not_block_the_end(harness: Harness
     ],
 )
 def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: End, reply: str, summary: str) -> None:
-    """A malformed reply is still used as the summary. The topics are then words of the user."""
+    """The text of a malformed reply becomes the summary. Words of the user replace missing or invalid topics."""
     session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Ended()
@@ -308,7 +311,7 @@ def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: E
 
 @pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
 def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -> None:
-    """An empty summary is refused, because with it the next session would know nothing of the conversation."""
+    """An empty summary counts as a failed attempt, because the next session needs the summary."""
     session_id = _ending(harness)
     harness.script(says(reply))
     assert end(session_id) == Postponed()
@@ -342,7 +345,7 @@ def test_a_summary_of_ten_megabytes_is_cut(harness: Harness, end: End, reply: st
 
 
 def test_the_prompt_for_a_summary_is_bounded() -> None:
-    """The prompt has the newest messages, each cut, since the model would reject a longer prompt at every attempt."""
+    """The prompt has only the newest messages, each shortened, because a model rejects a prompt that is too long."""
     model = Scripted(says('{"summary": "Long."}'))
     messages = [Message(Role.USER, f"{number} " + "x" * 9_000) for number in range(400)]
     summarise(model, ModelCall(MovedClock(), 5), messages)
@@ -353,7 +356,7 @@ def test_the_prompt_for_a_summary_is_bounded() -> None:
 
 
 def test_a_session_without_messages_ends_without_the_model(harness: Harness, end: End) -> None:
-    """A session without messages needs no summary."""
+    """A session without messages ends with an empty summary and without a model call."""
     sent = harness.send()
     cancel(harness.runtime, sent.turn_id)
     request_end(harness.database, sent.session_id, "enough")
@@ -363,7 +366,7 @@ def test_a_session_without_messages_ends_without_the_model(harness: Harness, end
 
 
 def test_idle_sessions_get_a_requested_end(harness: Harness) -> None:
-    """A recently used session is not idle, nor is a session with an unanswered message."""
+    """`expire_idle` requests the end of idle sessions only. A session with an unanswered message is not idle."""
     old, waiting, fresh = harness.send(user_id="a"), harness.send(user_id="b"), harness.send(user_id="c")
     harness.run(old.session_id)
     harness.move(IDLE_S)
@@ -376,7 +379,7 @@ def test_idle_sessions_get_a_requested_end(harness: Harness) -> None:
 
 @pytest.mark.parametrize("noticed_by", ["beat", "a message"])
 def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, end: End, noticed_by: str) -> None:
-    """A session last used at a future time becomes idle after the usual time, counted from the corrected clock."""
+    """If the clock was ahead at a session's last use, the idle time begins when the clock is corrected."""
     harness.move(DAY_S)
     old = harness.send()
     harness.run(old.session_id)
@@ -398,9 +401,9 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
 
 
 def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: Harness) -> None:
-    """The clock is set back, then a message arrives.
+    """After the clock is set back, the idle time counts from the session's next message.
 
-    The idle time counts from that message, even before the task for idle sessions has run.
+    This holds even if the task `sessions.expire_idle` has not run since the clock was set back.
     """
     harness.move(DAY_S)
     old = harness.send()
@@ -412,9 +415,9 @@ def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: H
 
 
 def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """The last use on another channel has a future time, so the session stays live.
+    """A turn with a future time on another channel keeps the session from ending when the user leaves a channel.
 
-    It becomes idle after the usual time.
+    The session becomes idle after the usual time.
     """
     harness.move(DAY_S)
     sent = harness.send(channel="http")
@@ -427,7 +430,7 @@ def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Ha
 
 
 def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end: End) -> None:
-    """A session opened during the jump stays live when the clock is corrected. The idle session still ends."""
+    """A session that opens while the clock is ahead stays live after the correction. The idle session still ends."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(DAY_S)
@@ -445,7 +448,7 @@ def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end:
 
 
 def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(harness: Harness) -> None:
-    """A session with a running or a waiting turn does not become idle."""
+    """A session with a running or queued turn does not become idle."""
     sent = harness.send()
 
     def jumping(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -460,7 +463,7 @@ def test_a_session_in_the_middle_of_a_turn_is_not_idle_however_the_clock_jumps(h
 
 
 def test_an_ending_whose_wake_up_was_refused_is_woken_again(harness: Harness) -> None:
-    """If the broker refuses the ending's wake-up, the row shows that the ending is due, and the sweeper wakes it."""
+    """If the broker refuses the wake-up of `sessions.end`, a later sweep wakes the task again."""
     session_id = _ending(harness)
     harness.waker.away = True
     swept = sweep(harness.runtime)
