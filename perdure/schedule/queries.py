@@ -92,7 +92,7 @@ SETTLE = Statement(
         DELETE FROM schedule_slots AS s USING held
         WHERE s.entry = held.entry AND s.slot <> %(slot)s::timestamptz
           AND s.slot < perdure_now() - make_interval(days => %(kept_days)s)
-          AND s.slot < (SELECT slot FROM schedule_slots WHERE entry = %(entry)s
+          AND s.slot <= (SELECT slot FROM schedule_slots WHERE entry = %(entry)s
                         ORDER BY slot DESC OFFSET %(kept_slots)s LIMIT 1)
     )
     SELECT entry FROM held
