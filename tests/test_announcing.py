@@ -1,4 +1,4 @@
-"""The gateway's `BackgroundWaker`: publishes the same wake-up messages as other processes, in batches from a thread."""
+"""The gateway's `BackgroundWaker` publishes wake-ups from a thread, in batches. Its messages equal `CeleryWaker`'s."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def broker(redis_url: str) -> Iterator[Any]:
 
 @contextmanager
 def published_by(kind: type[CeleryWaker], settings: Settings, redis_url: str) -> Iterator[Any]:
-    """A waker of this kind. It is closed after the block, and publishes its pending wake-ups before it closes."""
+    """Yield a waker of this kind. After the block, the waker publishes its pending wake-ups and is closed."""
     made = kind(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -57,7 +57,7 @@ def _messages(broker: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _comparable(message: dict[str, Any]) -> Any:
-    """A message without the fields that differ in each message."""
+    """The message without the fields that are unique to each message, such as its id."""
     headers = {name: value for name, value in message["headers"].items() if name not in {"id", "root_id", "origin"}}
     properties = {name: message["properties"][name] for name in ("priority", "delivery_info", "delivery_mode")}
     assert message["headers"]["id"] == message["headers"]["root_id"] == message["properties"]["correlation_id"]
@@ -65,7 +65,7 @@ def _comparable(message: dict[str, Any]) -> Any:
 
 
 def test_background_messages_equal_celerys(settings: Settings, redis_url: str, broker: Any) -> None:
-    """The queue, level, arguments and headers equal those of Celery's own message, so any worker accepts it."""
+    """The queue, priority, arguments and headers are those of `CeleryWaker`'s messages, so any worker accepts them."""
     found = []
     for kind in (CeleryWaker, BackgroundWaker):
         with published_by(kind, settings, redis_url) as waker:
@@ -80,7 +80,7 @@ def test_background_messages_equal_celerys(settings: Settings, redis_url: str, b
 def test_pending_wake_ups_are_published_together_and_once(
     settings: Settings, redis_url: str, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred requests for one session publish one wake-up, and a hundred sessions need one round trip."""
+    """A hundred equal wake-ups become one message. The wake-ups of a hundred sessions are published in one batch."""
     batches, begun, go_on = [], threading.Event(), threading.Event()
     tried = BackgroundWaker._publish_batch
 
@@ -148,7 +148,7 @@ def test_a_closed_waker_refuses_wake_ups(settings: Settings, redis_url: str) -> 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_publishes_by_itself(settings: Settings, redis_url: str, broker: Any) -> None:
-    """A forked child publishes from a thread of its own, because its parent's thread does not run in it."""
+    """A forked child publishes from its own thread, because the parent's thread does not exist in the child."""
     with published_by(BackgroundWaker, settings, redis_url) as waker:
         waker.session(uuid4(), 5)
         _until(lambda: sum(map(len, _messages(broker).values())) == 1)

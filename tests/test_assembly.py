@@ -1,4 +1,4 @@
-"""Assembling a process: MCP servers are connected only in processes that run turns, and only if they are allowed."""
+"""Tests of the assembly of a process's runtime: its MCP servers, its key for quotations and its embedder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_process_that_runs_turns_has_the_servers_tools(
 
 
 def test_workers_quote_with_the_installations_key(tmp_path: Path, waker: RecordingWaker) -> None:
-    """All workers derive quotation codes from the same key, so a session's prompt prefix is stable."""
+    """All processes that run turns use the same key for quotations, so a session's prompt prefix is stable."""
     settings = Settings.model_validate({"data_dir": tmp_path})
     keys = [assemble(settings, NOWHERE, waker, turns=True).quoting_key for _ in range(2)]
     assert keys == [settings.signing_key()] * 2
@@ -74,7 +74,7 @@ def test_a_remote_embedder_is_called_through_a_breaker(
 def test_a_command_that_is_not_allowed_stops_every_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waker: RecordingWaker
 ) -> None:
-    """No process starts, even one that would not run the command, so that the operator sees the error at once."""
+    """If an MCP server's command is not allowed, no process starts, even a process that would not run the command."""
     settings = _settings(monkeypatch, tmp_path, "uvx")
     with pytest.raises(SettingsError, match="PERDURE_MCP__COMMANDS"):
         check(settings)

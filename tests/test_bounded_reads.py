@@ -1,4 +1,4 @@
-"""Statements that list, find or delete rows read a number of rows that their LIMIT bounds, at any table size."""
+"""Statements that list, find or delete rows read a bounded number of rows, whatever the size of the table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.plans import outline, plans, rows_read
 _MANY = 20_000
 _OTHERS = 4_000
 
-# One user with 20,000 sessions, all about 200 days old. The newest is live and has 3,000 queued turns. Consolidation
-# was abandoned for a third of the ended sessions. The other ended sessions wait for their next attempt.
+# One user with 20,000 sessions, all about 200 days old. The newest session is live and has 3,000 queued turns.
+# Consolidation was abandoned for a third of the ended sessions. The other ended sessions wait for the next attempt to
+# consolidate them.
 _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO conversations SELECT 'user ' || n, 'a', 'A title', false, NULL, now()
@@ -142,7 +143,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
 
 @pytest.mark.long
 def test_statements_that_list_or_delete_use_an_index(large: Database) -> None:
-    """No statement scans a whole table, neither with a custom plan nor with the generic one."""
+    """With the custom plan and with the generic plan, no statement scans a whole table or reads too many rows."""
     for statement, given, most in BOUNDED:
         for nodes in plans(large, statement, {**_GIVEN, **given}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}

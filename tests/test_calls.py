@@ -1,4 +1,4 @@
-"""`CeleryCalls`: its task messages equal Celery's, and its methods raise nothing if a server is unavailable."""
+"""`CeleryCalls` sends task messages like Celery's, and raises no error if a server is unavailable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNREACHABLE = "redis://127.0.0.1:1/0"
 
 @pytest.fixture
 def calls(settings: Settings, redis_url: str) -> Iterator[CeleryCalls]:
-    """Calls to tasks of an application on the test's Redis."""
+    """A `CeleryCalls` on the test's Redis."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", redis_url, redis_url))
     yield made
     made.close()
@@ -59,7 +59,7 @@ def _call(**given: Any) -> TaskCall:
 
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
-    """The message has the effect's id, a link for each outcome and an expiry. Celery's events hide its arguments."""
+    """The message has the task's id, an expiry, and a callback for each outcome. The headers hide the arguments."""
     assert calls.send(_call(queue=queue)) is Sent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)
@@ -80,7 +80,7 @@ def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue:
 def test_applications_do_not_share_the_limit_of_their_pools(
     settings: Settings, redis_url: str, application: Celery
 ) -> None:
-    """A process publishes with several applications at once, whatever the limits of their connection pools are."""
+    """Each Celery application of a process has its own limit of connections, so that all can publish concurrently."""
     where = Addresses("postgresql://", redis_url, redis_url)
     waker, calls = CeleryWaker(settings, where), CeleryCalls.at(settings, where)
     application.conf.broker_pool_limit = 4
@@ -93,9 +93,9 @@ def test_applications_do_not_share_the_limit_of_their_pools(
     waker.app.close()
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # celery's
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # from celery's own code
 def test_states_of_the_result_backend(calls: CeleryCalls, application: Celery) -> None:
-    """Each state of the result backend maps to an answer: unknown, running, in progress, succeeded, failed, revoked."""
+    """`ask` reports each state of a task: unknown, running, running with progress, succeeded, failed and revoked."""
     backend, task_id = application.backend, str(TASK)
     assert calls.ask(TASK) is None
     backend.store_result(task_id, {"pid": 1}, "STARTED")
@@ -149,7 +149,7 @@ def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None
 
 
 def test_without_a_result_backend_the_state_is_unknown(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a result backend `ask` returns `None` and logs nothing, because the task's links report the outcome."""
+    """Without a result backend `ask` returns `None` and logs nothing. The task's callbacks report the outcome."""
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""
@@ -185,7 +185,7 @@ def test_a_dead_broker_does_not_delay_a_revocation(application: Celery, monkeypa
 def test_an_applications_backend_answers_within_a_limit(application: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Concurrent requests to the application's result backend are answered. A request that hangs times out."""
     calls = CeleryCalls(application, owned=False)
-    backend = type(application.backend)  # each thread has a backend of its own
+    backend = type(application.backend)  # the class, since each thread has its own backend instance
     monkeypatch.setattr(backend, "get_task_meta", lambda *_, **__: {"status": "SUCCESS", "result": 7})
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(calls.ask, [TASK] * 8))

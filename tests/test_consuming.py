@@ -1,4 +1,4 @@
-"""The worker's consumer when its broker fails or a queue is full."""
+"""How a worker's consumer behaves when the broker fails or a queue is full."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.workers.consumer.room import Rooms
 
 
 def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: Path) -> None:
-    """A channel with an unacknowledged message is closed completely, although its server was killed."""
+    """If Redis is killed, the consumer closes its channel completely. A later acknowledgement then raises no error."""
     app = Celery("test", set_as_current=False)
     app.conf.worker_enable_prefetch_count_reduction = False
     with redis.start(tmp_path / "redis") as server:
@@ -47,11 +47,11 @@ def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: 
         assert consumer.connection is None
         assert channel.closed
     with redis.start(tmp_path / "redis"):
-        taken[0].ack()  # a task that ends after the restart acknowledges its message, too
+        taken[0].ack()  # a task that ends after the restart still acknowledges its message
 
 
 class Broker:
-    """A `perdure.workers.consumer.room.Tap` whose event loop runs when the test calls `run_loop`."""
+    """A fake `perdure.workers.consumer.room.Tap`. Its event loop runs when the test calls `run_loop`."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Callable[[str], None], str]] = []
@@ -64,7 +64,7 @@ class Broker:
         self.pending.append((work, queue))
 
     def cancel(self, queue: str) -> None:
-        """Stop consuming from the queue, then run the test's hook."""
+        """Stop consuming from the queue, then call `on_cancel`."""
         self.taking.discard(queue)
         self.on_cancel()
 
@@ -80,7 +80,7 @@ class Broker:
 
 
 class SharedSlots:
-    """A worker's prefetch count. `extra` is the number of slots added to it."""
+    """A fake of kombu's `QoS`. `extra` is the number of prefetch slots that were added."""
 
     extra = 0
 
@@ -100,13 +100,16 @@ class Held:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Return the message. Its queue must be cancelled first, or the broker delivers the message here again."""
+        """Return the message to the broker. A worker that still consumes the queue would receive the message again."""
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """A worker cancels a full queue and keeps the others. Messages already delivered return after the cancellation."""
+    """A worker stops consuming a full queue, and returns messages that have already arrived.
+
+    When a task of the queue ends, the worker consumes the queue again.
+    """
     broker = Broker()
     rooms = Rooms(2, broker)
     rooms.enter("turns")
@@ -120,7 +123,7 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """Tasks whose countdown has passed wait without a thread, and begin in order as slots become free."""
+    """After their countdown, tasks of a full queue wait without a thread. They begin in order as other tasks end."""
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)
@@ -145,7 +148,7 @@ def test_tasks_whose_countdown_passes_wait_for_room() -> None:
 
 
 def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
-    """A task that ends during the cancellation reopens its queue, so that the worker still consumes from it."""
+    """If a task ends while the worker cancels the task's queue, the worker consumes the queue again."""
     broker = Broker()
     rooms = Rooms(1, broker)
     broker.on_cancel = lambda: rooms.leave("turns")
@@ -155,7 +158,7 @@ def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
 
 
 def test_a_full_queue_that_is_reopened_is_cancelled_again() -> None:
-    """A full queue that other code reopens is cancelled again, so that its messages do not return repeatedly."""
+    """If other code consumes a full queue again, the worker cancels the queue when a message arrives."""
     broker = Broker()
     rooms = Rooms(1, broker)
     rooms.enter("turns")

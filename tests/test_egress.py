@@ -1,4 +1,4 @@
-"""Which URLs may be reached: special addresses are refused in every spelling, before and after name resolution."""
+"""URLs with a non-public address are refused in every spelling, before and after name resolution."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ PUBLIC = [
 
 @pytest.mark.parametrize("url", SPELLINGS)
 def test_a_special_address_in_the_url_is_refused(url: str) -> None:
-    """A URL with a special address is refused when the message is accepted, without a name lookup."""
+    """A URL is refused without a DNS look-up if it is not a valid HTTP URL or names a non-public address or host."""
     with pytest.raises(Refused):
         check(url, PUBLIC_ONLY)
 
 
 @pytest.mark.parametrize("url", PUBLIC)
 def test_a_url_that_may_be_public_is_accepted(url: str) -> None:
-    """A public-looking name is accepted. It is resolved only when the reply is delivered."""
+    """A public address is accepted. A host name that is not local is accepted, too, and is resolved later."""
     check(url, PUBLIC_ONLY)
 
 
@@ -126,13 +126,13 @@ NOT_ALLOWED: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("entry", "url"), ALLOWED)
 def test_the_operator_may_allow_a_network_or_a_glob(entry: str, url: str) -> None:
-    """`PERDURE_REPLY_URLS` allows receivers behind the operator's firewall."""
+    """A network or a glob in `PERDURE_REPLY_URLS` allows URLs that are not public."""
     check(url, Reachable.parse([entry]))
 
 
 @pytest.mark.parametrize(("entry", "url"), NOT_ALLOWED)
 def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
-    """A glob matches each part of a URL separately, so that a path or a user name cannot match as the host."""
+    """Each part of a URL must match the same part of a glob. A path or a user name cannot match the host's pattern."""
     with pytest.raises(Refused):
         check(url, Reachable.parse([entry]))
 
@@ -141,7 +141,7 @@ def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
     "entry", ["hooks.internal", "10.0.0.1/8", "ftp://a/", "http://", "http://a@b/", "http://a:0/", "http://a:b/", "//a"]
 )
 def test_a_malformed_entry_stops_the_start(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A malformed entry stops the start, because it would allow nothing, or too much."""
+    """A malformed entry in `PERDURE_REPLY_URLS` is refused, because it would allow no URL or too many URLs."""
     monkeypatch.setenv("PERDURE_REPLY_URLS", f"10.0.0.0/8,{entry}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_URLS: the entry .* cannot be used: .*accepted: a network"):
         Settings.load(_env_file=None)
@@ -157,7 +157,7 @@ def _resolves_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     [["127.0.0.1"], ["::1"], ["169.254.169.254"], ["::ffff:10.0.0.1"], ["93.184.216.34", "10.0.0.1"], []],
 )
 def test_a_name_with_a_special_address_is_refused(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
-    """A name is refused if any of its addresses is special, because a domain's owner chooses its addresses."""
+    """A host name is refused if one of its addresses is not public, or if it has no address."""
     _resolves_to(monkeypatch, *addresses)
     url = check("http://public.example/", PUBLIC_ONLY)
     with pytest.raises(Refused):

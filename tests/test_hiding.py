@@ -1,4 +1,4 @@
-"""Errors in logs, events and stored failures contain no text of a user, because they outlive the user's erasure."""
+"""Logs, task events and database errors contain no text of a user, because logs outlive the erasure of a user."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
     ],
 )
 def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
-    """Errors of tools and guards, for example, may quote a user. Only the type or code of such an error is logged."""
+    """A log shows a server's error message. For an error that may quote a user, it shows only the type or code."""
     assert loggable(error) == shown
 
 
 def test_a_traceback_has_frames_and_types_and_no_texts(formatter: logging.Formatter) -> None:
-    """A traceback shows the frames and types of an error, its causes, contexts and group members, but no message."""
+    """A traceback shows frames and error types, also of causes, contexts and group members, but no text of a user."""
 
     def fail() -> None:
         try:
@@ -127,7 +127,7 @@ def test_what_ends_a_thread_is_logged_without_its_message(
 def test_an_error_of_the_database_quotes_no_value(
     database: Database, formatter: logging.Formatter, sql: str, given: str, shown: str
 ) -> None:
-    """Database errors omit parameters, `DETAIL`, `CONTEXT` and the value in the first line."""
+    """Database errors omit the statement's parameters, `DETAIL` and `CONTEXT` lines, and values in the first line."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 (SQLAlchemy has one for each kind)
         database.run(Statement(f"test.{shown}", sql), {"given": given})
     written = _formatted(formatter, caught.value)
@@ -138,7 +138,7 @@ def test_an_error_of_the_database_quotes_no_value(
 
 
 def test_a_duplicate_key_is_named_without_its_value(database: Database) -> None:
-    """A unique violation names the constraint, without the value in the driver's `DETAIL`."""
+    """The error of a unique violation names the constraint, but not the duplicate value."""
     add = Statement("test.add", "INSERT INTO users (user_id, created_at) VALUES (%(given)s, now())")
     database.run(add, {"given": SECRET})
     with pytest.raises(Exception, match="users_pkey") as caught:
@@ -162,7 +162,7 @@ SESSION = "0198c0de-0000-7000-8000-000000000000"
     ],
 )
 def test_arguments_are_shown_as_ids(positional: Any, named: Any, args: str, kwargs: str) -> None:
-    """Task arguments are hidden except ids, by which an operator finds a session."""
+    """Only the ids among a task's arguments are shown, so that an operator can still find the session."""
     assert described(positional, named) == {"argsrepr": args, "kwargsrepr": kwargs}
 
 

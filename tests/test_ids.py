@@ -23,7 +23,7 @@ class Stepping(SystemClock):
 
 
 def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
-    """Ids made within one millisecond sort by creation, so rows of one transaction are listed as written."""
+    """Ids made within one millisecond sort in the order of their creation."""
     clock = Stepping(timedelta(microseconds=1))
     made = [new_id(clock) for _ in range(3000)]
     assert made == sorted(made)
@@ -33,6 +33,6 @@ def test_ids_of_one_millisecond_sort_as_they_were_made() -> None:
 
 
 def test_ids_of_one_moment_differ() -> None:
-    """Ids made at the same time differ, because 62 bits of each are random."""
+    """Ids made at the same time differ, because 62 bits of each id are random."""
     clock = Stepping(timedelta(0))
     assert len({new_id(clock) for _ in range(1000)}) == 1000

@@ -61,7 +61,7 @@ def test_install_does_nothing_yet(app: Celery) -> None:
 
 
 def test_a_late_configuration_applies(app: Celery) -> None:
-    """A configuration set after `install` applies: the application's queues and routes are added to perdure's."""
+    """A configuration that is set after `install` takes effect, in addition to perdure's queues and routes."""
     assert set(app.amqp.queues) == {"shop", *QUEUES}
     assert set(app.amqp.queues.consume_from) == {"shop"}
     assert app.conf.broker_transport_options == CONFIGURATION["broker_transport_options"]
@@ -72,7 +72,7 @@ def test_a_late_configuration_applies(app: Celery) -> None:
 
 
 def test_a_second_application_of_the_process_has_nothing_of_perdure(app: Celery) -> None:
-    """Each task of perdure is bound only to the application that installed it."""
+    """Perdure's tasks and queues exist only in the application that installed perdure."""
     load_tasks(app)
     with Celery("other", broker="memory://", set_as_current=False) as other:
         other.finalize()
@@ -91,10 +91,10 @@ def test_the_applications_defaults_are_for_its_own_tasks(app: Celery) -> None:
 
 
 def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
-    """A task with a name of perdure's is refused, because Celery would run one task for the messages of both."""
+    """A task with the name of one of perdure's tasks is refused, because Celery can register only one of the two."""
 
     def run() -> None:
-        """An application's task with a name of perdure's."""
+        """A task of the application with the name of one of perdure's tasks."""
 
     app.task(run, name="turns.run", shared=False)
     with pytest.raises(SettingsError, match=r"'shop' has a task 'turns\.run', which is a name of perdure's"):
@@ -102,14 +102,14 @@ def test_a_task_of_the_same_name_is_refused(app: Celery) -> None:
 
 
 def test_a_queue_of_the_same_name_is_refused(app: Celery) -> None:
-    """A queue with a name of perdure's is refused, because the application's workers would take perdure's messages."""
+    """A queue with the name of one of perdure's queues is refused: the application would receive perdure's messages."""
     app.conf.task_queues = [Queue("memory")]
     with pytest.raises(SettingsError, match="'shop' has a queue 'memory', which is a name of perdure's"):
         len(app.amqp.queues)
 
 
 def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) -> None:
-    """Messages of perdure are JSON, and the application's workers accept JSON from perdure's queues."""
+    """Messages of perdure are JSON, and a worker that consumes perdure's queues accepts JSON."""
     app.conf.accept_content = ["pickle"]
     assert {app.amqp.router.route({}, name)["serializer"] for name in TASKS} == {"json"}
     assert "serializer" not in app.amqp.router.route({}, "own")
@@ -120,7 +120,7 @@ def test_perdures_messages_are_json_whatever_the_application_sends(app: Celery) 
 
 
 def test_the_applications_maximum_priority_is_not_perdures(app: Celery) -> None:
-    """Queues of perdure keep their `x-max-priority`: RabbitMQ refuses to redeclare a queue with another value."""
+    """`task_queue_max_priority` does not apply to perdure's queues: RabbitMQ refuses a changed `x-max-priority`."""
     app.conf.update(broker_url="amqp://127.0.0.1:1//", task_queue_max_priority=10)
     for amqp in (app.amqp, publisher(app).amqp):
         found = {name: amqp.queues[name].queue_arguments for name in QUEUES}
@@ -138,7 +138,7 @@ def test_tasks_are_not_run_eagerly(app: Celery) -> None:
 
 
 def test_wake_ups_use_the_applications_queues_and_options(app: Celery) -> None:
-    """Wake-ups use the application's queues and transport options, with perdure's timeouts added for wake-ups only."""
+    """The application's queues and transport options apply to wake-ups. perdure's timeouts apply only to wake-ups."""
     publishing = publisher(app)
     options = publishing.conf.broker_transport_options
     assert (options["visibility_timeout"], options["global_keyprefix"]) == (7200, "shop:")
@@ -148,7 +148,7 @@ def test_wake_ups_use_the_applications_queues_and_options(app: Celery) -> None:
 
 
 def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
-    """A worker gets perdure's step only if `-Q` selects one of perdure's queues."""
+    """A worker gets perdure's boot step only if `-Q` selects one of perdure's queues."""
 
     class Worker:
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ def test_a_worker_without_perdures_queues_has_no_step(app: Celery) -> None:
 
 
 def test_beat_has_plain_entries_next_to_the_applications(app: Celery, tmp_path: Any) -> None:
-    """Beat's entries are plain schedules that any scheduler can store, and survive a later `beat_schedule`."""
+    """Perdure's entries are plain schedules for any scheduler. A later `beat_schedule` does not remove them."""
     app.loader.import_default_modules()
     assert {PREFIX + "consolidate", "own"} <= set(app.conf.beat_schedule)
     app.conf.beat_schedule = CONFIGURATION["beat_schedule"]
@@ -176,7 +176,7 @@ def test_beat_has_plain_entries_next_to_the_applications(app: Celery, tmp_path: 
 
 
 def test_an_entrys_header_names_its_slot() -> None:
-    """An entry's header names the schedule slot that the task takes."""
+    """The message of a schedule entry has a header with the entry's name, by which the task claims the entry's slot."""
     prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
     assert prune["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}
     assert prune["schedule"] == crontab(minute="0")

@@ -1,4 +1,4 @@
-"""The worker's handling of Celery's start signals."""
+"""How a worker handles Celery's start-up signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNALS = (
 
 
 def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is configured at `worker_init`, because Celery sends `setup_logging` after the start-up check."""
+    """The log is configured at `worker_init`, before perdure's start-up check. Celery sends `setup_logging` later."""
     steps: list[str] = []
     signals = {name: Signal() for name in SIGNALS}
     for name, signal in signals.items():

@@ -1,4 +1,7 @@
-"""perdure in a Redis shared with other programs, one process at a time; `processes/test_neighbour.py` runs a fleet."""
+"""perdure in a Redis that other programs also use.
+
+These tests run in one process. `processes/test_neighbour.py` runs several processes.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ PREFETCHED = 10
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Any]:
-    """The shared Redis."""
+    """A client of the shared Redis."""
     with redis_py.Redis.from_url(client_url(redis_url), decode_responses=True) as made:
         yield made
 
 
 def test_a_message_that_is_too_young_is_checked_again(redis_url: str, client: Any) -> None:
-    """An unacked message that is too young to restore is checked again later, because its worker may have died."""
+    """An unacknowledged message that is too young to restore is checked again later, and then restored."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     app.loader.import_default_modules()
     message = {
@@ -68,7 +71,7 @@ def test_a_message_that_is_too_young_is_checked_again(redis_url: str, client: An
     ],
 )
 def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
-    """Malformed entries, which no release of perdure wrote, are left in place."""
+    """A malformed entry in `unacked` is not changed, because perdure did not write it."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     client.hset("unacked", "a tag", entry)
     assert OldUnacked(app).restore() == 0
@@ -77,7 +80,7 @@ def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: 
 
 
 class UserTable:
-    """A consumer of a queue in which all tasks are unknown. Its event loop runs when the test calls `run_loop`."""
+    """A fake consumer of a queue whose tasks are all unknown. Its event loop runs when the test calls `run_loop`."""
 
     def __init__(self, channel: Any, queue: str) -> None:
         self.timer = Timer()
@@ -103,11 +106,11 @@ class UserTable:
         self._takes = True
 
     def takes(self) -> bool:
-        """Whether the queue is consumed from."""
+        """Whether this consumer consumes the queue."""
         return self._takes
 
     def run_loop(self) -> None:
-        """Run the queued work."""
+        """Run the queued work, and apply the changed prefetch count."""
         while self._pending:
             work, queue = self._pending.pop()
             work(queue)
@@ -115,7 +118,7 @@ class UserTable:
 
 
 def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: str, client: Any) -> None:
-    """Held messages take no prefetch slot. At the bound, the queue is cancelled until all held messages return."""
+    """Held messages use no prefetch slot. At `HELD` of them, the consumer cancels the queue until all are returned."""
     options = transport_options(redis_url, 5, "perdure:")
     with Connection(redis_url, transport_options=options) as connection:
         producer, channel = connection.Producer(), connection.channel()

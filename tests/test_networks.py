@@ -1,4 +1,4 @@
-"""The table of special networks equals IANA's registries, and addresses embedded in IPv6 addresses are checked."""
+"""`is_public` agrees with IANA's registries, and checks the IPv4 address that an IPv6 address contains."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from perdure.network.special_networks import is_public
 
 NOT_GLOBALLY_REACHABLE = [
-    # IANA IPv4 Special-Purpose Address Registry: "Globally Reachable" is False, or N/A with the block deprecated.
+    # IANA IPv4 Special-Purpose Address Registry: "Globally Reachable" is False, or N/A because the block is deprecated.
     "0.0.0.0/8", "0.0.0.0/32", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
     "192.0.0.0/24", "192.0.0.0/29", "192.0.0.8/32", "192.0.0.170/32", "192.0.0.171/32", "192.0.2.0/24",
     "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
     "255.255.255.255/32",
-    # IANA IPv6 Special-Purpose Address Registry, by the same rule.
+    # IANA IPv6 Special-Purpose Address Registry, selected by the same rule.
     "::1/128", "::/128", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001::/32", "2001:2::/48",
     "2001:10::/28", "2001:db8::/32", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10",
     # Not in those registries: multicast, and the deprecated site-local addresses (RFC 3879).
@@ -32,7 +32,7 @@ PUBLIC_NEIGHBOURS = [
 
 @pytest.mark.parametrize("block", NOT_GLOBALLY_REACHABLE)
 def test_no_address_of_a_special_block_is_public(block: str) -> None:
-    """Special blocks are refused by perdure's own table, because Python's classification differs between releases."""
+    """Addresses of special blocks are not public. perdure has its own table: Python's differs between releases."""
     network = ipaddress.ip_network(block)
     middle = network[network.num_addresses // 2]
     assert not any(is_public(address) for address in (network[0], middle, network[-1]))
@@ -40,7 +40,7 @@ def test_no_address_of_a_special_block_is_public(block: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC_NEIGHBOURS)
 def test_the_addresses_next_to_a_special_block_are_public(address: str) -> None:
-    """Addresses next to a special block are public, because too large a block would exclude public sites."""
+    """Addresses next to a special block are public, because a block that is too large would exclude public sites."""
     assert is_public(ipaddress.ip_address(address))
 
 
@@ -56,7 +56,7 @@ def test_the_addresses_next_to_a_special_block_are_public(address: str) -> None:
     ],
 )
 def test_no_service_of_a_cloud_platform_is_public(service: str) -> None:
-    """Metadata services are not public, because they give credentials to any process of the machine."""
+    """Metadata services are not public, because they give credentials to any process on the machine."""
     assert not is_public(ipaddress.ip_address(service))
 
 
@@ -75,5 +75,5 @@ def test_no_service_of_a_cloud_platform_is_public(service: str) -> None:
     ],
 )
 def test_an_address_within_an_address_is_checked(outer: str, public: bool) -> None:
-    """An embedded IPv4 address is checked, because a gateway may translate to it. Deprecated forms are refused."""
+    """If an IPv6 address contains an IPv4 address, the IPv4 address is checked. Deprecated formats are never public."""
     assert is_public(ipaddress.ip_address(outer)) is public

@@ -15,7 +15,7 @@ from perdure.workers.consumer.pause import INTAKE, Consumption
 
 
 class FailingConsumer:
-    """The parts of Celery's consumer that `Consumption` uses; the broker fails at the first queue."""
+    """A fake of Celery's consumer, with the methods that `Consumption` uses. Its broker always fails."""
 
     def __init__(self, app: Celery) -> None:
         self.task_consumer: object | None = object()
@@ -27,18 +27,18 @@ class FailingConsumer:
         self._pending.append(partial(function, *arguments))
 
     def run_pending(self) -> None:
-        """Run one round of the hub: a failure ends it and discards the remaining calls."""
+        """Run the scheduled calls once. If a call fails, discard the remaining calls."""
         pending, self._pending = self._pending, []
         for each in pending:
             each()
 
     def add_task_queue(self, name: str) -> None:
-        """Like Celery's: select the queue, then call the broker, which fails."""
+        """Select the queue, as Celery does, then raise the broker's error."""
         self._app.amqp.queues.select_add(self._app.amqp.queues[name])
         raise ConnectionError("the broker is gone")
 
     def cancel_task_queue(self, name: str) -> None:
-        """Like Celery's: deselect the queue, then call the broker, which fails."""
+        """Deselect the queue, as Celery does, then raise the broker's error."""
         self._app.amqp.queues.deselect(name)
         raise ConnectionError("the broker is gone")
 
@@ -52,7 +52,7 @@ def app() -> Celery:
 
 
 def test_a_failing_broker_loses_no_queue(app: Celery) -> None:
-    """After `resume` all queues are selected even if the broker fails, so Celery's restarted consumer uses them."""
+    """`resume` selects the paused queues even if the broker fails, so that Celery consumes them after it reconnects."""
     consumer = FailingConsumer(app)
     consumption = Consumption()
     consumption.attach(SimpleNamespace(app=app, consumer=consumer))

@@ -1,4 +1,4 @@
-"""Priorities on Redis order all tasks the same way, and use only the levels that a plain consumer reads."""
+"""The broker priorities of published tasks, and the order in which consumers receive the tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _priority(message: Any) -> int:
 
 
 def test_a_plain_consumer_gets_every_wake_up_in_order(waker: CeleryWaker, redis_url: str) -> None:
-    """Ten priorities become the four levels that kombu reads by default, the most urgent first."""
+    """Ten priorities map to the four levels that kombu reads by default. The most urgent wake-ups come first."""
     for priority in range(10):
         assert waker.session(uuid4(), priority)
     levels = [_priority(message) for message in _consumed(redis_url, 10, ("turns",))]
@@ -53,7 +53,7 @@ def test_a_plain_consumer_gets_every_wake_up_in_order(waker: CeleryWaker, redis_
 
 
 def test_other_work_neither_overtakes_turns_nor_comes_last(waker: CeleryWaker, redis_url: str) -> None:
-    """Urgent turns come first, then deliveries and endings with ordinary turns, then memories and idle turns."""
+    """Urgent turns are received first, then ordinary turns, deliveries and session ends, then the least urgent work."""
     waker.consolidation(uuid4())
     waker.session(uuid4(), 0)
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_other_work_neither_overtakes_turns_nor_comes_last(waker: CeleryWaker, r
 
 
 def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
-    """A worker reads all ten levels, because another service may publish with priority steps of its own."""
+    """A worker reads all ten levels, because another service may publish with its own `priority_steps`."""
     steps = {"priority_steps": list(range(10))}
     with Connection(redis_url, transport_options=steps) as connection:
         for level in (7, 1, 9, 4, 0, 3, 8, 2, 6, 5):
@@ -83,7 +83,7 @@ def test_a_worker_reads_all_ten_levels(redis_url: str) -> None:
 
 
 def test_on_rabbitmq_nine_is_first_and_the_queue_keeps_its_arguments(settings: Settings) -> None:
-    """The queue keeps its `x-max-priority`, because RabbitMQ refuses to redeclare a queue with another value."""
+    """On RabbitMQ, perdure's priorities are used unchanged. Only the queue `turns` has an `x-max-priority`."""
     broker_url = "amqp://127.0.0.1:1//"
     assert [broker_priority(broker_url, each) for each in range(10)] == list(range(10))
     waker = CeleryWaker(settings, Addresses("postgresql://", "redis://127.0.0.1:1/0", broker_url))

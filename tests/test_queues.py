@@ -36,14 +36,14 @@ NOT_FOR_REPLIES = [
 
 @pytest.mark.parametrize("queue", NOT_FOR_REPLIES)
 def test_a_queue_that_is_not_an_applications_stops_the_start(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replies must not reach kombu's bookkeeping, users' streams or perdure's queues."""
+    """A reserved queue is refused, because a reply to it would change keys of kombu, Celery or perdure."""
     monkeypatch.setenv("PERDURE_REPLY_TASKS", f"billing.*,shop.*@{queue}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_TASKS has the entry .*accepted: TASK or TASK@QUEUE"):
         Settings.load(_env_file=None)
 
 
 def test_the_prefix_is_the_installations_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys under the configured prefix are protected, not only those under the default prefix."""
+    """A queue whose name begins with the configured `PERDURE_REDIS_PREFIX` is refused."""
     monkeypatch.setenv("PERDURE_REDIS_PREFIX", "agents:")
     monkeypatch.setenv("PERDURE_REPLY_TASKS", "shop.*@agents:stream:ana")
     with pytest.raises(SettingsError, match="begins with PERDURE_REDIS_PREFIX"):
@@ -78,25 +78,25 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("task", "requested", "queue"), QUEUE_OF)
 def test_the_queue_of_a_reply_is_its_entrys(task: str, requested: str | None, queue: str | None) -> None:
-    """The first entry that matches a task has its default queue. Only queues of matching entries can be requested."""
+    """A reply goes to the queue of the first matching entry. A message may choose the queue of any matching entry."""
     assert reply_queue(ENTRIES, task, requested) == queue
 
 
 class Broker:
-    """A broker that records tasks, and refuses them while `unavailable`."""
+    """A fake broker that records each published task."""
 
     def __init__(self) -> None:
         self.unavailable = False
         self.sent: list[tuple[str, dict[str, Any], Any]] = []
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        """Record the task."""
+        """Record the task; returns False while `unavailable` is true."""
         self.sent.append((task, arguments, options["queue"]))
         return not self.unavailable
 
 
 def test_a_stored_queue_is_checked_again_before_each_attempt() -> None:
-    """Nothing is published to a stored queue or task that is not allowed, for example one of an older release."""
+    """The stored task and queue are checked before each delivery. If they are not allowed, nothing is published."""
     broker = Broker()
     to_task = TaskCarrier(broker, ENTRIES)
     for stored in ({"task": "shop.replied", "queue": "unacked_index"}, {"task": "os.system"}):

@@ -1,4 +1,4 @@
-"""Which rows retention deletes after their period, and which it keeps."""
+"""Which rows `retain` deletes, and which rows it keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
 
 
 def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
-    """Run a turn whose sender requested a callback. Returns its session."""
+    """Run a turn whose message requests a callback; returns the session's id."""
     message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
     sent = accept(runtime, Incoming.model_validate(message))
     Runner(runtime, "tests").run(sent.session_id)
@@ -43,7 +43,7 @@ def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
 
 
 def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, clock: MovedClock) -> None:
-    """Settled deliveries are deleted after a month. A pending delivery stays at any age, like the conversation."""
+    """Settled deliveries are deleted after a month. A pending delivery and the transcript are kept at any age."""
     database = runtime.database
     for _ in range(3):
         _answered(runtime)
@@ -61,7 +61,7 @@ def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, cloc
 
 
 def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: MovedClock) -> None:
-    """Snapshots that are set aside are deleted after three months. The session's current snapshot stays."""
+    """Snapshots that were set aside as unusable are deleted after three months. The current snapshot is kept."""
     database = runtime.database
     session_id = _answered(runtime)
     for tick, set_aside in ((7, True), (8, True), (9, False)):
@@ -82,7 +82,7 @@ def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: 
 def test_the_newest_hundred_uses_of_a_case_stay(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old uses beyond a case's newest hundred are deleted, in several batches if needed. Uncounted uses stay."""
+    """Old uses of a case are deleted, except the newest hundred and those that are not counted yet."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")
@@ -106,7 +106,7 @@ def test_the_newest_hundred_uses_of_a_case_stay(
 def test_a_process_that_shuts_down_stops_between_commits(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that shuts down stops after a commit, and the next run deletes the rest."""
+    """If the process shuts down, `retain` stops after a commit. The next call deletes the remaining rows."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 1)
     for _ in range(3):
@@ -124,9 +124,9 @@ def _inbox(database: Database) -> list[str]:
 
 
 def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, clock: MovedClock) -> None:
-    """Messages of settled turns are deleted after 90 days. After that, their id counts as new.
+    """An inbox message is deleted 90 days after its turn has settled. A message with the same id then counts as new.
 
-    Queued messages, and messages cancelled before their turn began, stay, because the transcript does not contain them.
+    Queued messages, and messages cancelled before their turn began, are kept: the transcript does not contain them.
     """
     database = runtime.database
 
@@ -150,7 +150,7 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
 
 
 def test_snapshots_of_ended_sessions_are_deleted(runtime: Runtime, clock: MovedClock) -> None:
-    """Snapshots of an ended session are deleted; those of a live session stay at any age."""
+    """Old snapshots of an ended session are deleted. Snapshots of a live session are kept at any age."""
     database = runtime.database
     ended, live = _answered(runtime, "ana"), _answered(runtime, "ben")
     for session_id in (ended, live):
@@ -173,7 +173,7 @@ def test_snapshots_of_ended_sessions_are_deleted(runtime: Runtime, clock: MovedC
 
 
 def test_every_page_of_a_walk_is_visited(runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are kept at the beginning of a table do not stop the walk from reaching later rows."""
+    """`retain` scans all pages of a table, even if it keeps every row of the first pages."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):

@@ -1,4 +1,4 @@
-"""A task sent by name alone is routed to its queue."""
+"""Tasks that are sent by name are routed to their queues."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_public_tasks_are_registered() -> None:
 
 @pytest.mark.parametrize("task", sorted(_own()))
 def test_each_task_has_a_route(task: str) -> None:
-    """Each task has a route, because in the default queue it would delay messages that wait to be accepted."""
+    """Each task has a route. In the default queue, `ingress`, a task would delay the acceptance of messages."""
     assert any(fnmatchcase(task, pattern) for pattern in ROUTES)
 
 
 def test_a_task_that_is_sent_by_name_arrives_in_its_queue(redis_url: str) -> None:
-    """The broker shows one message in the task's queue and none in any other."""
+    """A task that is sent by name arrives in its own queue and in no other queue."""
     app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
     client = redis_py.Redis.from_url(redis.client_url(redis_url))
     arrived = {}

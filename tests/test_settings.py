@@ -1,4 +1,4 @@
-"""Invalid settings stop the start, and the message says how to fix them."""
+"""Invalid settings are refused with a message that says how to fix them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_wrong_value_is_named_with_what_is_accepted(
 
 
 def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error message does not contain a URL, because the URL may have a password and the message is logged."""
+    """An error message does not contain a URL, because the URL may contain a password and the message is logged."""
     monkeypatch.setenv("PERDURE_DATABASE_URL", "mysql://someone:secret@somewhere/db")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
@@ -76,7 +76,7 @@ def test_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown variable is logged, but does not stop the start, because it may be a later release's setting."""
+    """An unknown variable is logged but not refused, because a later release may have a setting with this name."""
     monkeypatch.setenv("PERDURE_TURN__MAXSTEPS", "3")
     monkeypatch.setenv("PERDURE_CASEBANK__OF_LATER", "auto")
     with caplog.at_level(logging.WARNING):
@@ -106,7 +106,7 @@ def test_the_webhook_secret_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
-    """The error about a malformed secret file has the file's path, but not its content."""
+    """The error about a malformed secret file contains the file's path, but not the file's content."""
     (tmp_path / "webhook.secret").write_text("whsec_0123")
     with pytest.raises(SettingsError, match=r"webhook\.secret cannot be used: secret 1 is malformed") as caught:
         Settings(_env_file=None, data_dir=tmp_path).webhook_keys()

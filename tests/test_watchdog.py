@@ -1,4 +1,4 @@
-"""The watchdog on small programs, for faults that cannot be produced in a whole worker."""
+"""The watchdog with small programs as workers, for faults that a real worker cannot be made to produce."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ print(dog.stdout.readline().split()[-1], flush=True)
 open(os.environ["GATE"], "w").close()
 signal.pause()
 """
-"""Sends one heartbeat during the first report and none afterwards."""
+"""A program that sends its watchdog one heartbeat during the first report, and none afterwards."""
 
 REPORT = """
 import os, sys
 print(*sys.argv[1:3], *(sys.argv[4:] or ["killed"]), flush=True)
 sys.argv[4:] or open(os.environ["GATE"]).close()
 """
-"""A report that blocks until the gate is opened; a withdrawal returns at once."""
+"""A report program that blocks until the FIFO `GATE` is opened for writing. A withdrawal does not block."""
 
 WITHIN_S = 15.0
-"""Timeout in seconds, less than the 20 s for which the program holds the lock."""
+"""Each program's timeout in seconds, less than the 20 s for which `HOLDING` holds the interpreter lock."""
 
 
 def first_of_a_container(program: str) -> list[str]:
@@ -72,7 +72,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
-    """A worker that is process 1 of a container is ended, although SIGKILL from inside the container cannot end it."""
+    """The watchdog ends a worker that is process 1 of a container, although SIGKILL from inside has no effect on it."""
     ended = subprocess.run(
         first_of_a_container(HOLDING), cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
@@ -85,7 +85,7 @@ def test_the_first_process_of_a_container_is_ended_too() -> None:
 
 @pytest.mark.long
 def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) -> None:
-    """The report about a worker that recovers is withdrawn; the worker is killed when its heartbeats stop again."""
+    """If a worker recovers, the report of its kill is withdrawn. If its heartbeats stop again, the worker is killed."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     ended = subprocess.run(
@@ -136,7 +136,7 @@ def test_a_log_that_is_not_read_does_not_prevent_the_kill() -> None:
 
 
 def test_kills_are_remembered_for_an_hour(redis_url: str) -> None:
-    """Kills are listed for an hour; after that, they are only in the log."""
+    """A kill is listed for one hour. Malformed entries, and kills of another installation, are not listed."""
     kills = Kills(redis_url, "mine:")
     other = Kills(redis_url, "others:")
     kills.add("worker-1@a", 7, 61.5)
@@ -156,7 +156,7 @@ def test_kills_are_remembered_for_an_hour(redis_url: str) -> None:
 
 
 def test_a_kill_that_did_not_happen_is_withdrawn(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A withdrawn kill is not listed, because `/readyz` must not name a live worker. Earlier kills stay."""
+    """A withdrawn kill is not listed, because `/readyz` must not name a live worker. Earlier kills stay listed."""
     monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
     kills = Kills(redis_url, "perdure:")
     reports = [["worker-1@a", "1", "60.5"], ["worker-1@a", "1", "60.1"], ["worker-2@a", "1", "60.1"]]

@@ -1,4 +1,4 @@
-"""Explicit ends work over every interface, in every state of the session, and without a sweep."""
+"""Tests of requests to end a session: over each interface, and while a turn runs, waits for approval or is parked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pay(amount: int) -> str:
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness) -> None:
-    """Equip the agent with a tool that needs approval, and empty the record of payments."""
+    """Give the agent the tool `pay`, which needs approval, and empty `_paid`."""
     _paid.clear()
     harness.equip(pay)
 
@@ -90,7 +90,7 @@ WAYS: list[Way] = [_over_http, _in_a_chat, _leaving_the_chat, _by_command, _by_t
 
 
 def _waiting(harness: Harness, *amounts: int, then: tuple[Line, ...] = ()) -> tuple[UUID, UUID]:
-    """A session and its turn, which waits for approval of its calls."""
+    """Run a turn until it waits for approval of its calls. Returns the ids of the session and of the turn."""
     harness.script(calls(*(("pay", {"amount": amount}) for amount in amounts or (5,))), *then)
     sent = harness.send(channel="cli", priority=7)
     harness.run(sent.session_id)
@@ -100,7 +100,7 @@ def _waiting(harness: Harness, *amounts: int, then: tuple[Line, ...] = ()) -> tu
 
 
 def _follow(harness: Harness, end: End) -> None:
-    """Handle all wake-ups, and those that they publish, without a sweep."""
+    """Handle published wake-ups until none are left. No sweep runs."""
     while harness.waker.sessions or harness.waker.endings:
         sessions, harness.waker.sessions[:] = list(harness.waker.sessions), []
         endings, harness.waker.endings[:] = list(harness.waker.endings), []
@@ -122,7 +122,10 @@ def _results(harness: Harness, session_id: UUID) -> list[str]:
 def test_a_turn_that_waits_for_approval_continues_at_once(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is denied, accepted turns are answered, and the session ends. A later message opens another session."""
+    """A request to end the session denies the waiting call. All accepted turns are answered, and then the session ends.
+
+    A message that arrives after the request opens another session.
+    """
     session_id, turn_id = _waiting(harness)
     behind = harness.send("behind", channel="cli")
     harness.waker.sessions.clear()
@@ -143,7 +146,11 @@ def test_a_turn_that_waits_for_approval_continues_at_once(
 def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner of the turn finds the call denied and continues. It runs the queued turns, then wakes the ending."""
+    """A request to end the session publishes no wake-up if it arrives during a model call.
+
+    The turn continues, but its call that needs approval is denied. The same runner runs the queued turns. Then the
+    runner publishes the wake-up for the session's end.
+    """
     behind: list[UUID] = []
 
     def end_during_the_call(_: ModelRequest, __: ModelCall) -> ModelReply:
@@ -164,7 +171,7 @@ def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
 
 
 def test_a_call_approved_before_the_end_runs(harness: Harness, end: End) -> None:
-    """Of two calls, the approved one runs and the undecided one is denied."""
+    """Of two calls, the approved one runs. The call without a decision is denied."""
     session_id, turn_id = _waiting(harness, 1, 2)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     _request_end(harness, session_id)
@@ -174,7 +181,7 @@ def test_a_call_approved_before_the_end_runs(harness: Harness, end: End) -> None
 
 
 def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: End) -> None:
-    """The decision has already woken the turn, so the request for the end publishes no wake-up."""
+    """The decision has already woken the turn, so the request to end the session publishes no wake-up."""
     session_id, turn_id = _waiting(harness)
     decide(harness.runtime, turn_id, parse_decision({"call_id": "call_0", "decision": "approve"}))
     requested = request_end(harness.database, session_id, "enough")
@@ -184,7 +191,7 @@ def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: En
 
 
 def test_one_of_a_concurrent_decision_and_end_applies(harness: Harness, end: End) -> None:
-    """Whichever commits first, the decision or the end, wakes the turn. The turn is answered, then the session ends."""
+    """An approval races with a request to end the session. The first to commit decides whether the call runs."""
     for number in range(6):
         session_id, turn_id = _waiting(harness, number)
         harness.waker.endings.clear()
@@ -216,7 +223,7 @@ def test_a_repeated_request_frees_no_turn_twice(harness: Harness, end: End) -> N
 
 
 def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None:
-    """If the freed turn is cancelled before its wake-up arrives, it is settled at once, and the session ends."""
+    """A requested end stops a turn's wait for approval. If the turn is then cancelled, the session still ends."""
     session_id, turn_id = _waiting(harness)
     request_end(harness.database, session_id, "enough")
     cancel(harness.runtime, turn_id)
@@ -227,7 +234,7 @@ def test_a_freed_turn_may_still_be_cancelled(harness: Harness, end: End) -> None
 
 
 def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End) -> None:
-    """If the broker was unavailable, the sweeper wakes the freed turn."""
+    """If the broker is unavailable, the wake-up for the turn is lost. The sweeper then wakes the turn."""
     session_id, _ = _waiting(harness)
     harness.waker.away = True
     _request_end(harness, session_id)
@@ -240,7 +247,7 @@ def test_a_freed_turn_whose_wake_up_was_lost_is_swept(harness: Harness, end: End
 
 
 def test_a_turn_that_is_parked_for_a_model_keeps_waiting_for_it(harness: Harness, end: End) -> None:
-    """A requested end does not shorten the wait for a model. The message is answered, then the session ends."""
+    """A requested end does not shorten the wait for a model. The turn is answered, and then the session ends."""
     harness.set(on_unavailable="park")
     harness.script(CircuitBreakerOpen())
     sent = harness.send(channel="cli")

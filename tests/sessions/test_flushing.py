@@ -1,4 +1,4 @@
-"""A process that shuts down flushes each session once, in order, under its token and within a time limit."""
+"""A process that shuts down flushes each of its sessions once, under the session's fence and within a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that calls the session's `happens` entry; returns `None` for a session in `leaves`, else `written`."""
+    """A flusher that records its calls, and then calls the function that `happens` has for the session, if any.
+
+    The flusher returns `None` for a session in `leaves`, and `written` for other sessions.
+    """
 
     def __init__(self, written: int = 1) -> None:
         self.written = written
@@ -40,7 +43,7 @@ def _raising(error: Exception) -> Callable[[], object]:
 
 
 def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
-    """Sessions are flushed in the given order, the latest first."""
+    """Each flusher is called once for each session, in the given order and with the session's fence."""
     one, other = Recorder(1), Recorder(10)
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=3, written=33)
     assert one.seen == other.seen == TOUCHED
@@ -50,12 +53,12 @@ def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
 def test_without_anything_to_flush_the_flush_is_complete(
     touched: list[tuple[UUID, Fence]], flushers: list[Recorder]
 ) -> None:
-    """If a process held no session or has no Redis, its flush is complete."""
+    """A flush without sessions, or without flushers, is complete."""
     assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
 
 
 def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """The failed session does not count as flushed, so the shutdown logs a warning."""
+    """A session whose flusher raises an error does not count as flushed. The other sessions are flushed."""
     one, other = Recorder(1), Recorder(10)
     one.happens[SECOND] = _raising(RuntimeError("damaged"))
     assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
@@ -64,7 +67,7 @@ def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: 
 
 
 def test_a_session_left_to_another_process_is_no_failure() -> None:
-    """If another process has claimed a session, that process flushes it, so this flush is complete."""
+    """A session that another process has claimed is left to that process. The flush is complete without the session."""
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
@@ -74,7 +77,7 @@ def test_a_session_left_to_another_process_is_no_failure() -> None:
 
 
 def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) -> None:
-    """After a server is found unavailable, the flush ends instead of trying each of ten thousand sessions."""
+    """If a server is unavailable, the flush ends at once and does not try the remaining sessions."""
     flusher = Recorder()
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
@@ -83,7 +86,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_flusher_that_hangs_is_abandoned() -> None:
-    """An unresponsive server must not block the shutdown. No further session is flushed after it."""
+    """If a flusher hangs, `flush` returns at the time limit. The remaining sessions are not flushed."""
     opened, ended = threading.Event(), threading.Event()
     flusher = Recorder()
 
@@ -104,7 +107,7 @@ def test_a_flusher_that_hangs_is_abandoned() -> None:
 
 
 def test_without_time_nothing_is_flushed() -> None:
-    """If no time is left before the hard limit, no flush begins."""
+    """With a time limit of 0 seconds, no session is flushed."""
     flusher = Recorder()
     assert flush(TOUCHED, [flusher], 0.0).sessions == 0
     assert flusher.seen == []

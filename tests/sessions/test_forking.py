@@ -1,4 +1,4 @@
-"""Forks: new sessions with a copy of a conversation up to a tick, and with nothing later."""
+"""Tests of forks: new sessions that copy a conversation up to a tick (a number of committed steps)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def act() -> str:
 
 
 def _talked(harness: Harness) -> UUID:
-    """A session of three turns, settled at the ticks 1, 4 and 5. The second turn uses a tool."""
+    """Make a session with three turns, which are settled at the ticks 1, 4 and 5. The second turn uses a tool."""
     harness.equip(act)
     harness.script(says("one"), calls(("act", {})), says("two"), says("three"))
     session_ids = {harness.ask(text, channel=channel)["session_id"] for text, channel in TALK}
@@ -75,7 +75,7 @@ def _texts(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
 def test_a_fork_copies_through_the_last_turn_settled_at_its_tick(
     harness: Harness, tick: int | None, turns: int, lines: int, at: int
 ) -> None:
-    """A tick in the middle of a turn copies through the previous turn."""
+    """If the tick is in the middle of a turn, the previous turn is the last one copied."""
     source = _talked(harness)
     forked = _fork(harness, source, tick)
     row = harness.session(forked)
@@ -87,7 +87,7 @@ def test_a_fork_copies_through_the_last_turn_settled_at_its_tick(
 
 
 def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
-    """A new column that the fork's statement omits would be lost in each fork."""
+    """Copied messages and turns differ from the originals only in their ids. The fork's statement omits no column."""
     source = _talked(harness)
     forked = _fork(harness, source)
     for table, own in (("messages", {"session_id", "turn_id"}), ("turns", {"session_id", "turn_id"})):
@@ -98,7 +98,7 @@ def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
 
 
 def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness) -> None:
-    """A fork's prompt is the copied conversation. Later messages of the fork and of its source stay separate."""
+    """A fork's prompt contains the copied conversation. The fork and its source do not share later messages."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     harness.script(says("in the fork"), says("in the source"))
@@ -113,7 +113,11 @@ def test_a_fork_is_addressed_by_its_id_and_knows_only_the_copy(harness: Harness)
 
 
 def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harness, end: End) -> None:
-    """Forks do not recall the source's summary or each other's later messages. The user's next session recalls both."""
+    """The source and its forks do not recall each other's messages from the time after the fork.
+
+    The forks do not recall the source's summary either. The user's next session recalls the summary, and the messages
+    of the source and of the forks.
+    """
     seen: list[str] = []
 
     @tool
@@ -152,7 +156,7 @@ def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harn
 
 
 def test_no_message_is_routed_to_a_fork(harness: Harness) -> None:
-    """A message without a session id never enters a fork. The next session's predecessor is the source."""
+    """A message without a session id never enters a fork. The next session's `previous_session_id` is the source."""
     source = _talked(harness)
     forked = _fork(harness, source)
     assert harness.send("more").session_id == source
@@ -167,7 +171,7 @@ def test_no_message_is_routed_to_a_fork(harness: Harness) -> None:
 
 
 def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
-    """No sweep wakes a fork. Effects and deliveries stay with the source. Other users may not write to the fork."""
+    """A sweep does not wake a fork. Effects and deliveries are not copied. Another user cannot write to the fork."""
     harness.equip(act)
     harness.script(calls(("act", {})), says("done"))
     given = {"message_id": "m1", "reply_to": {"url": "https://a.example/x"}}
@@ -189,7 +193,7 @@ def test_nothing_of_a_copy_runs_or_is_delivered_again(harness: Harness) -> None:
 
 
 def test_message_ids_count_once(harness: Harness) -> None:
-    """A repeated message returns its original turn, even if it names the fork."""
+    """A repeated message id returns the original turn, even if the repeated message is sent to the fork."""
     sent = harness.send("once", message_id="m1")
     harness.run(sent.session_id)
     forked = _fork(harness, sent.session_id)
@@ -198,7 +202,7 @@ def test_message_ids_count_once(harness: Harness) -> None:
 
 
 def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
-    """A fork has its source's ticks up to the tick of the copy. The source's later ticks do not exist in the fork."""
+    """A fork can itself be forked at a tick that it copied, but not at a later tick of its source."""
     source = _talked(harness)
     forked = _fork(harness, source, 4)
     assert harness.lines(_fork(harness, forked, 1)) == LINES[:2]
@@ -207,7 +211,7 @@ def test_a_fork_can_be_forked_where_its_source_could(harness: Harness) -> None:
 
 
 def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
-    """A turn that is settled between the fork's planning and its copying is not copied."""
+    """A turn that is settled between the statements `PLAN_FORK` and `FORK` is not copied."""
     source = _talked(harness)
 
     def settle_a_turn(moment: Moment, statement: str) -> None:
@@ -221,7 +225,10 @@ def test_the_source_continues_while_it_is_copied(harness: Harness) -> None:
 
 
 def test_the_variables_are_those_of_the_last_turn_copied(harness: Harness) -> None:
-    """A fork copies its last turn's variables and then changes only its own. A fork of an ended session has none."""
+    """A fork begins with the variables of its last copied turn. The fork and the source then change independently.
+
+    A fork of an ended session has no variables.
+    """
 
     @tool(effect="pure")
     def note(text: str, ctx: ToolContext) -> str:
@@ -268,7 +275,7 @@ def test_an_unfinished_turn_is_not_copied(harness: Harness) -> None:
 
 
 def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harness) -> None:
-    """A turn cancelled before it began has no messages. The fork does not count it."""
+    """A fork neither copies nor counts a turn that was cancelled before it began."""
     source = _talked(harness)
     dropped, sent = harness.send("dropped"), harness.send("fourth")
     cancel(harness.runtime, dropped.turn_id)
@@ -280,7 +287,7 @@ def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harnes
 
 
 def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
-    """A fork can continue an ended session. The summary is not copied, because it may cover later turns."""
+    """The fork of an ended session is active. The summary is not copied, because the summary may cover later turns."""
     source = _talked(harness)
     request_end(harness.database, source, "enough")
     harness.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))
@@ -293,7 +300,7 @@ def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
 
 
 def test_an_idle_fork_ends(harness: Harness, end: End) -> None:
-    """A fork's idle time counts from its creation."""
+    """A fork's idle time counts from the creation of the fork."""
     source = _talked(harness)
     harness.move(IDLE_S - 1)
     forked = _fork(harness, source)
@@ -311,7 +318,7 @@ def test_an_idle_fork_ends(harness: Harness, end: End) -> None:
 
 @pytest.mark.parametrize("tick", [6, 2**31, 10**30])
 def test_a_future_tick_is_refused(harness: Harness, tick: int) -> None:
-    """The error names both ticks, and nothing is written."""
+    """The error states the requested tick and the session's tick. Nothing is written."""
     source = _talked(harness)
     before = harness.counts()
     with pytest.raises(Conflict, match=f"tick {tick}: it is at tick 5"):

@@ -1,4 +1,4 @@
-"""The documented shape of sessions, messages and turns."""
+"""Sessions, messages and turns are returned in their documented form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TURN_KEYS = {
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
@@ -114,7 +114,7 @@ def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
 
 
 def test_unknown_ids_are_not_found(harness: Harness) -> None:
-    """An unknown session raises `NotFound`, so that it differs from an empty transcript."""
+    """Reading an unknown session, the messages of an unknown session, or an unknown turn raises `NotFound`."""
     with pytest.raises(NotFound):
         read_session(harness.database, uuid4())
     with pytest.raises(NotFound):
@@ -139,7 +139,7 @@ def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
 
 
 def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
-    """A turn has the same keys in each of its states, and its steps are counted while it runs."""
+    """A turn has the documented keys before it begins and after it is settled. `steps` counts the committed steps."""
     harness.script(calls(("double", {"number": 4})), says("8"))
     sent = harness.send()
     fresh = harness.turn(sent.turn_id)

@@ -1,4 +1,4 @@
-"""Endings are limited: they leave slots for turns and delay no shutdown."""
+"""Ending sessions leaves worker slots for turns, and does not delay a shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def task(process: Process) -> Iterator[Any]:
 
 @pytest.fixture
 def session_id(harness: Harness) -> UUID:
-    """The id of a session whose end was requested and has been woken by a sweep."""
+    """The id of a session whose end was requested. A sweep has already published a wake-up for the end."""
     session_id = UUID(harness.ask()["session_id"])
     request_end(harness.database, session_id, "enough")
     sweep(harness.runtime)
@@ -49,7 +49,7 @@ def session_id(harness: Harness) -> UUID:
 def test_an_ending_without_a_slot_is_woken_again(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """If no slot is free, the ending does not begin and uses no attempt. It is woken again."""
+    """If no slot is free, the task neither begins the ending nor counts an attempt. A sweep retries the ending."""
     assert ENDINGS * 2 < CONCURRENCY
     for _ in range(ENDINGS):
         assert process.endings.acquire(blocking=False)
@@ -67,7 +67,7 @@ def test_an_ending_without_a_slot_is_woken_again(
 
 
 def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: Any, session_id: UUID) -> None:
-    """A summary has the time limit of one model call, not of a turn, because a drain of the fleet waits for endings."""
+    """A summary has the time limit of a model call, not that of a turn, because a fleet drain waits for endings."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 
@@ -84,7 +84,7 @@ def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: An
 def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """The drain aborts the call and publishes a wake-up, so that no sweep is needed."""
+    """A drain aborts the model call. The task then publishes a wake-up, so that no sweep is needed."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
         process.runner.keeper.drain()
@@ -101,7 +101,7 @@ def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
 def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """If another process has claimed the ending, the aborted task publishes no wake-up."""
+    """If another process has claimed the session, the aborted task publishes no wake-up."""
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
         harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session_id)

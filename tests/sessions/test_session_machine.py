@@ -1,8 +1,8 @@
 """Under random triggers and crashes, every change of state is in the table of transitions, and every session ends.
 
-The state machine simulates users, workers that die between any two commits, others that take over,
-clocks that jump, and events during a model call. A database trigger logs the changes of every
-commit (`session_log`).
+The state machine simulates users, workers that die between any two commits, and workers that take over a session. It
+also simulates jumps of the clock, and events during a model call. A database trigger logs the changes of each commit
+(see `session_log`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DAY_S = 86_400.0
 ROUNDS = 40
 
 MEANWHILE = ("cancel", "drain", "end", "idle", "lapse", "message", "nothing", "overtaken")
-"""Events during a model call."""
+"""Events that may happen during a model call."""
 
 ASKS: dict[str, list[ModelReply]] = {
     "nothing": [],
@@ -55,34 +55,34 @@ ASKS: dict[str, list[ModelReply]] = {
     "pay": [calls(("pay", {"number": 2}))],
     "both": [calls(("double", {"number": 2}), ("pay", {"number": 2}))],
 }
-"""The tool calls of a turn's model before its answer."""
+"""The replies with tool calls that the model gives before its answer."""
 
 FAULTS: dict[str, Exception | None] = {
     "none": None,
     "broken": ProviderError("it is broken", transient=False),
     "open": CircuitBreakerOpen(retry_after_s=LEASE_S),
 }
-"""The model's error, if any; behind an open breaker a turn is parked."""
+"""The error that the model raises instead of answering; `None`: no error. The error `open` parks the turn."""
 
 CRASHES = st.none() | st.integers(1, 12)
-"""The number of the commit boundary at which the process dies; `None`: no crash."""
+"""The number of the commit boundary at which the process dies, counted from 1; `None`: no crash."""
 
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
 @tool(effect="pure", requires_approval=True)
 def pay(number: int) -> int:
-    """Pay it, if a person approves."""
+    """Pay this amount, if a person approves."""
     return number
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The harness, an available and an unavailable Redis, and a function that makes lost turns."""
+    """The harness, memory in an available and an unreachable Redis, and a function that makes turns for this memory."""
 
     harness: Harness
     redis_memory: RedisMemory
@@ -90,7 +90,7 @@ class Environment:
     remembered: Remembered
 
     def ender(self, *, redis_available: bool = True) -> tuple[Ender, Keeper]:
-        """An ender like the one of the task `sessions.end`, with its cleaning, and the keeper of its leases."""
+        """Make an ender as the task `sessions.end` does. Returns the ender and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_available else self.unreachable)
         process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
         return ender(process), process.runner.keeper
@@ -100,9 +100,12 @@ class Environment:
 def environment(
     harness: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, remembered: Remembered
 ) -> Environment:
-    """An agent with tools, one of which needs approval; turns wait for their model; changes of sessions are logged."""
+    """An environment whose agent has two tools.
+
+    Turns are parked while no model is available. A log records the changes of sessions.
+    """
     harness.equip(double, pay)
-    # After a clock was set back, calls in doubt wait in real time.
+    # After the clock is set back, a runner waits in real time for calls in doubt. A short tool timeout limits the wait.
     harness.set(tool_timeout_s=0.1, on_unavailable="park")
     harness.redis_memory = redis_memory
     SessionLog(harness.sql).begin()
@@ -110,7 +113,7 @@ def environment(
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """One user's sessions."""
+    """Actions on the sessions of one user, and the invariants of the sessions."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__()
@@ -144,7 +147,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 50))
     def request_end(self, which: int = 0) -> None:
-        """Request an end. For an ended session the request is refused and changes nothing."""
+        """Request the end of one of the sessions. For an ended session the request is refused and changes nothing."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         before = self.harness.session(session_id)
         try:
@@ -156,13 +159,13 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule()
     def leave(self) -> None:
-        """Leave the newest session on the channel `cli`."""
+        """Let the user leave the channel `cli` of the newest session."""
         leave(self.harness.database, self.sessions[-1], "cli", IDLE_S)
 
     @precondition(lambda self: self.turns)
     @rule(approve=st.booleans())
     def decide(self, *, approve: bool = True) -> None:
-        """Decide about the next call that waits for approval."""
+        """For each of the last three turns, approve or deny the first call that waits for approval."""
         for turn_id in self.turns[-3:]:
             for pending in self.harness.turn(turn_id)["pending_approvals"][:1]:
                 decision = Decision(call_id=pending["call_id"], decision="approve" if approve else "deny")
@@ -213,14 +216,14 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions and self.harness.session(self.sessions[-1]).state != "ended")
     @rule()
     def lose_a_turn(self) -> None:
-        """Put into Redis a turn whose commit was lost in a failover. Ended sessions get none."""
+        """Put into Redis a turn that PostgreSQL has lost, as after a failover."""
         session_id = self.sessions[-1]
         token = self.harness.session(session_id).token
         self.environment.redis_memory.working.remember_turn(session_id, self.environment.remembered(token))
 
     @rule()
     def recall(self) -> None:
-        """Close a breaker, so that parked turns are due."""
+        """Report that the model's breaker has closed, so that parked turns are due."""
         recall(self.harness.database, Transition("llm:scripted", Breaker.HALF_OPEN, Breaker.CLOSED, 0, fleet=True))
 
     @rule()
@@ -230,7 +233,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def expire_idle(self) -> None:
-        """Run the minutely task for idle sessions."""
+        """Request the end of idle sessions, as a scheduled task does each minute."""
         expire_idle(self.harness.database, IDLE_S)
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, IDLE_S + 1, DAY_S, -DAY_S]))
@@ -242,11 +245,11 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def changes_of_state_are_in_the_table(self) -> None:
-        """Check all changes of state so far."""
+        """Check that all changes of state so far are in the table of transitions."""
         self.session_log.check_arrows()
 
     def teardown(self) -> None:
-        """Request the end of every session, and check that sweeps and wake-ups alone end them."""
+        """Request the end of every session, and check that sweeps and their wake-ups end all sessions."""
         for session_id in self.sessions:
             if self.harness.session(session_id).state != "ended":
                 request_end(self.harness.database, session_id, "enough")
@@ -281,7 +284,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _line(
         self, meanwhile: str, keeper: Keeper, answer: ModelReply | Exception
     ) -> Callable[[ModelRequest, ModelCall], ModelReply]:
-        """A scripted line. During the model call the event `meanwhile` happens, then `answer` is returned or raised."""
+        """A scripted model call: the event `meanwhile` happens, and then the call returns or raises `answer`."""
 
         def think(request: ModelRequest, call: ModelCall) -> ModelReply:
             observe, self.harness.database.observe = (
@@ -322,7 +325,7 @@ class SessionMachine(RuleBasedStateMachine):
                 assert what == "nothing"
 
     def _dying(self, at: int | None, work: Callable[[], object]) -> None:
-        """Do the work up to the `at`-th commit boundary, where the process dies."""
+        """Call `work`. The process dies at the `at`-th commit boundary (before or after a commit)."""
         passed = itertools.count(1)
 
         def observe(moment: Moment, name: str) -> None:
@@ -340,7 +343,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
-    """Random triggers and crashes cause only changes of state that are in the table, and each session ends."""
+    """Random triggers and crashes cause only changes of state in the table of transitions, and each session ends."""
 
     class InThisEnvironment(SessionMachine):
         def __init__(self) -> None:
@@ -357,7 +360,7 @@ def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
 
 
 def test_the_machine_can_make_every_transition(environment: Environment) -> None:
-    """The machine's rules can make every transition of the table, so random runs can find each of them."""
+    """A fixed sequence of the machine's rules makes every transition of the table. Random sequences can do the same."""
     machine = SessionMachine(environment)
     for asks in ("double", "pay", "both"):
         machine.say()
@@ -370,13 +373,13 @@ def test_the_machine_can_make_every_transition(environment: Environment) -> None
     assert (row.state, row.not_before > machine.harness.clock.now()) == ("active", True)
     machine.recall()
     machine.run("pay")
-    machine.cancel()  # it waits for approval
+    machine.cancel()  # the turn waits for approval
     machine.say()
     machine.run("double", crash=4)  # after the commit with the tool call
     assert machine.harness.session(machine.sessions[-1]).state == "tool_executing"
     machine.cancel()
     machine.pass_time(LEASE_S)
-    machine.run()  # another runner continues amid a tool call, and cancels
+    machine.run()  # another runner continues after the crash, and cancels the turn
     machine.lose_a_turn()
     machine.request_end()
     machine.end(redis_available=False)

@@ -1,6 +1,6 @@
-"""Checks that every statement that writes a session's state uses the table of states.
+"""Every SQL statement that writes a session's state takes the state from the table of transitions.
 
-The check reads SQL as text: it knows the forms that this code base uses, and fails on an unknown form.
+The check reads SQL as text. It knows the forms of SQL that this code base uses, and fails on an unknown form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BY_ITSELF = {
     "sessions.open": "a session is opened in the initial state, to which no transition leads",
     "exchange.open": "an imported session is inserted in the state `ended`",
 }
-"""Statements that set a state without the table, and the reasons."""
+"""The names of the statements that set a state without the table of transitions, each with the reason."""
 
 _WRITES = re.compile(r"\b(?:UPDATE|INSERT\s+INTO)\s+(?:ONLY\s+)?sessions\b", re.IGNORECASE)
 _UPDATE = re.compile(r"\bUPDATE\s+(?:ONLY\s+)?sessions(?:\s+AS\s+\w+)?\s+SET\s+(.*?)(?:\b(?:WHERE|FROM|RETURNING)\b|$)")
@@ -38,12 +38,12 @@ _EXAMPLES = {
 
 
 def _sources() -> dict[str, Path]:
-    """The modules whose text writes to `sessions`, by name."""
+    """The paths of the modules whose SQL writes to the table `sessions`, by module name."""
     return {name: path for name, path in modules() if _WRITES.search(path.read_text())}
 
 
 def _statements() -> dict[str, Statement]:
-    """The statements of the modules of `_sources`, by name."""
+    """The statements in the modules of `_sources`, by the name of the statement."""
     found: dict[str, Statement] = {}
     for name in _sources():
         module = importlib.import_module(name)
@@ -52,7 +52,7 @@ def _statements() -> dict[str, Statement]:
 
 
 def _faults(statement: str) -> list[str]:
-    """The states that a statement sets without using the table of transitions."""
+    """The SQL expressions with which a statement sets a state without using the table of transitions."""
     text = " ".join(statement.split())
     for trigger in Trigger:
         for column in _COLUMNS:
@@ -61,14 +61,14 @@ def _faults(statement: str) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """The text without the contents of its parentheses, so that only the statement's own commas are left."""
+    """The text without its parenthesised parts. The remaining commas separate the statement's columns."""
     while (shorter := _INNERMOST.sub("", text)) != text:
         text = shorter
     return text
 
 
 def _updated(text: str) -> list[str]:
-    # Common table expressions are in parentheses: each is checked separately, then the statement around them.
+    # Common table expressions are in parentheses. Each is checked separately, and then the rest of the statement.
     pieces = []
     while (found := _INNERMOST.search(text)) is not None:
         pieces.append(found.group()[1:-1])
@@ -93,7 +93,7 @@ def _inserted(text: str) -> list[str]:
 
 
 def _is_by_the_table(expression: str) -> bool:
-    """Whether the expression takes the state from the table or leaves it unchanged."""
+    """Whether the expression takes the state from the table of transitions or leaves the state unchanged."""
     if expression == _TABLE:
         return True
     results = set(re.findall(r"\b(?:THEN|ELSE)\s+(\S+)", expression))
@@ -107,13 +107,13 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """This test fails for a statement that sets a state without the table, and for an obsolete entry of `BY_ITSELF`."""
+    """Only the statements in `BY_ITSELF` set a state without the table of transitions, and no entry is obsolete."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 
 
 def test_all_sql_that_writes_to_sessions_is_in_statements() -> None:
-    """All SQL that writes to sessions is in the checked statements. SQL built elsewhere would not be checked."""
+    """All SQL that writes to the table `sessions` is in a `Statement`. The check does not read other SQL."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]
     lines = [line for path in _sources().values() for line in path.read_text().splitlines() if _WRITES.search(line)]
     fixed = [" ".join(line.partition("{")[0].split()) for line in lines]

@@ -1,4 +1,4 @@
-"""The table of states: its drawing is current, and every change of state follows it."""
+"""The drawing of the states is current, and every change of state follows the table of transitions."""
 
 from __future__ import annotations
 
@@ -49,16 +49,19 @@ OWNED = {
     sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
     sessions.FINISH_ENDING: Trigger.CLEANED_UP,
 }
-"""The statements of a lease's holder, and their triggers."""
+"""The statements that the holder of a session's lease runs, each with its trigger."""
 
 
 def test_the_drawing_is_current() -> None:
-    """docs/sessions.md contains the current drawing; `python -m perdure.sessions.diagram` prints it."""
+    """docs/sessions.md contains the drawing that `python -m perdure.sessions.diagram` prints."""
     assert draw() in (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
 
 
 def test_the_table_has_the_states_of_the_database() -> None:
-    """Every state but the first has an incoming transition, and every state but the last an outgoing one."""
+    """The states are those of the database.
+
+    Each state except the first can be reached, and each state except the last can be left.
+    """
     assert tuple(State) == SESSION_STATES
     ways = [(before, after) for (before, _), after in TRANSITIONS.items() if before is not after]
     assert {after for _, after in ways} == set(State) - {State.INITIALIZING}
@@ -101,7 +104,7 @@ def test_the_statements_follow_the_table(harness: Harness, statement: Statement)
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) -> None:
-    """A reply with tool calls changes the state from `thinking` to `tool_executing`. The results change it back."""
+    """Tool calls change the state from `thinking` to `tool_executing`. The calls' results change the state back."""
     session_id, _, parameters = _held(harness)
     trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
     step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
@@ -118,7 +121,7 @@ def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) ->
 
 @pytest.mark.parametrize(("status", "trigger"), [("done", Trigger.RESPONSE_COMPLETE), ("failed", Trigger.TURN_STOPPED)])
 def test_a_turn_settles_only_where_the_table_allows_it(harness: Harness, status: str, trigger: Trigger) -> None:
-    """A turn settles with a reply only while thinking. It may also fail during a tool call."""
+    """A turn settles with a reply only in the state `thinking`. A failed turn can settle in other states, too."""
     for state in State:
         session_id, turn_id, parameters = _held(harness, user_id=f"of {state}")
         _put(harness, session_id, state)
@@ -134,7 +137,7 @@ def test_a_turn_settles_only_where_the_table_allows_it(harness: Harness, status:
 def test_a_state_is_visible_while_it_lasts(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keeper: Keeper
 ) -> None:
-    """HTTP and the CLI show thinking, tool calls, waiting for approval, summarizing and ending while they last."""
+    """While a session is in a state, HTTP and the CLI show that state."""
     monkeypatch.setattr(connecting, "opened", lambda: nullcontext((harness.runtime.settings, harness.database)))
     session_id = UUID(int=0)
     seen: list[tuple[str, str]] = []
@@ -180,7 +183,7 @@ def test_a_state_is_visible_while_it_lasts(
 
 
 def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
-    """A session under a lease, its running turn, and the parameters of its holder's statements."""
+    """Claim a session. Returns the session's id, the turn's id, and parameters for the lease holder's statements."""
     sent = harness.send(**given)
     claimed, _ = harness.claimed(sent.session_id)
     parameters = {

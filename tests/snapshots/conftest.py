@@ -1,4 +1,4 @@
-"""The storage of each store, a small disk, and an installed third-party store."""
+"""Fixtures: a `StoreHarness` for each snapshot store, a small file system, and simulated third-party packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.snapshots.storages import FileStorage, MemorySnapshots, PostgresStora
 
 @pytest.fixture
 def file_storage(tmp_path: Path) -> FileStorage:
-    """A storage in an empty directory."""
+    """A harness for the file store, in an empty directory."""
     directory = tmp_path / "snapshots"
     directory.mkdir()
     return FileStorage(directory)
@@ -24,19 +24,19 @@ def file_storage(tmp_path: Path) -> FileStorage:
 
 @pytest.fixture
 def sqlite_storage(tmp_path: Path) -> SqliteStorage:
-    """A storage in a SQLite file that does not exist yet."""
+    """A harness for the SQLite store, whose file does not exist yet."""
     return SqliteStorage(tmp_path / "snapshots.db")
 
 
 @pytest.fixture
 def redis_storage(redis_url: str) -> RedisStorage:
-    """A storage in an empty Redis."""
+    """A harness for the Redis store, in an empty Redis."""
     return RedisStorage(redis_url)
 
 
 @pytest.fixture
 def postgres_storage(database_url: str) -> Iterator[PostgresStorage]:
-    """A storage in the test's database."""
+    """A harness for the PostgreSQL store, in the test's database."""
     storage = PostgresStorage(database_url)
     yield storage
     storage.close()
@@ -44,7 +44,7 @@ def postgres_storage(database_url: str) -> Iterator[PostgresStorage]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate two installed packages with entry points, one of which lacks its module."""
+    """Simulate two installed packages that each register a store. The second package's module is missing."""
     points = EntryPoints(
         [
             EntryPoint("acme", f"{MemorySnapshots.__module__}:{MemorySnapshots.__qualname__}", "perdure.snapshots"),

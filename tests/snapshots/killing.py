@@ -1,12 +1,15 @@
-"""A program that kills or stops a process during the save of a snapshot. It repeats this at each point of the save.
+"""A program that kills or stops a process while the process saves a snapshot, once at each point of the save.
 
     python -m tests.snapshots.killing points kill|stop KIND ADDRESS SESSION
     python -m tests.snapshots.killing stream KIND ADDRESS SESSION
 
-`points` first counts the points of a save: just before and just after each call that can reach a file,
-a socket or a database. At each of them, a child that saves version 2 over version 1 gets the signal.
-A new store in the parent must then find version 1 or 2 complete, and save version 3. The versions found
-are printed as JSON. `stream` saves tick after tick, and prints each tick after its save, until it is killed.
+`points` first counts the points of a save. A point is just before or just after a call that can reach a file, a socket
+or a database. For each point, a child process saves version 2 over version 1, and receives SIGKILL or SIGSTOP at the
+point. After SIGKILL, a new store in the parent must load version 1 or version 2, and then save version 3. After
+SIGSTOP, the parent saves version 3, resumes the child, and must then load version 3. `points` prints the counts of the
+results as JSON.
+
+`stream` saves one tick after another until the program is killed, and prints each tick after its save.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from perdure.testing.suites.snapshots import snapshot_of
 from tests.snapshots.storages import FileStorage, PostgresStorage, RedisStorage, SqliteStorage
 
 _OUTSIDE = ("posix", "io", "_io", "sqlite3", "socket", "_socket", "psycopg2")
-"""Modules whose functions, and whose types' methods, can change something outside of the process."""
+"""Modules with functions or methods that can change something outside of the process."""
 
 _DELAY_S = 4
 BIG = "x" * 20_000
 
 
 def storage_of(kind: str, address: str) -> Any:
-    """The storage of a kind of store at an address."""
+    """A `StoreHarness` for a store of this kind at `address`."""
     match kind:
         case "file":
             return FileStorage(Path(address))
@@ -48,7 +51,7 @@ def storage_of(kind: str, address: str) -> Any:
 
 
 class Countdown:
-    """Counts the events of a save, and sends this process a signal at event number `at`."""
+    """A profiler that counts the events of a save. At event `at`, it sends its own process the signal `number`."""
 
     def __init__(self, at: int | None, number: int) -> None:
         self.events = 0
@@ -65,14 +68,14 @@ class Countdown:
 
 
 def _reaches_outside(function: Any) -> bool:
-    """Whether the C function `function`, or the type of which it is a method, is from a module of `_OUTSIDE`."""
+    """Whether `function` is a function of a module in `_OUTSIDE`, or a method of a type from such a module."""
     owner = getattr(function, "__self__", None)
     module = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
     return module.partition(".")[0] in _OUTSIDE
 
 
 def save(storage: Any, session: UUID, countdown: Countdown) -> None:
-    """Save version 2 through a new, connected store, with `countdown` as the profiler."""
+    """Open and connect a store, and then save version 2 with `countdown` as the profiler."""
     store: SnapshotStore = storage.open()
     store.load(session)
     sys.setprofile(countdown)
@@ -84,7 +87,7 @@ def save(storage: Any, session: UUID, countdown: Countdown) -> None:
 
 
 def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> int:
-    """Fork a child that saves; returns its process id."""
+    """Fork a child that calls `save`; returns the child's process id."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -92,7 +95,7 @@ def in_a_child(kind: str, address: str, session: UUID, countdown: Countdown) -> 
             save(storage_of(kind, address), session, countdown)
             status = 0
         except (StaleSnapshot, SnapshotUnavailable):
-            status = 2  # it was stopped, and the parent has saved a newer version
+            status = 2  # this child was stopped, and the parent has saved a newer version
         finally:
             os._exit(status)
     return child
@@ -105,7 +108,7 @@ def begin(store: SnapshotStore, session: UUID) -> None:
 
 
 def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
-    """Kill a save at `point`; returns the version that the next store finds: `one` or `two`."""
+    """Kill a save at `point`; returns the version that a new store then loads: `one` or `two`."""
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
@@ -125,7 +128,7 @@ def killed_at(point: int, kind: str, address: str, session: UUID) -> str:
 def stopped_at(point: int, kind: str, address: str, session: UUID) -> str:
     """Stop a save at `point`, save a newer version, and resume the stopped save.
 
-    Returns `delayed` if the newer save waited or was refused at first, `passed` if it did neither, and `not stopped` if
+    Returns `delayed` if the newer save waited or was refused at first, and otherwise `passed`. Returns `not stopped` if
     the child was not stopped.
     """
     child = in_a_child(kind, address, session, Countdown(point, signal.SIGSTOP))
@@ -160,7 +163,7 @@ def _which(found: Stored | None, session: UUID) -> str:
 
 
 def points(how: str, kind: str, address: str, session: UUID) -> None:
-    """Try each point of a save. Print the number of points and the counts of the results."""
+    """Kill or stop a save at each of its points. Print the number of points and the counts of the results."""
     store = storage_of(kind, address).open()
     begin(store, session)
     counting = Countdown(None, 0)
@@ -173,7 +176,7 @@ def points(how: str, kind: str, address: str, session: UUID) -> None:
 
 
 def stream(kind: str, address: str, session: UUID) -> None:
-    """Save tick after tick, and print each one when it is saved."""
+    """Save one tick after another, and print each tick after its save."""
     store = storage_of(kind, address).open()
     for tick in itertools.count(1):
         store.save(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)

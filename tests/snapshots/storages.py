@@ -108,7 +108,7 @@ class RedisStorage:
 
 
 class PostgresStorage:
-    """A `StoreHarness` over a database with perdure's tables; a stopped process's locks last a third of `lease_s`."""
+    """A `StoreHarness` over a database with perdure's tables. A stopped process keeps its locks for `lease_s / 3`."""
 
     def __init__(self, url: str, lease_s: float = 30.0) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Snapshots as JSON text: valid documents are read, others are refused with a reason."""
+"""Snapshots as JSON text: valid documents are parsed, and invalid documents are refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DOCUMENT: dict[str, Any] = json.loads(dump(snapshot_of(AGENT, 42)))
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> str:
-    """The document after `change`, as text."""
+    """The JSON text of `DOCUMENT` after `change`."""
     document = json.loads(json.dumps(DOCUMENT))
     change(document)
     return json.dumps(document)
 
 
 def test_the_keys_are_the_documented_ones() -> None:
-    """Other programs read exported snapshots, so names and nesting are fixed."""
+    """Other programs read exported snapshots, so the names and the nesting of the keys are fixed."""
     assert DOCUMENT.keys() == {
         "schema_version",
         "agent_id",
@@ -48,7 +48,7 @@ def test_the_keys_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("state", SESSION_STATES)
 def test_every_state_of_a_session_is_a_status(state: str) -> None:
-    """Every state has a status, because a session in a state without one could not be saved."""
+    """If a session's state had no snapshot status, the session could not be saved."""
     assert Status.of(state) == ("WAITING_FOR_EVENT" if state == "active" else state.upper())
 
 
@@ -91,7 +91,7 @@ def test_checked_variables_are_a_copy() -> None:
     ],
 )
 def test_variables_that_are_no_json_are_refused(variables: Any, reason: str) -> None:
-    """If a tool sets variables that JSON cannot represent, the tool gets the error and the turn continues."""
+    """Variables that JSON cannot represent are refused, and the error states the reason."""
     with pytest.raises(InvalidRequest, match=reason):
         checked_variables(variables)
 
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 
 def test_a_snapshot_under_another_tick_is_refused() -> None:
-    """If the stored tick and the content's tick differ, the order of snapshots is undefined."""
+    """A snapshot is refused if its content has another tick than the one under which it is stored."""
     with pytest.raises(InvalidRequest, match="of tick 42 and stored as one of tick 43"):
         parse_stored(dump(snapshot_of(AGENT, 42)).encode(), AGENT, Version(1, 43))
 
@@ -166,7 +166,7 @@ HISTORY = ("memory", "short_term_history")
 
 
 def put(path: tuple[Any, ...], value: Any) -> str:
-    """The document with `value` at `path`, or without that member if `value` is `MISSING`."""
+    """The JSON text of `DOCUMENT` with `value` at `path`. If `value` is `MISSING`, the key at `path` is removed."""
 
     def change(document: Any) -> None:
         for key in path[:-1]:
@@ -204,7 +204,7 @@ def put(path: tuple[Any, ...], value: Any) -> str:
     ],
 )
 def test_a_wrong_type_or_key_is_refused_with_its_path(path: tuple[Any, ...], value: Any, reason: str) -> None:
-    """The error names the position of the fault, which the author of an edited file needs."""
+    """The error names the path of the fault, so that the author of an edited file can find it."""
     with pytest.raises(InvalidRequest) as caught:
         parse(put(path, value))
     assert f"{'.'.join(map(str, path))}: {reason}" in caught.value.message

@@ -1,4 +1,4 @@
-"""Export and import of a session's snapshot; only a snapshot of the session's last commit can be imported."""
+"""Export and import of a session's snapshot. Only a snapshot of the session's last commit can be imported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stop() -> str:
 
 @pytest.fixture
 def session_id(harness: Harness) -> UUID:
-    """A session of two turns, at tick 2, without variables."""
+    """The id of a session with two turns. The session is at tick 2 and has no variables."""
     harness.script(says("one"), says("two"))
     for text in ("first", "second"):
         found = harness.ask(text)["session_id"]
@@ -88,7 +88,7 @@ def _restore(harness: Harness, store: SnapshotStore, snapshot: AgentSnapshot) ->
 
 
 def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id: UUID) -> None:
-    """A session without variables can be exported, too, and the JSON is parsed to the same snapshot."""
+    """`read` returns the session's state after the last commit. `parse` restores the snapshot from its JSON text."""
     snapshot = read(harness.database, session_id)
     assert (snapshot.agent_id, snapshot.tick_index, snapshot.status) == (session_id, 2, Status.WAITING_FOR_EVENT)
     assert [each.content for each in snapshot.memory.short_term_history] == ["first", "one", "second", "two"]
@@ -101,7 +101,7 @@ def test_the_exported_snapshot_is_the_last_commits(harness: Harness, session_id:
 def test_an_import_replaces_the_variables_but_not_the_conversation(
     harness: Harness, session_id: UUID, store: SnapshotStore
 ) -> None:
-    """A forged transcript in the file is ignored, and the session continues."""
+    """An import ignores a forged transcript in the snapshot. The session's next turn keeps the imported variables."""
     before = harness.messages(session_id)
     _restore(harness, store, _changed(harness, session_id))
     snapshot = read(harness.database, session_id)
@@ -127,7 +127,7 @@ def test_an_import_can_be_repeated(harness: Harness, session_id: UUID, store: Sn
 
 
 def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tmp_path: Path) -> None:
-    """The import is saved in the store, and the session's row records the token and tick of that snapshot."""
+    """The store saves the imported snapshot. The session's row records the token and tick of the saved snapshot."""
     store = FileSnapshots(tmp_path)
     _restore(harness, store, _changed(harness, session_id))
     stored = store.load(session_id)
@@ -139,7 +139,7 @@ def test_an_external_store_has_the_import(harness: Harness, session_id: UUID, tm
 
 
 def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID) -> None:
-    """The store's error is raised, and the session's lease is released at once."""
+    """`restore` raises the store's error, changes nothing and releases the session's lease."""
 
     def fail() -> None:
         raise SnapshotUnavailable("meanwhile", "it is down", "Wait.")
@@ -152,7 +152,7 @@ def test_an_unavailable_store_changes_nothing(harness: Harness, session_id: UUID
 
 
 def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, session_id: UUID) -> None:
-    """The message's turn waits for the import. It is due as soon as the import is complete."""
+    """A turn does not begin during an import. After the import, the turn runs with the imported variables."""
 
     def send_a_message() -> None:
         harness.send("meanwhile")
@@ -165,7 +165,7 @@ def test_a_message_sent_during_an_import_finds_its_variables(harness: Harness, s
 
 
 def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_id: UUID) -> None:
-    """If an import is paused for longer than its lease while a turn runs, it writes nothing."""
+    """If a turn runs after the import's lease has expired, the import raises `Conflict` and writes nothing."""
 
     def run_a_turn() -> None:
         harness.move(LEASE_S + 1)
@@ -181,7 +181,7 @@ def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_
 def test_an_import_that_does_not_fit_the_session_is_refused(
     harness: Harness, session_id: UUID, store: SnapshotStore, case: str
 ) -> None:
-    """The import raises an error with the reason and changes nothing."""
+    """`restore` raises an error that states the reason, and changes nothing."""
     snapshot = _changed(harness, session_id)
     refusal: type[Exception] = Conflict
     match case:

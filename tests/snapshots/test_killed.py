@@ -1,4 +1,4 @@
-"""After SIGKILL or SIGSTOP during a save, the stored snapshot is either the old one or the complete new one."""
+"""A save that is killed leaves a complete snapshot, and a save that is paused does not overwrite a newer snapshot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, address: str) -> None:
-    """The save is paused at each of its points. Only SQLite's single lock delays the newer save."""
+    """A save is paused at each of its points. Only SQLite may delay a newer save, because it locks the whole file."""
     report = at_every_point("stop", kind, address)
     assert report["found"].keys() <= {"passed", "delayed"} if kind == "sqlite" else report["found"].keys() == {"passed"}
     assert sum(report["found"].values()) == report["events"] >= 8
@@ -81,7 +81,7 @@ def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, addr
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_completed_save_survives_a_kill(kind: str, address: str) -> None:
-    """After `save` returns, the reply becomes visible, so the snapshot must survive a kill."""
+    """The reply becomes visible after `save` returns. Therefore the snapshot must survive a kill of the process."""
     storage = storage_of(kind, address)
     for reached in (1, 7, 20):
         session: UUID = storage.session()

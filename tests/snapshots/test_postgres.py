@@ -1,4 +1,4 @@
-"""Tests of the PostgreSQL store only. A step's commit writes its snapshot."""
+"""Tests of what only the PostgreSQL store does: the commit of a step also writes the step's variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable, StaleSna
 from perdure.testing.suites.snapshots import snapshot_of
 from tests.snapshots.storages import MemorySnapshots, PostgresStorage
 
-# A step like the engine's: fenced by the token.
+# Like the engine's statement for a step, this statement writes nothing if the token is stale.
 STEP = Statement(
     "tests.step",
     f"""
@@ -52,13 +52,13 @@ def store(database: Database) -> SnapshotStore:
 
 
 def step(database: Database, session_id: UUID, token: int, variables: Any = None) -> bool:
-    """Commit a step, which changes the variables if they are given; returns whether it was committed."""
+    """Commit a step, and change the variables if any are given; returns whether the step was committed."""
     text = as_json(checked_variables(variables)) if variables is not None else None
     return bool(database.run(STEP, {"session_id": session_id, "token": token, "variables": text}))
 
 
 def rows(database: Database, session_id: UUID) -> list[Any]:
-    """The stored rows of a session, with `xmin`, which identifies their physical version."""
+    """The variables, tick and `xmin` of a session's snapshot rows. `xmin` changes if a row is rewritten."""
     with database.engine.connect() as connection:
         found = connection.execute(
             text("SELECT variables::text, tick, xmin::text FROM snapshots WHERE session_id = :s ORDER BY tick"),
@@ -68,7 +68,7 @@ def rows(database: Database, session_id: UUID) -> list[Any]:
 
 
 def test_variables_are_committed_with_their_step(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The snapshot always matches the committed step: its tick and status are the session's."""
+    """After a step's commit, the snapshot has the step's variables, and the session's tick and status."""
     assert step(database, session_id, 0, {"a": 1})
     loaded = store.load(session_id)
     assert loaded is not None
@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """The session's queue holds the pending events. Events kept in the snapshot would never be consumed."""
+    """After a step, `load` ignores events that were saved before. The session's queue has the pending events."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)
@@ -120,7 +120,7 @@ def test_the_variables_of_each_tick_stay(database: Database, session_id: UUID) -
 def test_a_save_under_a_newer_token_replaces_later_ticks(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """If a runner that lost the session saved a later tick, a save under a newer token deletes it from the history."""
+    """A save under a newer token deletes later ticks that were saved under an older token."""
     step(database, session_id, 0, {"a": 1})
     store.save(snapshot_of(session_id, 7, {"stale": True}), 0)
     store.save(snapshot_of(session_id, 2, {"a": 2}), 1)
@@ -130,7 +130,7 @@ def test_a_save_under_a_newer_token_replaces_later_ticks(
 def test_deletion_covers_postgresql_whatever_the_store(
     database: Database, store: SnapshotStore, session_id: UUID
 ) -> None:
-    """An ended session leaves neither variables nor their history, in PostgreSQL or in an external store."""
+    """`delete_snapshots` deletes all variables from PostgreSQL, even if snapshots are in an external store."""
     elsewhere = MemorySnapshots(f"acme://{session_id}", Settings(_env_file=None))
     step(database, session_id, 0, {"a": 1})
     step(database, session_id, 0, {"a": 2})
@@ -143,7 +143,7 @@ def test_deletion_covers_postgresql_whatever_the_store(
 
 
 def test_a_stale_runners_step_writes_no_variables(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """The step's fence also covers its variables."""
+    """A step under a stale token is not committed and writes no variables."""
     database.run(CLAIM, {"session_id": session_id})
     assert not step(database, session_id, 0, {"stale": True})
     assert store.load(session_id) is None
@@ -164,7 +164,7 @@ def test_a_save_for_a_session_that_does_not_exist_is_refused(store: SnapshotStor
 
 
 def test_the_history_is_that_of_the_last_turns_only(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """A snapshot's size must not grow with the age of the session."""
+    """A snapshot has the messages of the last `HISTORY_TURNS` turns, so that its size stays bounded."""
     with database.engine.connect() as connection:
         for number in range(2, HISTORY_TURNS + 5):
             turn = {"turn": uuid4(), "session": session_id, "number": number, "seq": number + 3}

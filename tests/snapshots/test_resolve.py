@@ -27,7 +27,7 @@ def made(url: str, redis_url: str = "redis://127.0.0.1:1/3") -> SnapshotStore:
 
 
 def test_postgres_is_the_default() -> None:
-    """The default store needs no other service, and writes in the step's commit."""
+    """The default store needs no server besides PostgreSQL."""
     assert isinstance(made(Settings(_env_file=None).snapshots), PostgresSnapshots)
 
 
@@ -43,7 +43,7 @@ def test_postgres_is_the_default() -> None:
 def test_a_redis_url_is_accepted_in_kombus_and_in_redis_form(
     given_url: str, server: str, connection: dict[str, Any]
 ) -> None:
-    """Both forms of a Redis URL are accepted. The store's name contains the server, but no password."""
+    """Redis URLs in Kombu's form and in redis-py's form are accepted. The store's name contains no password."""
     store = made("redis", given_url)
     assert isinstance(store, RedisSnapshots)
     assert connection.items() <= store._client.connection_pool.connection_kwargs.items()
@@ -88,7 +88,7 @@ def test_a_wrong_value_says_what_is_accepted(url: str) -> None:
 
 
 def test_a_path_that_cannot_be_created_stops_the_start(tmp_path: Path) -> None:
-    """The error must appear at the start, before the first turn."""
+    """`resolve` raises `SettingsError` if a path cannot be created, so the fault is found before the first turn."""
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(SettingsError, match=r"PERDURE_SNAPSHOTS is .*/taken/dir': the directory .* cannot be created"):
         made(f"file://{tmp_path}/taken/dir")
@@ -101,7 +101,7 @@ def test_a_path_that_cannot_be_created_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_a_third_party_adds_a_store_by_entry_point(installed: None) -> None:
-    """An installed package can add a store."""
+    """An installed package can add a store. The error for an unknown store names the added store."""
     store = made("acme://host/place")
     assert isinstance(store, MemorySnapshots)
     assert store.name == "acme://host/place"

@@ -1,4 +1,4 @@
-"""The suite of `perdure.testing` over every store."""
+"""Runs `perdure.testing`'s suite for snapshot stores on every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""If a store is full, read-only, locked or unavailable, the error names store, cause and remedy. The store recovers."""
+"""A store that is full, read-only, locked or unavailable raises an error that names the store, cause and remedy.
+
+Once the cause is removed, the store works again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from perdure.testing.suites.snapshots import snapshot_of
 
 BIG = {"v": "x" * 60_000}
 WITHIN_S = 10.0
-"""The stores wait at most two seconds; the rest is for a loaded machine."""
+"""The time limit of an operation. A store waits at most two seconds; the rest allows for a loaded machine."""
 
 STORES_ON_DISK: dict[str, Callable[[Path], SnapshotStore]] = {
     "file": FileSnapshots,
@@ -95,9 +98,10 @@ def test_a_read_only_disk_is_reported(kind: str, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, tmp_path: Path) -> None:
-    """An empty mount point is refused.
+    """If the store's directory is missing, operations fail and do not create the directory.
 
-    Otherwise every session would begin empty, and snapshots would be written to the wrong disk.
+    Otherwise, while the disk is not mounted, every session would begin empty, and new snapshots would be on another
+    disk.
     """
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -120,7 +124,7 @@ def test_a_disk_that_is_not_mounted_is_not_mistaken_for_an_empty_one(kind: str, 
 
 @pytest.mark.long
 def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
-    """A process that is paused during a save keeps the lock. Another save fails in time, and loading still works."""
+    """While another process holds the file's lock, a save fails in time, and a load still works."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -137,7 +141,7 @@ def test_a_save_to_a_locked_sqlite_file_fails_in_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_deleted_snapshot_leaves_no_bytes_in_its_files(kind: str, tmp_path: Path) -> None:
-    """Deleted variables must not remain in free pages, the write-ahead log or snapshots set aside."""
+    """Deleted variables must not remain in free pages, the write-ahead log or snapshots that were set aside."""
     store, agent_id, other = STORES_ON_DISK[kind](tmp_path), uuid4(), uuid4()
     for tick in (1, 2):
         store.save(snapshot_of(agent_id, tick), 1)
@@ -157,7 +161,7 @@ def test_a_deleted_snapshot_leaves_no_bytes_in_its_files(kind: str, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_load_does_not_wait_for_a_save(tmp_path: Path) -> None:
-    """While one thread waits for the file's lock to save, another thread can load."""
+    """While one thread waits for the file's lock in order to save, another thread can load."""
     store = SqliteSnapshots(tmp_path / "snapshots.db")
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -216,7 +220,7 @@ def test_a_stopped_redis_is_reported_and_used_again_after_its_restart(own_redis:
 
 
 def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
-    """A paused server accepts connections and does not respond. A call to it must fail in time."""
+    """A paused server accepts connections and does not respond. A call to the server must fail in time."""
     store = RedisSnapshots(own_redis.url)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)

@@ -1,1 +1,1 @@
-"""Tests of event streams: what workers write, and what clients receive from any position, under faults."""
+"""Tests of the event streams of turns, and of waiting until a turn is settled."""

@@ -53,11 +53,11 @@ class Typist:
             self._keys.put(text)
 
     def withdraw(self) -> None:
-        """Withdraw the streamed text, as before a fallback's reply."""
+        """Withdraw the streamed text, as happens before a fallback model replies."""
         self._keys.put(None)
 
     def reply(self, reply: str | ModelReply | Exception) -> None:
-        """End the call."""
+        """End the call: return `reply`, or raise it if it is an exception."""
         self._keys.put(ModelReply(reply, model=self.name) if isinstance(reply, str) else reply)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -90,7 +90,7 @@ class Streaming:
     workers: list[threading.Thread] = field(default_factory=list)
 
     def send(self, text: str = "hello") -> tuple[UUID, UUID]:
-        """Accept a message. Returns its turn and its session."""
+        """Accept a message. Returns the ids of its turn and its session."""
         accepted = accept(self.runtime, Incoming(user_id="ana", text=text))
         return accepted.turn_id, accepted.session_id
 
@@ -103,7 +103,7 @@ class Streaming:
         return thread
 
     def ask(self, text: str = "hello") -> UUID:
-        """Send a message and start a worker. Returns the turn once its model has been called."""
+        """Send a message and start a worker. Returns the turn's id once the worker has called the model."""
         turn_id, session_id = self.send(text)
         self.start(session_id)
         assert self.model.called.acquire(timeout=PATIENCE_S)
@@ -111,7 +111,7 @@ class Streaming:
 
     @asynccontextmanager
     async def hub(self) -> AsyncIterator[Watching]:
-        """A gateway's hub."""
+        """Run a gateway's hub within the block."""
         threads = Threads(4)
         hub = Hub(self.runtime, threads, lambda _: None)
         hub.start()
@@ -131,7 +131,7 @@ class Watching:
     threads: Threads
 
     def events(self, turn_id: UUID, last: EventId | None = None) -> AsyncIterator[Event | None]:
-        """The turn's events after `last`, or all of them."""
+        """The turn's events after `last`; all of its events if `last` is `None`."""
         return Follower(self.hub, self._read, turn_id, last).events(PAUSE_S)
 
     async def _read(self, turn_id: UUID, after: int) -> Committed:
@@ -140,7 +140,7 @@ class Watching:
 
 @dataclass
 class Client:
-    """A client that shows provisional text and keeps committed messages, and resumes from its last event."""
+    """A client that shows provisional text, keeps committed messages, and records the id of its last event."""
 
     last: EventId | None = None
     shown: str = ""
@@ -150,7 +150,7 @@ class Client:
     states: list[dict[str, Any]] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
-        """Show an event."""
+        """Apply an event to what the client shows and keeps."""
         self.last = event.id
         self.kinds.append(event.kind)
         match event.kind:

@@ -117,7 +117,7 @@ def test_after_a_flush_of_redis_a_client_begins_the_step_again(streaming: Stream
 
 
 def test_a_withdrawn_answer_is_withdrawn_from_the_client(streaming: Streaming) -> None:
-    """A fallback's answer replaces the first model's half sentence."""
+    """If a fallback model answers, a `rewind` withdraws the first model's text from the client."""
     client = Client()
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_another_worker_takes_over(streaming: Streaming) -> None:
 
 
 def test_tool_calls_and_results_are_events(streaming: Streaming) -> None:
-    """Tool calls and results are sent as events of their own, each once."""
+    """Each tool call and each result is sent once, as a separate event."""
 
     @tool(effect="pure")
     def add(a: int, b: int) -> int:
@@ -192,7 +192,7 @@ def test_tool_calls_and_results_are_events(streaming: Streaming) -> None:
 
 
 def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
-    """`error` comes before `done`. A client that has received `error` then receives only `done`."""
+    """`error` comes before `done`. A client that resumes after `error` receives only `done`."""
     client = Client()
 
     async def main() -> None:
@@ -211,7 +211,7 @@ def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
 
 
 def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
-    """If a turn is cancelled before it begins, no worker announces it. Its stream ends after a check of PostgreSQL."""
+    """No worker announces a turn that is cancelled before it begins. A check of PostgreSQL ends the turn's stream."""
     client = Client()
 
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_hostile_text_reaches_the_client_storable(streaming: Streaming, piece: s
 
 
 def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> None:
-    """The turn's states show the task and each change of its progress. The task's result follows as a message."""
+    """The turn's `state` events show the awaited task and its progress. The task's result follows as a message."""
     broker = Broker()
     streaming.harness.equip(celery_tool("reports.export", effect="idempotent"))
     streaming.runtime = replace(streaming.runtime, calls=broker, agents=streaming.harness.agents)
@@ -310,7 +310,7 @@ def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> Non
             await client.follow(events)
 
     run(main())
-    assert states[0]["status"] in {"accepted", "running", "parked"}  # a slow client sees the latest
+    assert states[0]["status"] in {"accepted", "running", "parked"}  # a slow client receives only the latest of these
     waits = [each["waiting_for"] for each in states if "waiting_for" in each]
     assert [(each["kind"], each["name"], each["progress"]) for each in waits] == [
         ("task", "reports_export", None), ("task", "reports_export", "half"),

@@ -1,4 +1,4 @@
-"""Waiting for a settled turn ends as soon as the turn is announced."""
+"""A wait for a turn to settle ends as soon as a worker announces the turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.turns.reading import SettlementWatch
 from tests.turns.harness import Harness
 
 SOON_S = 0.3
-"""Shorter than the pause between two checks while turns are announced."""
+"""Shorter than the pause between two checks of a watch that receives announcements."""
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def watch(harness: Harness) -> Iterator[SettlementWatch]:
     """A watch as in a gateway that receives announcements of settled turns."""
     made = SettlementWatch(harness.database)
     made.is_notified = True
-    made.settled(harness.send("never").turn_id)  # the watch is then between two checks
+    made.settled(harness.send("never").turn_id)  # starts the checks, so that the tests begin between two of them
     yield made
     made.close()
 
@@ -46,7 +46,7 @@ def test_an_announcement_before_the_wait_counts(harness: Harness, watch: Settlem
 
 
 def test_without_an_announcement_the_next_round_finds_it(harness: Harness, watch: SettlementWatch) -> None:
-    """The next check finds a settled turn that was not announced, such as one cancelled before it began."""
+    """If no worker announces a settled turn, the next check finds the turn."""
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.settled(sent.turn_id).result(timeout=10)

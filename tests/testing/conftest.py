@@ -1,4 +1,4 @@
-"""The harness of tests/turns, which runs turns on PostgreSQL."""
+"""Provides the fixture `harness` of `tests/turns`, with which a test runs turns on PostgreSQL."""
 
 from __future__ import annotations
 

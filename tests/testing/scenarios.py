@@ -1,4 +1,4 @@
-"""Agents and scripts of turns that `perdure.testing` must run as the engine does on PostgreSQL."""
+"""Scenarios that `perdure.testing` must run exactly as the engine does on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Script = list[Reply | Late]
 
 @dataclass(frozen=True)
 class Scenario:
-    """An agent and its model's replies. Each run makes its own agent, because some tools count their calls."""
+    """An agent and its model's replies. `make` makes a new agent for each run, because some tools count their calls."""
 
     make: Callable[[], Agent]
     script: Script
@@ -50,7 +50,7 @@ def price(article: str, pieces: int = 1) -> float:
 
 
 def assistant(*tools: Any, **given: Any) -> Agent:
-    """The agent of all scenarios."""
+    """Make the agent of a scenario."""
     return Agent("assistant", "You help.", tools, **given)
 
 
@@ -114,7 +114,7 @@ SCENARIOS["a failure without a text"] = Scenario(_a_failure_without_a_text, [Con
 def _a_long_result() -> Agent:
     @tool(max_result_chars=40)
     def cut() -> str:
-        """Say much."""
+        """Return a long text."""
         return "x" * 1_000
 
     return assistant(cut)
@@ -155,7 +155,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
 
 
 def in_doubt(make: Callable[..., Any], *given: Any, **more: Any) -> Agent:
-    """An agent with a new tool. `make`, called with the other arguments, returns the tool."""
+    """An agent with the tool that `make(*given, **more)` returns."""
     return assistant(make(*given, **more))
 
 
@@ -247,7 +247,7 @@ def _working_variables() -> Agent:
 
     @tool(effect="pure")
     def forget(context: ToolContext) -> str:
-        """Set a variable and fail: the change stays."""
+        """Set a variable and fail. The variable is kept."""
         context.working_variables["left"] = True
         raise ToolError("I failed.")
 

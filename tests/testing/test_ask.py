@@ -41,7 +41,7 @@ ASSISTANT = Agent("assistant", "You sell tea.", [price])
 
 
 def test_returns_the_reply_the_calls_and_the_transcript() -> None:
-    """An answer has what a test of an agent asserts: status, reply, steps, calls and transcript."""
+    """An answer contains the turn's status, reply, number of steps, tool calls and transcript."""
     answer = ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea"), "3.5 euros."))
     assert (answer.status, answer.reply, answer.steps) == ("done", "3.5 euros.", 2)
     assert answer.calls == (Call("price", {"article": "tea"}, "done", "3.5", answer.calls[0].effect_id),)
@@ -56,7 +56,7 @@ def test_arguments_that_are_no_json_are_shown_as_text() -> None:
 
 
 def test_records_what_the_model_was_sent() -> None:
-    """The model's requests are recorded, so that a test can assert instructions, tools and results."""
+    """`Scripted` records the requests to the model, so that a test can check the instructions, tools and results."""
     model = Scripted(call("price", article="tea"), ModelReply("3.5 euros."), "not asked for")
     ask(ASSISTANT, "What is tea?", model=model)
     assert model.requests[0].messages[0].content.startswith("You sell tea.")
@@ -72,13 +72,13 @@ def test_a_script_that_is_too_short_fails_the_test() -> None:
 
 
 def test_a_models_bug_reaches_the_test() -> None:
-    """If the model raises anything but a `PerdureError`, `ask` raises it, because it is a bug in the model."""
+    """If the model raises an error that is not a `PerdureError`, `ask` raises this error: the model has a bug."""
     with pytest.raises(ZeroDivisionError):
         ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
 
 
 def test_a_models_failure_fails_the_turn() -> None:
-    """An error in the script fails the turn at once, without retries, breakers or fallbacks."""
+    """If a scripted reply is a `PerdureError`, the turn fails at once, without retries, breakers or fallback models."""
     model = Scripted(ProviderError("The provider is down.", transient=True), "not asked for")
     answer = ask(ASSISTANT, "hello", model=model)
     assert (answer.status, answer.reply, answer.error_code) == ("failed", "The provider is down.", "PROVIDER_ERROR")
@@ -105,7 +105,7 @@ def test_late_replies_take_no_time() -> None:
 
 
 def test_a_tool_may_advance_the_clock() -> None:
-    """A tool may advance the clock, so that its time limit is tested without waiting."""
+    """A tool may advance the clock, so that a test of the tool's time limit does not wait."""
     clock, over = MovedClock(), threading.Event()
 
     @tool(effect="unsafe", timeout_s=20)
@@ -121,7 +121,7 @@ def test_a_tool_may_advance_the_clock() -> None:
 
 
 def test_without_a_decision_the_turn_waits() -> None:
-    """Without a decision the turn waits for approval, so that a test can assert the request."""
+    """Without `approve`, the turn waits for approval, so that a test can check the call that needs approval."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -167,7 +167,7 @@ def test_tools_are_called_for_the_user_that_was_given() -> None:
 
 
 def test_a_guards_refusal_precedes_the_model() -> None:
-    """A guard's refusal is the reply, and the model is not called."""
+    """If a guard refuses the message, the refusal is the reply, and the model is not called."""
 
     def off_topic(_: object) -> None:
         raise GuardRejected("I sell tea.")
@@ -179,7 +179,7 @@ def test_a_guards_refusal_precedes_the_model() -> None:
 
 
 def test_memory_tools_fail_with_a_message() -> None:
-    """Memory tools fail with a message, because there is no PostgreSQL. An empty memory would hide mistakes."""
+    """The memory tools fail with a message, because `perdure.testing` has no PostgreSQL."""
     agent = Agent("assistant", "You remember.", [remember, recall])
     answer = ask(
         agent, "I am Ana.", model=Scripted(call("remember", content="Ana"), call("recall", query="name"), "Hm.")
@@ -189,7 +189,7 @@ def test_memory_tools_fail_with_a_message() -> None:
 
 
 def test_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environment variables do not change a test's result; a test can pass settings."""
+    """`ask` ignores environment variables. A test can pass `settings` instead."""
     monkeypatch.setenv("PERDURE_TURN__MAX_STEPS", "1")
     monkeypatch.setenv("PERDURE_TIMEZONE", "nowhere")
     model = Scripted(call("price", article="tea"), call("price", article="tea"), "3.5 euros.")
@@ -206,7 +206,7 @@ def test_needs_no_pytest() -> None:
 
 
 def test_functions_replace_celery_tasks() -> None:
-    """`tasks` replaces Celery tasks by functions, whose results and errors are used. Another task parks the turn."""
+    """The functions in `tasks` run instead of Celery tasks. A Celery task without a function parks the turn."""
 
     def export(year: int) -> dict[str, int]:
         if year < 2000:

@@ -1,4 +1,4 @@
-"""The code in README.md and in the documents for authors runs as printed."""
+"""The Python code in the documentation runs as printed, and links to files of the repository resolve."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def blocks(name: str) -> list[str]:
-    """The Python code in a document."""
+    """The blocks of Python code in a document."""
     return _BLOCK.findall(read(name))
 
 
 def stand_ins() -> dict[str, Any]:
-    """Stand-ins for the application's names that the documents' code uses."""
+    """Values for the names that the documents' code uses but does not define."""
     names = ("bank", "cache", "read", "was_paid", "count")
     return {"__name__": "document", "LIMIT": 100, **{name: MagicMock() for name in names}}
 
@@ -59,7 +59,7 @@ def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["agents-and-tools", "mcp", "models-and-embedders"])
 def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code in documents for authors runs, so that a renamed function is noticed."""
+    """The code in the documents for authors of agents runs without an error."""
     monkeypatch.setenv("SHOP_TOKEN", "of the test")
     namespace = stand_ins()
     found = blocks(f"docs/{name}.md")

@@ -20,7 +20,7 @@ from tests.testing.scenarios import SCENARIOS, Scenario
 from tests.turns.harness import PATIENCE_S, Harness
 
 STATUSES = {"queued": "parked"}
-"""Statuses of a turn's row that have another name in `Answer`."""
+"""Maps statuses of the table `turns` to their names in `Answer`, where the two differ."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Observed:
 
 
 def observed(answer: Answer) -> Observed:
-    """The result from `perdure.testing`."""
+    """The result of a turn that `perdure.testing` ran."""
     return Observed(
         answer.status,
         answer.reply,
@@ -50,7 +50,7 @@ def observed(answer: Answer) -> Observed:
 
 
 class Engine:
-    """A session of the engine on PostgreSQL that runs a scenario."""
+    """Runs a scenario in one session of the engine on PostgreSQL."""
 
     def __init__(self, harness: Harness, scenario: Scenario) -> None:
         self.harness = harness

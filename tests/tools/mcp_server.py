@@ -45,7 +45,7 @@ def environment() -> str:
 
 @server.tool()
 def things() -> CallToolResult:
-    """Answer with more than text."""
+    """Return a text, an image, a resource and a link."""
     resource = TextResourceContents(uri="note://1", text="remember")
     image = Image(data=b"123456", format="png").to_image_content()
     link = ResourceLink(name="more", uri="note://2")
@@ -67,7 +67,7 @@ def die() -> str:
 
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True), structured_output=False)
 def die_once(mark: str) -> str:
-    """Exit during the first call, and answer the next one."""
+    """Exit during the first call, and answer the next call."""
     if not Path(mark).exists():
         leave(mark)
         os._exit(3)
@@ -76,7 +76,7 @@ def die_once(mark: str) -> str:
 
 @server.tool(structured_output=False)
 async def hang(mark: str) -> str:
-    """Never answer. Creates a file when the call is cancelled."""
+    """Never answer. Creates a file when the call begins, and another file when the call is cancelled."""
     leave(f"{mark}.begun")
     try:
         await asyncio.sleep(3_600)
@@ -88,7 +88,7 @@ async def hang(mark: str) -> str:
 
 @server.tool(structured_output=False)
 def big(megabytes: int) -> str:
-    """Answer with a lot."""
+    """Return a text of the given size."""
     return "x" * (megabytes * 1_000_000)
 
 
@@ -107,7 +107,7 @@ async def grow(context: Context[Any, Any]) -> str:
 
 
 def main() -> None:
-    """Serve."""
+    """Run the server over stdio or HTTP."""
     if sys.argv[1] == "http":
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
     else:

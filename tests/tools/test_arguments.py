@@ -1,4 +1,4 @@
-"""A tool's arguments are strict JSON objects, for any JSON."""
+"""The arguments of a tool are parsed strictly, as one JSON object."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_key_given_twice_is_refused(value: dict[str, Any], key: str, one: Any,
 
 @given(VALUES.filter(lambda value: not isinstance(value, dict)))
 def test_only_objects_are_arguments(value: Any) -> None:
-    """Arguments must be an object, because they have names."""
+    """JSON that is not an object is refused, because every argument has a name."""
     with pytest.raises(ValueError, match="expected a JSON object"):
         load_object(json.dumps(value))
 
 
 @given(st.integers(1, 3 * MAX_DEPTH))
 def test_nesting_has_a_bound(depth: int) -> None:
-    """Nesting is limited, because code that later walks a deep value would fail."""
+    """Deeply nested objects are refused, because recursive code would fail on them."""
     text = '{"a": ' * depth + "1" + "}" * depth
     if depth <= MAX_DEPTH - 1:
         assert load_object(text)

@@ -1,4 +1,4 @@
-"""`celery_tool` and `sleep_until`: their declarations, their schemas and their arguments."""
+"""The declarations, schemas and arguments of `celery_tool` and `sleep_until`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def export(self: Any, year: int, items: list[Item] | None = None) -> str:
 
 
 def test_a_task_describes_its_own_tool() -> None:
-    """Name, description and parameters come from the task, without Celery's `self`."""
+    """The tool's name, description and parameters come from the Celery task. Its parameter `self` is left out."""
     tool = celery_tool("reports.export", parameters=export)
     assert (tool.name, tool.description, tool.timeout_s) == ("reports_export", "Export a year's orders.", 3600)
     assert set(tool.parameters["properties"]) == {"year", "items"}
@@ -49,14 +49,14 @@ def test_a_task_describes_its_own_tool() -> None:
 
 
 def test_a_list_refers_to_its_definitions_from_the_root() -> None:
-    """References in a list's schema start at its root, where providers resolve `#/$defs/…`."""
+    """With `max_parallel`, the schema has its `$defs` at the root, to which references such as `#/$defs/…` point."""
     parameters = celery_tool("reports.export", parameters=export, max_parallel=3).parameters
     assert set(parameters["$defs"]) == {"Item"}
     assert "$defs" not in parameters["properties"]["calls"]["items"]
 
 
 def test_a_schema_is_checked_by_its_names() -> None:
-    """If a schema is given, the names of the arguments are checked. The task checks their values."""
+    """If a schema is given, perdure checks only the names of the arguments. The task checks the values."""
     schema = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
     tool = celery_tool("reports.export", parameters=schema, description="Exports.")
     assert tool.parse('{"a": [1]}') == {"a": [1]}
@@ -77,13 +77,13 @@ def test_a_schema_is_checked_by_its_names() -> None:
     ids=lambda given: "-".join(f"{name}={value}"[:40].split(" at ")[0] for name, value in given.items()),
 )  # fmt: skip
 def test_a_wrong_declaration_is_refused(given: dict[str, Any]) -> None:
-    """A wrong declaration stops the start."""
+    """An invalid declaration raises `SettingsError`."""
     with pytest.raises(SettingsError):
         celery_tool(**{"task": "reports.export", **given})
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    """Two tools with the same name are refused, even if both are Celery tasks."""
+    """Two Celery tasks are refused if their tools would have the same name."""
     with pytest.raises(SettingsError, match="two tools with the same name"):
         Agent("assistant", "You help.", [celery_tool("a.b"), celery_tool("a_b")])
 
@@ -100,13 +100,13 @@ def test_awaited_tools_cannot_be_called_as_functions() -> None:
     ("moment", "seconds"),
     [
         ("2026-03-01T13:00:00+00:00", 3_600),
-        ("2026-03-01T14:00:00", 3_600),  # in Paris
+        ("2026-03-01T14:00:00", 3_600),  # Paris time
         ("2026-03-02", 39_600),
         (" 2026-03-01T12:00:01Z ", 1),
     ],
 )
 def test_a_moment_without_an_offset_is_in_the_given_zone(moment: str, seconds: float) -> None:
-    """A time without an offset is in the given zone. For a time with an offset, that offset is used."""
+    """A time without an offset is read in the given zone. A time with an offset keeps that offset."""
     assert SleepUntil().wait_s({"moment": moment}, NOW, ZoneInfo("Europe/Paris")) == seconds
 
 
@@ -124,6 +124,6 @@ def test_the_longest_wait_is_the_authors() -> None:
 
 @pytest.mark.parametrize("arguments", ["{}", '{"moment": 7}', '{"moment": "x", "zone": "y"}', "[]", "{"])
 def test_other_arguments_than_a_moment_are_refused(arguments: str) -> None:
-    """Arguments that are not a single text `moment` are refused. The message names `moment`."""
+    """Arguments other than one string `moment` are refused. The error message names `moment`."""
     with pytest.raises(ToolError, match="moment"):
         SleepUntil().parse(arguments)

@@ -1,4 +1,4 @@
-"""The built-in tools."""
+"""The built-in tools `calculator` and `clock`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def calculate(expression: str) -> str:
     ],
 )
 def test_calculates(expression: str, value: str) -> None:
-    """Integers are exact. Other numbers have the precision of a float."""
+    """Integer results are exact. Other results have the precision of a float."""
     assert calculate(expression) == value
 
 
@@ -103,7 +103,7 @@ def test_calculates(expression: str, value: str) -> None:
     ],
 )
 def test_refuses_anything_but_bounded_arithmetic(expression: str, reason: str) -> None:
-    """A model's arguments are untrusted, so only arithmetic within limits is evaluated."""
+    """The calculator evaluates only arithmetic within limits, because a model's arguments are untrusted."""
     with pytest.raises(ToolError) as caught:
         calculate(expression)
     assert reason in caught.value.message
@@ -111,7 +111,7 @@ def test_refuses_anything_but_bounded_arithmetic(expression: str, reason: str) -
 
 @given(st.integers(-(10**30), 10**30), st.sampled_from("+-*/"), st.integers(-(10**30), 10**30))
 def test_agrees_with_exact_arithmetic(left: int, operator: str, right: int) -> None:
-    """The results agree with exact arithmetic."""
+    """Integer results are exact. Other results differ from the exact value only by rounding."""
     if operator == "/" and right == 0:
         return
     exact = {
@@ -126,7 +126,7 @@ def test_agrees_with_exact_arithmetic(left: int, operator: str, right: int) -> N
 
 @given(st.text("0123456789.+-*/%()e ,_", max_size=40))
 def test_always_answers(expression: str) -> None:
-    """Any string gives a finite number or an error."""
+    """Any string gives a finite number or a `ToolError`."""
     try:
         answer = calculate(expression)
     except ToolError as error:
@@ -137,7 +137,7 @@ def test_always_answers(expression: str) -> None:
 
 
 def test_is_bounded_in_length() -> None:
-    """The maximum length in the schema is enforced."""
+    """An expression of more than 500 characters is refused."""
     with pytest.raises(ToolError, match="at most 500 characters"):
         calculator.parse('{"expression": "' + "1+" * 300 + '1"}')
 
@@ -159,18 +159,18 @@ class _Stopped:
     ],
 )
 def test_reads_the_given_clock(zone: str, expected: str) -> None:
-    """The tool reads the given clock and names the weekday, which models often compute wrongly."""
+    """The tool returns the given clock's time and the weekday, which models often compute wrongly."""
     assert clock_tool(_Stopped()).call({"zone": zone}, CONTEXT) == expected
 
 
 @pytest.mark.parametrize("zone", ["", "Paris", "Europe", "../../etc/passwd", "/etc/localtime", "a\x00b", "x" * 10_000])
 def test_refuses_an_invalid_time_zone(zone: str) -> None:
-    """An invalid zone is refused, because a zone's name is used as a file name."""
+    """An invalid time zone is refused, because the zone's name becomes part of a file path."""
     with pytest.raises(ToolError, match="is not a time zone"):
         clock.call({"zone": zone}, CONTEXT)
 
 
 def test_both_tools_are_pure() -> None:
-    """Both tools are pure, so that they run again after a crash."""
+    """`calculator` and `clock` are pure, so that the engine can repeat a call after a crash."""
     assert calculator.effect is Effect.PURE
     assert clock.effect is Effect.PURE

@@ -1,4 +1,4 @@
-"""A tool's docstring in each common style gives the descriptions that the model reads."""
+"""The descriptions that a model receives are parsed from a tool's docstring, in each of the common styles."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_style_describes_the_tool_and_its_parameters(text: str) -> None:
 
 
 def test_a_numpy_entry_may_describe_several_parameters() -> None:
-    """NumPy style allows `x, y : float`."""
+    """The NumPy entry `x, y : float` describes two parameters."""
     text = "Move.\n\nParameters\n----------\nx, y : float\n    In metres.\n"
     assert describe(text).arguments == {"x": "In metres.", "y": "In metres."}
 
@@ -88,19 +88,19 @@ def test_a_numpy_entry_may_describe_several_parameters() -> None:
     ],
 )
 def test_a_docstring_without_sections_is_the_description(text: str) -> None:
-    """Colons and dashes in prose start no section."""
+    """Colons in prose do not start a section."""
     assert describe(text) == (text, {})
 
 
 @pytest.mark.parametrize("notes", ["Note:\n    For people.", "Notes\n-----\nFor people."], ids=["Google", "NumPy"])
 def test_notes_are_left_out_without_parameters(notes: str) -> None:
-    """Notes are left out, even if the docstring has no parameters from which its style could be recognised."""
+    """Notes are left out even if the docstring describes no parameters."""
     assert describe(f"Say the time.\n\n{notes}") == ("Say the time.", {})
 
 
 @pytest.mark.parametrize("text", [None, "", " \n "])
 def test_an_empty_docstring_describes_nothing(text: str | None) -> None:
-    """An empty docstring gives an empty description. `@tool` then refuses the function by its name."""
+    """An empty or missing docstring gives an empty description."""
     assert describe(text) == ("", {})
 
 

@@ -39,7 +39,7 @@ WAIT_S = 60.0
 
 
 class Rig:
-    """A process's MCP connections, on a clock that the test moves."""
+    """MCP connections with a clock that the test advances."""
 
     def __init__(self, failure_threshold: int = 50) -> None:
         self.clock = MovedClock()
@@ -49,7 +49,7 @@ class Rig:
         self.connections = Connections(settings, self.breakers, self.clock, jitter=lambda: 0.5)
 
     def tool(self, server: McpServer, name: str) -> RunnableTool:
-        """One of the server's tools, once the server is connected."""
+        """Wait until `server` is connected; returns its tool `name`."""
         agent = Agent("a", "Answer.", tools=[server])
         self.until(lambda: agent.toolset(self.connections).find(f"{server.name}:{name}") is not None)
         found = agent.toolset(self.connections).find(f"{server.name}:{name}")
@@ -71,13 +71,13 @@ class Rig:
             yield pool.submit(add.call, {"a": 1, "b": 2}, context())
 
     def pass_pause(self, call: Future[str], caplog: pytest.LogCaptureFixture) -> None:
-        """Advance the clock past the pause before the next connection, but not past the call's own limit."""
+        """Advance the clock past the pause before the next connection attempt, but not to the time limit of `call`."""
         wait_for_process(lambda: call.done() or "is not connected" in caplog.text)
-        wait([call], timeout=0.3)  # the pause begins after that log line
+        wait([call], timeout=0.3)  # the pause begins shortly after that line is logged
         self.clock.advance(timedelta(seconds=2))
 
     def answers(self, server: McpServer) -> None:
-        """Wait until a call succeeds."""
+        """Wait until a call of the server's tool `add` succeeds."""
         add = self.tool(server, "add")
 
         def answered() -> bool:
@@ -96,7 +96,7 @@ def context() -> ToolContext:
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    """Connections for this module's tests, which share one server per transport."""
+    """The connections that most tests of this module share."""
     made = Rig()
     yield made
     made.connections.close()
@@ -105,7 +105,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def local() -> McpServer:
-    """The server as a child process, over stdio."""
+    """The declaration of the test server as a child process, over stdio."""
     return McpServer("local", command=[sys.executable, PROGRAM, "stdio"], env={"GIVEN": "1"}, connect_timeout_s=WAIT_S)
 
 
@@ -133,7 +133,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
 
 
 def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:
-    """The server's process gets none of perdure's environment variables, because it is not trusted."""
+    """The server's process gets none of perdure's environment variables, because the server is not trusted."""
     names = rig.tool(local, "environment").call({}, context()).split()
 
     assert "GIVEN" in names
@@ -141,7 +141,7 @@ def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> Non
 
 
 def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
-    """A call carries an idempotency key, by which a server can deduplicate."""
+    """A call carries its effect id as an idempotency key, by which the server can deduplicate calls."""
     given = context()
 
     assert rig.tool(local, "key").call({}, given) == str(given.effect_id)
@@ -159,7 +159,7 @@ def test_content_that_is_no_text_is_named(rig: Rig, local: McpServer) -> None:
 
 @pytest.mark.parametrize("arguments", ["[1]", '{"a": NaN}', '{"a": 1, "a": 2}'])
 def test_arguments_must_be_a_strict_object(rig: Rig, local: McpServer, arguments: str) -> None:
-    """The server checks the schema; perdure checks that the arguments are a JSON object."""
+    """Arguments that are not a strict JSON object are refused. Only the server checks arguments against the schema."""
     with pytest.raises(ToolError, match="arguments of local:add were refused"):
         rig.tool(local, "add").parse(arguments)
 
@@ -173,7 +173,7 @@ def test_a_failure_is_the_servers_own_message(rig: Rig, local: McpServer) -> Non
 
 
 def test_an_answer_too_long_to_read_fails_only_its_own_call(rig: Rig, local: McpServer) -> None:
-    """An oversized answer fails only its own call. The worker reads a limited part of it and keeps the connection."""
+    """An oversized answer fails only its own call. The worker does not store the answer, and keeps the connection."""
     rig.answers(local)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -194,7 +194,7 @@ def test_a_result_too_long_for_the_transcript_is_cut_visibly(rig: Rig, local: Mc
 
 
 def test_an_abandoned_call_is_cancelled_at_the_server(rig: Rig, local: McpServer, tmp_path: Path) -> None:
-    """A cancelled call ends at once, and the server is notified."""
+    """A cancelled call ends at once, and the server is notified of the cancellation."""
     hang, given, mark = rig.tool(local, "hang"), context(), tmp_path / "mark"
 
     with ThreadPoolExecutor(1) as pool:
@@ -220,7 +220,7 @@ def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, t
 
 
 def test_a_server_announces_a_new_tool(rig: Rig, local: McpServer) -> None:
-    """A tool that a server announces is in the next prompt, without a restart."""
+    """A tool that a connected server adds later becomes available without a restart."""
     assert rig.tool(local, "grow").call({}, context()) == "grown"
 
     assert rig.tool(local, "grown").call({}, context()) == "new"
@@ -244,7 +244,7 @@ def test_a_server_that_dies_in_mid_call_is_started_again(
 
 @pytest.mark.long
 def test_a_lost_server_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
-    """A call waits a limited time for a lost server. Later calls fail at once. The server's tools stay listed."""
+    """A call waits a limited time for a server that died. Later calls fail at once. The server's tools stay listed."""
     mark = tmp_path / "started"
     script = f"import pathlib, runpy, sys; pathlib.Path({str(mark)!r}).touch(exist_ok=False)\n"
     script += f"sys.argv = ['', 'stdio']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
@@ -258,14 +258,14 @@ def test_a_lost_server_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
         with pytest.raises(ToolError, match="Not called: the server once cannot be reached") as caught:
             call.result()
     assert not isinstance(caught.value, OutcomeUnknown)
-    with pytest.raises(ToolError, match="Not called"):  # on a stopped clock, so this call does not wait
+    with pytest.raises(ToolError, match="Not called"):  # at once: the test does not advance the clock
         add.call({"a": 1, "b": 2}, context())
     assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
 
 
 @pytest.mark.long
 def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
-    """Repeated failures open the breaker for all of a server's tools; a later success closes it."""
+    """Repeated failures open the breaker of all the server's tools. A later success closes the breaker."""
     rig = Rig(failure_threshold=2)
     try:
         die, add = rig.tool(local, "die"), rig.tool(local, "add")
@@ -286,7 +286,7 @@ def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
 
 @pytest.mark.long
 def test_a_flooding_server_is_killed() -> None:
-    """If a server writes endlessly without a line end, it is killed. Its output is neither kept nor logged."""
+    """A server that writes an endless line is killed. Its output is not kept in memory."""
     script = "import os\nwhile True: os.write(1, b'y' * 65536); os.write(2, b'z' * 65536)"
     server = McpServer("flood", command=[sys.executable, "-S", "-c", script], connect_timeout_s=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -318,7 +318,7 @@ def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptu
 
 @pytest.mark.long
 def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """If an HTTP server cannot be reached, calls fail with a known outcome. After its restart, calls succeed again."""
+    """While an HTTP server cannot be reached, calls fail without being sent. After its restart, calls succeed again."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -360,7 +360,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
     """
     rig.answers(local)
     started = int(rig.tool(local, "child").call({}, context()))
-    groups = set(rig.connections._process_groups)  # a restarted server may still be ending
+    groups = set(rig.connections._process_groups)  # more than one if a former process of the server is still ending
     assert groups
     hang, add = rig.tool(local, "hang"), rig.tool(local, "add")
     with ThreadPoolExecutor(1) as pool:
@@ -375,7 +375,7 @@ def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
 
 
 def test_a_servers_requests_are_answered_one_by_one() -> None:
-    """A server's requests are answered one by one. Without this, the SDK would start a task for each request."""
+    """A server's requests are answered one at a time. The SDK by itself would start a task for each request."""
 
     async def flooded() -> tuple[Any, int]:
         incoming, read = anyio.create_memory_object_stream[Item](2_000)
@@ -415,7 +415,7 @@ def test_a_servers_requests_are_answered_one_by_one() -> None:
     ],
 )
 def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
-    """The id of an oversized answer is found at its beginning or end, and never inside its text."""
+    """The id of an oversized answer is found at the answer's beginning or end, and never inside a text."""
     refusal = _too_long((head, tail))
 
     assert (None if refusal is None else getattr(refusal.message, "id", None)) == found
@@ -444,7 +444,7 @@ def test_what_a_server_sends_unasked_is_skipped_if_it_is_too_long(begins: bytes)
 
 
 class _Plain:
-    """A pair of streams as a transport."""
+    """A transport that returns the given pair of streams."""
 
     def __init__(self, *streams: Any) -> None:
         self._streams: Any = streams
@@ -466,7 +466,7 @@ def wait_for_process(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         os.kill(pid, signal.SIG_DFL)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -475,7 +475,7 @@ def alive(pid: int) -> bool:
 
 
 def serve(port: int) -> subprocess.Popen[bytes]:
-    """Start the server over HTTP and wait until it listens."""
+    """Start the test server over HTTP, and wait until it listens."""
     quiet = subprocess.DEVNULL
     served = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stdout=quiet, stderr=quiet)
     wait_for_process(lambda: listens(port))

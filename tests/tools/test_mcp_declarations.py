@@ -1,4 +1,4 @@
-"""What an author declares about an MCP server, and which of its tools are offered."""
+"""Declarations of MCP servers, and which of a server's tools are offered to models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.tools.registry import Effect
 
 
 def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Unusable tools are left out, because a provider would refuse every prompt that contains one."""
+    """A server's unusable tools are left out, because a provider would refuse every prompt that contains one."""
     server = McpServer("s", url="http://localhost/mcp", effects={"good": "pure", "typo": "pure"})
     fine: dict[str, Any] = {"type": "object"}
     listed = [
@@ -47,7 +47,7 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_servers_hints_count_only_if_the_author_trusts_them(declared: dict[str, Any], expected: Effect) -> None:
-    """A server's hints count only if the author trusts them, because a wrong hint could repeat a payment."""
+    """A server's hint about a tool's effect counts only with `trust_hints`: a wrong hint could repeat a payment."""
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
 
@@ -75,7 +75,7 @@ def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.Lo
 
 
 def test_a_command_must_be_allowed() -> None:
-    """The operator must allow the command of each server. The refusal says what to set."""
+    """The operator must allow the command of each server. The error message says which setting to change."""
     servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]
     settings = Settings.model_validate({"mcp": {"commands": "npx, uvx"}}).mcp
 
@@ -85,7 +85,7 @@ def test_a_command_must_be_allowed() -> None:
 
 
 def test_two_servers_of_one_name_are_refused() -> None:
-    """Two servers with the same name are refused, because a tool's owner would be ambiguous."""
+    """Two servers with the same name are refused, because a tool's name would not identify the tool's server."""
     one, other = McpServer("w", url="http://one/mcp"), McpServer("w", url="http://other/mcp")
 
     with pytest.raises(SettingsError, match="named 'w'"):
@@ -108,18 +108,18 @@ def test_two_servers_of_one_name_are_refused() -> None:
     ],
 )
 def test_an_invalid_declaration_stops_the_start(given: dict[str, Any], why: str) -> None:
-    """An invalid declaration is an error at the start, not at the first turn."""
+    """An invalid declaration raises `SettingsError` when it is created, not at the first turn."""
     with pytest.raises(SettingsError, match=why):
         McpServer("s", **given)
 
 
 def test_secrets_are_not_shown() -> None:
-    """A declaration's `repr` hides secrets, because it may be logged."""
+    """The `repr` of a declaration hides secrets, because a log may contain the `repr`."""
     shown = repr(McpServer("s", url="http://x/mcp", headers={"authorization": "Bearer SECRET"}, env={"K": "SECRET"}))
 
     assert "SECRET" not in shown
 
 
 def no_answer(*_: Any) -> CallToolResult:
-    """Fail: these tools are not called."""
+    """Fail, because no test of this module calls a tool."""
     raise AssertionError

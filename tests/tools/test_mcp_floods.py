@@ -58,7 +58,7 @@ def _event_bomb() -> Iterator[bytes]:
 
 @contextmanager
 def _serving(body: Body, kind: str, encoding: str | None, status: int) -> Iterator[str]:
-    """The address of a server that answers every request with this body."""
+    """Run a server that answers every request with `body`; yields the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""The memory tools act for the turn's user only, once per call, and quote what they return."""
+"""The memory tools act only for the turn's user, store a memory once per call, and quote recalled memories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["harness"]
 
 
 def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> ToolContext:
-    """The context of a call in a new turn of this user."""
+    """The context of a tool call in a new turn of `user_id`."""
     accepted = harness.send(text, user_id=user_id)
     claimed, hold = harness.claimed(accepted.session_id)
     assert claimed.turn is not None
@@ -40,7 +40,7 @@ def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> Too
 
 
 def _again(harness: Harness, context: ToolContext) -> ToolContext:
-    """The context of another call of the same turn."""
+    """The context of another tool call in the turn of `context`."""
     assert context.memory is not None
     effect_id = uuid4()
     return replace(context, effect_id=effect_id, memory=replace(context.memory, effect_id=effect_id))
@@ -56,7 +56,7 @@ def _contents(harness: Harness) -> list[str]:
 
 
 def test_the_tools_effects_are_declared() -> None:
-    """The effect class of each tool lets the engine repeat a call after a crash."""
+    """The tools are pure or idempotent, so that the engine can repeat a call after a crash."""
     assert [each.effect for each in (remember, recall, forget)] == [
         Effect.IDEMPOTENT,
         Effect.PURE,
@@ -65,7 +65,7 @@ def test_the_tools_effects_are_declared() -> None:
 
 
 def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
-    """If a call is repeated, one memory is stored. Its id is the effect's id."""
+    """If a call is repeated, only one memory is stored. The memory's id is the call's effect id."""
     context = _context(harness)
     first = _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9)
     assert _call(remember, context, content="Ana lives in Lyon", kind="fact", importance=0.9) == first
@@ -75,7 +75,7 @@ def test_a_call_that_is_repeated_remembers_once(harness: Harness) -> None:
 
 def test_repeated_statements_are_stored_once_and_contradictions_supersede(harness: Harness) -> None:
     """A repeated statement is stored once. A contradicting statement supersedes it."""
-    limits = type(harness.settings.consolidation)(similarity=0.8)  # for the built-in embedder
+    limits = type(harness.settings.consolidation)(similarity=0.8)  # fits the built-in embedder
     harness.settings = harness.settings.model_copy(update={"consolidation": limits})
     context = _context(harness)
     gym = "pays {} euros a month for the gym in the old harbour street where the trainers are kind"
@@ -100,7 +100,7 @@ def test_a_memorys_source_is_the_turns_message(harness: Harness) -> None:
 
 
 def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
-    """Only the user's own memories are recalled. They are marked as quotations, so that they are not learnt again."""
+    """`recall` returns only the user's own memories, as quotations, so that they are not stored as new memories."""
     ana, bob = _context(harness), _context(harness, "bob")
     _call(remember, ana, content="The secret number of Ana is 7")
     _call(remember, bob, content="The secret number of Bob is 8")
@@ -112,9 +112,9 @@ def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
 
 
 def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -> None:
-    """Forgetting deletes the user's memory and the entities that only it mentions.
+    """`forget` deletes a memory of the user, and the entities that only this memory mentions.
 
-    Forgetting it again, or as another user, is an error.
+    A second call, and a call for another user, report that the memory does not exist.
     """
     ana, bob = _context(harness), _context(harness, "bob")
     memory_id = _call(remember, ana, content="Ana's boss is Zoltan").split()[-1].rstrip(".")
@@ -136,7 +136,7 @@ def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -
 
 
 def test_nothing_is_stored_for_an_erased_user(harness: Harness) -> None:
-    """A tool that runs during its user's erasure stores nothing, even if the user has a new session."""
+    """A tool that still runs after the erasure of its user stores nothing, even if the user has a new session."""
     context = _context(harness)
     harness.runtime.eraser.erase("ana")
     with pytest.raises(ToolError, match="was erased"):
@@ -167,7 +167,7 @@ def test_bad_arguments_are_refused_with_a_reason(tool: Tool, arguments: dict[str
 
 
 def test_without_a_memory_the_tools_fail(harness: Harness) -> None:
-    """In a context without memory, as an author's test may make, the tools fail with a message."""
+    """If the context has no memory, the tools fail with a message."""
     context = replace(_context(harness), memory=None)
     with pytest.raises(ToolError, match="no memory"):
         _call(recall, context, query="x")

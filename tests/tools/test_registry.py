@@ -100,7 +100,7 @@ def test_a_tool_is_unsafe_by_default() -> None:
 
 
 def test_a_tool_keeps_its_declaration() -> None:
-    """A tool keeps its declaration, which decides how an effect in doubt is resolved."""
+    """A tool has the values of its declaration as attributes, and can be called like the function that it wraps."""
 
     def did_not(context: ToolContext) -> ProbeOutcome:
         return DidNotHappen()
@@ -190,11 +190,11 @@ def test_huge_integers_survive() -> None:
 
 
 def test_the_context_is_injected() -> None:
-    """The engine passes the user and the idempotency key; a model cannot choose them."""
+    """The engine passes the context with the user and the idempotency key. A model cannot pass a context."""
 
     @tool
     def whoami(loud: bool, who: ToolContext) -> str:
-        """Say on whose behalf it runs."""
+        """Return the user on whose behalf the tool runs."""
         return f"{who.user_id} {who.effect_id} {loud}"
 
     assert whoami.call(whoami.parse('{"loud": true}'), CONTEXT) == f"ana {UUID(int=3)} True"
@@ -312,7 +312,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_defined(
     ],
 )
 def test_an_invalid_declaration_is_refused(declaration: dict[str, Any], reason: str) -> None:
-    """An invalid declaration is refused, for example a name for which a provider would refuse the whole request."""
+    """An invalid declaration is refused, such as a name that providers do not accept."""
 
     def fine(a: int) -> str:
         """Do."""
