@@ -54,13 +54,13 @@ def _results(harness: Harness) -> list[str]:
 
 
 def _answers_the_next_message(harness: Harness) -> None:
-    """The next message of the session is answered, with a prompt that a provider accepts."""
+    """Check that the session answers its next message."""
     harness.script(says("still here"))
     assert harness.ask("next")["reply"] == {"text": "still here", "format": "text"}
 
 
 def test_a_turn_of_two_steps(harness: Harness) -> None:
-    """The transcript, usage and counters of a turn with one tool call."""
+    """A turn with one tool call stores two steps, four messages, the total usage and one row in `tool_effects`."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), says("It is 8."))
     turn = harness.ask("double 4")
@@ -78,7 +78,7 @@ def test_a_turn_of_two_steps(harness: Harness) -> None:
 
 
 def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None:
-    """The system message, all turns in order, and the schema of each tool."""
+    """A request contains the system message, the session's messages in order, and the agent's tools."""
     harness.equip(double)
     harness.script(says("hi"), says("again"))
     harness.ask("one")
@@ -90,13 +90,13 @@ def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None
 
 
 def test_calls_of_one_reply_run_concurrently_with_results_in_order(harness: Harness) -> None:
-    """Each call waits until all others have begun. If the calls ran one after another, they would never end."""
+    """The calls wait for each other and end in reverse order. Their results are stored in the order of the calls."""
     barrier = threading.Barrier(4)
     turnstile = [threading.Event() for _ in range(4)]
 
     @tool(effect="pure")
     def meet(number: int) -> int:
-        """Meet the others, and leave in reverse order."""
+        """Wait until all four calls run, then return in reverse order of `number`."""
         barrier.wait(PATIENCE_S)
         if number < 3:
             assert turnstile[number + 1].wait(PATIENCE_S)
@@ -128,7 +128,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_the_error_of_a_call_is_returned_to_the_model(harness: Harness, case: str) -> None:
-    """The model reads the error as one line and can continue the turn."""
+    """The result of a failed or invalid call is a one-line error. The turn continues."""
     wanted, expected = BAD_CALLS[case]
     harness.equip(double, repeat, broken, refusing, endless)
     harness.script(calls(wanted), says("I see."))
@@ -164,7 +164,7 @@ def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
 
 @pytest.mark.parametrize("number", [20, 40])
 def test_many_calls_at_once(harness: Harness, number: int) -> None:
-    """Twenty calls of one reply run. Of forty calls, those beyond the limit get an error."""
+    """All of 20 calls in one reply run. Of 40 calls, the first 32 run, and the others get an error."""
     harness.equip(double)
     harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
     assert harness.ask()["status"] == "done"
@@ -177,7 +177,7 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
 
 
 def test_the_same_call_id_twice(harness: Harness) -> None:
-    """If calls have the same id, in one reply or in two, each gets its own result. A provider accepts the prompt."""
+    """Calls with the same id each get their own result, within one reply and across replies."""
     harness.equip(double)
     harness.script(
         calls(("double", {"number": 1}), ("double", {"number": 2}), ids=["same", "same"]),
@@ -206,7 +206,7 @@ def test_ids_and_names_that_cannot_be_stored(harness: Harness) -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_an_empty_reply_fails_the_turn_with_a_message(harness: Harness, text: str) -> None:
-    """The user must get an answer, if only an error message."""
+    """If the model's reply is empty, the turn fails, and the user receives an error message."""
     harness.script(says(text))
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_RESPONSE")
@@ -219,10 +219,10 @@ ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) a
 
 @pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
 def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError]) -> None:
-    """The turn stores the error's code. The error's message is the reply. The session continues."""
+    """If the model raises an error, the turn stores the error's code and replies with the error's message."""
     harness.script(kind("I am sorry.\x00"))
     turn = harness.ask()
-    # UNAVAILABLE means that the database is unavailable; raised by a model, it is the provider's failure.
+    # `Unavailable` means that the database is unavailable. If a model raises it, the turn stores PROVIDER_ERROR.
     code = "PROVIDER_ERROR" if issubclass(kind, errors.Unavailable) else kind.code
     assert (turn["status"], turn["attempts"], turn["error"]["code"]) == ("failed", 1, code)
     assert turn["reply"]["text"].startswith("I am sorry.")
@@ -231,7 +231,7 @@ def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError
 
 
 def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
-    """The first step stays in the transcript with its calls closed, followed by the error message."""
+    """The transcript keeps the first step and its tool result, followed by the error message."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
     turn = harness.ask("double")
@@ -242,7 +242,7 @@ def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
 
 
 def test_too_many_steps(harness: Harness) -> None:
-    """A model that never stops calling tools is stopped, with a reply that says so."""
+    """If the model still calls tools in step `max_steps`, the turn fails, and the reply names the limit."""
     harness.equip(double, max_steps=3)
     harness.script(*[calls(("double", {"number": number})) for number in range(10)])
     turn = harness.ask()
@@ -253,7 +253,7 @@ def test_too_many_steps(harness: Harness) -> None:
 
 
 def test_too_much_time(harness: Harness) -> None:
-    """The time limit of a turn covers all its steps. It is checked between them."""
+    """A turn's time limit covers all its steps. The runner checks the limit between two steps."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(200)
@@ -268,7 +268,7 @@ def test_too_much_time(harness: Harness) -> None:
 
 
 def test_the_time_limit_spans_all_runners_of_a_turn(harness: Harness) -> None:
-    """A crash must not give the turn its whole time again."""
+    """After a crash, the next runner has only the remaining time of the turn."""
 
     def slowly(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(250)
@@ -288,7 +288,7 @@ def test_the_time_limit_spans_all_runners_of_a_turn(harness: Harness) -> None:
 
 
 def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> None:
-    """The last call of a turn ends at the turn's time limit."""
+    """The time limit of a model call is at most the remaining time of the turn."""
     left: list[float] = []
 
     def look(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -309,7 +309,7 @@ def test_a_model_call_gets_no_more_time_than_the_turn_has(harness: Harness) -> N
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
 def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect: str) -> None:
-    """After the second run the model reads that the tool did not finish."""
+    """A pure or idempotent call that times out is run again. If it times out again, its result is an error."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -330,7 +330,7 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect:
 
 
 def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) -> None:
-    """If the second run of the call returns in time, its result is used."""
+    """If a call times out and its second run returns in time, the second run's result is used."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -351,7 +351,7 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) ->
 
 
 def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
-    """The hanging call may have taken effect, so it is not repeated. The model reads that its outcome is unknown."""
+    """A call that timed out may have taken effect. It is not run again, and its result says: outcome unknown."""
     begun: list[int] = []
     release = threading.Event()
 
@@ -373,14 +373,14 @@ def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
 
 
 def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Harness) -> None:
-    """One call's time-out and second run must not discard the results of the other calls."""
+    """If one call times out and runs again, the results of the other calls are kept."""
     begun: list[int] = []
     release, again = threading.Event(), threading.Event()
     done = "SELECT 1 FROM tool_effects WHERE tool = 'transfer' AND status = 'done' OFFSET 2"
 
     @tool(effect="pure", timeout_s=10)
     def hang() -> str:
-        """Hang; the second time, until the others are done and their time is over."""
+        """Hang in the first run. In the second run, return after the time limit of the other calls."""
         begun.append(1)
         if len(begun) == 1:
             harness.move(11)
@@ -405,7 +405,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
 
 def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
-    """If a call ends in time, its result is used even if the time limit passes before its row is written."""
+    """The result of a call that ends in time is used, even if the time limit passes before the result is stored."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"
     moved: list[str] = []
 
@@ -425,7 +425,7 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness
             moved.append(name)
             if len(moved) == 2:
                 harness.move(12)
-                pause.wait(1)  # longer than the turn waits at a time
+                pause.wait(1)  # longer than one wait of the turn for its calls
 
     pause = threading.Event()
     harness.equip(note, transfer)
@@ -436,7 +436,7 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness
 
 
 def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
-    """User, session, turn, channel and the idempotency key come from the context, not from the model."""
+    """A tool's context names the user, the turn, the channel and the idempotency key of the call (`effect_id`)."""
     seen: list[ToolContext] = []
 
     @tool(effect="pure")
@@ -453,7 +453,7 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
 
 
 def test_a_removed_agents_turns_fail_with_a_message(harness: Harness) -> None:
-    """A deploy that removes an agent must not leave its turns unanswered."""
+    """If a deploy removes an agent, a waiting turn of this agent fails with an error message as the reply."""
     harness.equip()
     sent = harness.send(agent="other")
     harness.agents = type(harness.agents)([harness.agents.default])

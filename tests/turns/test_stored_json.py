@@ -1,6 +1,7 @@
-"""Stored JSON of a newer release can be read, and members unknown to this release survive a rewrite.
+"""This release can read JSON that a newer release stored, and keeps unknown members when it rewrites the JSON.
 
-`READERS` has one entry for each reader of stored JSON, `COLUMNS` one for each JSON column.
+`READERS` has a check for each place that reads stored JSON. `COLUMNS` maps each JSON column to the name of its check,
+or to the reason why the column needs no check.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def count(context: ToolContext) -> str:
 
 
 def _talked(harness: Harness) -> UUID:
-    """A session with one settled turn of a tool call and a reply."""
+    """Run a turn with one tool call and a reply; returns the session's id."""
     harness.equip(count)
     harness.script(calls(("count", {})), says("done"))
     session_id: str = harness.ask("count")["session_id"]
@@ -62,7 +63,7 @@ def _talked(harness: Harness) -> UUID:
 
 
 def _extend(harness: Harness, table: str, column: str) -> None:
-    """Add a member to every JSON object in a column, and to the objects in the column's arrays."""
+    """Add the members of `NEWER` to each object in a JSON column. A value is an object or an array of objects."""
     for row in harness.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
         value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
         changed = f"UPDATE {table} SET {column} = %(value)s WHERE ctid = %(ctid)s::tid"  # noqa: S608 (constants)
@@ -75,7 +76,7 @@ def _ref(harness: Harness) -> TurnRef:
 
 
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Calls and usage of earlier turns are read and written back unchanged."""
+    """The transcript keeps unknown members of stored tool calls and usage, but sends none of them to the model."""
     session_id = _talked(harness)
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
@@ -88,7 +89,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
 
 
 def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A held ending is settled, and its messages keep the unknown members."""
+    """A turn is settled with the verdict in `turns.held`. The messages keep unknown members of tool calls and usage."""
     sent = harness.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [CALL | NEWER]}
     messages = [
@@ -112,7 +113,7 @@ def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> No
 
 
 def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A change of variables on an effect row may have an additional element."""
+    """A change of a variable in `tool_effects.variables` may have an additional array element."""
     harness.equip(count, count_again)
     harness.script(calls(("count", {}), ("count_again", {})))
     sent = harness.send()
@@ -131,7 +132,7 @@ def count_again() -> str:
 
 
 def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Unknown members at every level of a snapshot are written back."""
+    """A snapshot that is parsed and saved keeps unknown members at every level."""
     document = {
         "schema_version": 1, "agent_id": str(UUID(int=7)), "tick_index": 3, "timestamp": 5,
         "status": "WAITING_FOR_EVENT",
@@ -154,7 +155,7 @@ def a_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Unknown members of an imported snapshot are exported again, except those that PostgreSQL's rows cannot store."""
+    """An export keeps unknown members of tool calls. A file store keeps unknown members of an imported snapshot."""
     session_id = _talked(harness)
     document = json.loads(dump(read(harness.database, session_id)))
     document["event_queue_backup"] = [{"source": "http", "type": "message", "payload": 1} | NEWER]
@@ -169,7 +170,7 @@ def an_imported_snapshot(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A flush of an entry in Redis writes the unknown members of its calls and usage to PostgreSQL."""
+    """Flushing a turn from Redis to PostgreSQL keeps unknown members of the turn's tool calls and usage."""
     session_id = harness.send("hello").session_id
     harness.run(session_id)
     spent = {"input_tokens": 1, "output_tokens": 2} | NEWER
@@ -193,7 +194,7 @@ def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -
 
 
 def an_event(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """An event of the stream may have an additional field."""
+    """An event in the Redis stream may have an unknown field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
     redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
     found = redis_memory.stream.recent("ana", 5)
@@ -202,7 +203,7 @@ def an_event(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """The target of a reply may have an additional member."""
+    """A delivery succeeds although its target has an unknown member."""
     harness.ask("hello", reply_to={"url": "https://a.example"})
     _extend(harness, "deliveries", "target")
     _extend(harness, "turns", "reply_to")
@@ -218,7 +219,7 @@ def a_delivery(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
 
 
 def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A turn's usage, metadata and feedback may have additional members."""
+    """A turn's usage, metadata and feedback may have unknown members."""
     turn = harness.ask("hello", metadata={"language": "en"})
     harness.sql("UPDATE turns SET feedback = '{\"score\": 1}'")
     for column in ("usage", "metadata", "feedback"):
@@ -228,7 +229,7 @@ def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> 
 
 
 def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """Reflection rewrites a case's review and keeps its unknown members."""
+    """When `reflect` rewrites a case's review, the review keeps its unknown members."""
     put(harness.database, "case 1")
     harness.sql("UPDATE cases SET review = %(review)s", review=as_json({"errors": [], "suggestion": "shorter"} | NEWER))
     harness.sql(
@@ -242,7 +243,7 @@ def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: Path) -> None:
-    """A message from an application of a newer release is accepted without its unknown members."""
+    """A message in `unrouted` with an unknown member is moved to the inbox without this member."""
     harness.sql(
         "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
         message=as_json({"text": "hello", "mood": "merry"}),
@@ -252,7 +253,7 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
 
 
 def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """If a newer release has added an element to a call's parts, the element is kept when a task of the list ends."""
+    """When one of a call's Celery tasks ends, the call's `parts` keep elements that a newer release added."""
     broker = Broker()
     harness.calls = broker
     harness.equip(celery_tool("shop.export", name="many", max_parallel=2))
@@ -287,7 +288,7 @@ COLUMNS = {
 
 @pytest.fixture
 def redis_memory(harness: Harness, redis_url: str) -> Iterator[RedisMemory]:
-    """The memory layers of an empty Redis."""
+    """Memory layers in an empty Redis database."""
     made = RedisMemory.at(redis_url, MemorySettings(), harness.clock)
     yield made
     made.close()
@@ -297,7 +298,7 @@ def redis_memory(harness: Harness, redis_url: str) -> Iterator[RedisMemory]:
 def test_a_member_of_a_newer_release_is_ignored_and_kept(
     harness: Harness, redis_memory: RedisMemory, tmp_path: Path, reader: Callable[[Harness, RedisMemory, Path], None]
 ) -> None:
-    """While two releases run, the older one reads what the newer one writes."""
+    """During an upgrade, workers of the older release read JSON that the newer release stored."""
     reader(harness, redis_memory, tmp_path)
 
 

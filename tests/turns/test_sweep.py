@@ -1,4 +1,4 @@
-"""The sweeper wakes due work again: one worker per round, in bounded numbers, with a back-off."""
+"""The sweeper publishes lost wake-ups again. One worker runs each round, and repeated wake-ups back off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.turns.harness import Harness, side_by_side
 
 
 def _lost(harness: Harness, number: int = 1) -> list[UUID]:
-    """Sessions whose first wake-up was lost."""
+    """Accept messages whose wake-ups are lost; returns the ids of the sessions."""
     harness.waker.away = True
     sessions = [harness.send(user_id=f"user {each}").session_id for each in range(number)]
     harness.waker.away = False
@@ -29,7 +29,7 @@ def _lost(harness: Harness, number: int = 1) -> list[UUID]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """Run one round, one interval later; returns the sessions that it woke."""
+    """Advance the clock by one interval and run a round; returns the sessions that the round woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -37,7 +37,7 @@ def _round(harness: Harness) -> list[UUID]:
 
 
 def test_one_of_several_sweepers_runs_the_round(harness: Harness) -> None:
-    """Every worker sweeps, but a session must not be woken once per worker."""
+    """If six workers sweep concurrently, one of them runs the round, and `sweep` returns `None` in the others."""
     _lost(harness)
     for _ in range(3):
         harness.move(5.1)
@@ -48,7 +48,7 @@ def test_one_of_several_sweepers_runs_the_round(harness: Harness) -> None:
 
 
 def test_it_repeats_a_lost_wake_up(harness: Harness) -> None:
-    """If Redis loses a wake-up, the turn's row still shows that the turn is due."""
+    """The next round wakes a session whose wake-up was lost."""
     (session_id,) = _lost(harness)
     assert _round(harness) == [session_id]
 
@@ -63,7 +63,7 @@ def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
 
 
 def test_it_backs_off(harness: Harness) -> None:
-    """A session that no worker claims is woken after 5, 10, 20, ... seconds, at most 320."""
+    """The pause between two wake-ups of a session that no worker claims doubles each time, up to 320 seconds."""
     _lost(harness)
     woken = [bool(_round(harness)) for _ in range(200)]
     at = [number for number, hit in enumerate(woken) if hit]
@@ -75,7 +75,7 @@ def test_it_backs_off(harness: Harness) -> None:
 
 
 def test_a_claim_resets_the_back_off(harness: Harness) -> None:
-    """A claim shows that workers reach the session, so its back-off is reset."""
+    """A claim shows that wake-ups of the session reach a worker, so the claim resets the back-off."""
     (session_id,) = _lost(harness)
     for _ in range(20):
         _round(harness)
@@ -85,7 +85,7 @@ def test_a_claim_resets_the_back_off(harness: Harness) -> None:
 
 
 def test_a_session_with_an_expired_lease_is_due_at_once(harness: Harness) -> None:
-    """The session of a killed worker is woken in the first round after its lease has expired."""
+    """After a killed worker's lease expires, the next round wakes the session."""
     session_id = harness.send().session_id
     for _ in range(3):
         _round(harness)
@@ -96,7 +96,7 @@ def test_a_session_with_an_expired_lease_is_due_at_once(harness: Harness) -> Non
 
 
 def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
-    """An internal error parks the turn without a wake-up. The next round publishes a wake-up."""
+    """After an internal error, the runner parks the turn. The next round wakes the session."""
     session_id = harness.send().session_id
     harness.script(ZeroDivisionError("a bug"))
     harness.run(session_id)
@@ -104,7 +104,7 @@ def test_a_parked_turn_is_due_at_once(harness: Harness) -> None:
 
 
 def test_a_refused_wake_up_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up does not increase the back-off. After the first refusal the round publishes no more."""
+    """A wake-up that the broker refuses does not increase the back-off."""
     sessions = _lost(harness, 3)
     for _ in range(6):
         harness.waker.away = True
@@ -115,7 +115,7 @@ def test_a_refused_wake_up_is_due_next_round(harness: Harness) -> None:
 
 
 def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
-    """A round wakes a limited number of waiting sessions, by priority, then by age."""
+    """A round wakes a limited number of sessions. Sessions with a higher priority come first."""
     sessions = _lost(harness, 11)
     harness.waker.away = True
     urgent = harness.send(user_id="urgent", priority=9).session_id
@@ -132,7 +132,7 @@ def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
 
 
 def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> None:
-    """An urgent message, queued or merged, raises its session's priority until the session's turns are settled."""
+    """An urgent message to a busy session raises the session's priority until the session's turns are settled."""
     (queued,) = _lost(harness)
     harness.waker.away = True
     merged = harness.send(user_id="merged").session_id
@@ -150,7 +150,7 @@ def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> Non
 
 
 def test_due_deliveries_are_woken(harness: Harness) -> None:
-    """A delivery whose wake-up was lost is published again."""
+    """A round publishes a wake-up for each delivery whose first wake-up was lost."""
     harness.waker.away = True
     sent = [harness.send(user_id=f"u{n}", reply_to={"url": "https://a.example"}) for n in range(3)]
     for each in sent:
@@ -172,7 +172,7 @@ def test_a_locked_session_delays_no_round(harness: Harness) -> None:
 
 
 def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
-    """Without due work a round commits six times. A sweeper that does not get the round commits once."""
+    """A round without due work commits six times. A second sweep within the interval commits once."""
     ran: list[str] = []
     harness.move(6)
     with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
@@ -184,7 +184,7 @@ def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
 
 
 def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although six sessions repeatedly find no isolation slot, a session with a lost wake-up is woken."""
+    """Sessions that find no free slot for a dedicated process do not delay the wake-up of another session."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)
     crowded = set(_lost(harness, 6))
     harness.move(1)
@@ -204,7 +204,7 @@ def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, mon
 
 
 def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: Harness) -> None:
-    """A session without an isolation slot backs off by at most a minute, so that others come first."""
+    """A session that finds no free slot for a dedicated process backs off for at most a minute."""
     (session_id,) = _lost(harness)
     seen = [0]
     for number in range(1, 120):
@@ -218,7 +218,7 @@ def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: H
 
 @pytest.mark.long
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
-    """If a gateway accepts messages and cannot publish wake-ups, the messages do not reset the session's back-off."""
+    """New messages whose wake-ups are lost do not reset the back-off of their session."""
     harness.waker.away = True
     chatty = harness.send(user_id="chatty").session_id
     quiet = harness.send(user_id="quiet").session_id
@@ -238,7 +238,7 @@ def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) 
 
 
 def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
-    """After a turn settles, a lost wake-up for the next message is repeated in the next round."""
+    """After a session's turns are settled, the next round repeats the lost wake-up of a new message."""
     (session_id,) = _lost(harness)
     for _ in range(100):
         _round(harness)
@@ -253,7 +253,7 @@ def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
 
 
 def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
-    """If no worker consumes `deliveries` for ten minutes, each delivery is published seven or eight times."""
+    """If no worker consumes the deliveries for ten minutes, each delivery is published seven or eight times."""
     harness.waker.away = True
     for number in range(7):
         harness.run(harness.send(user_id=f"u{number}", reply_to={"url": "https://a.example"}).session_id)
@@ -266,7 +266,7 @@ def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
 
 
 def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) -> None:
-    """A refused wake-up does not increase the back-off."""
+    """A refused wake-up does not increase the back-off of the delivery."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     for _ in range(6):
@@ -278,7 +278,7 @@ def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) 
 
 
 def test_an_attempt_ends_the_back_off_of_a_delivery(harness: Harness) -> None:
-    """After a failed attempt the delivery is due at its retry time, whatever its back-off was before."""
+    """After a failed attempt, a delivery is due at its retry time. The back-off of earlier wake-ups is discarded."""
     harness.waker.away = True
     harness.run(harness.send(reply_to={"url": "https://a.example"}).session_id)
     harness.waker.away = False

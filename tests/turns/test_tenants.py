@@ -1,4 +1,4 @@
-"""Prompts, tools, hooks, limits, the CaseBank and snapshots keep users with the same id in two tenants apart."""
+"""Users with the same id in two tenants share no prompts, tool contexts, rate limits, cases or snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = "how do I reset the router"
 
 
 def test_a_key_is_made_and_split() -> None:
-    """A key splits into its parts again. An id that could be read as another user's key is refused."""
+    """A user key splits into its tenant and its user id. An id that contains the separator is refused."""
     assert len({ACMES, BOLTS, PLAIN}) == 3
     assert [(tenant_of(key), user_of(key)) for key in (ACMES, BOLTS, PLAIN)] == [
         ("acme", "ana"),
@@ -49,7 +49,7 @@ def test_a_key_is_made_and_split() -> None:
 
 
 def test_a_message_is_for_the_tenants_user() -> None:
-    """Parsing turns `user_id` into the stored key. A sender can pass neither a stored key nor a tenant."""
+    """Parsing converts `user_id` to the user key. A message that contains a user key or a tenant is refused."""
     assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user_id == ACMES
     for tenant in ("acme", None):
         with pytest.raises(InvalidRequest, match=r"U\+001F"):
@@ -60,12 +60,12 @@ def test_a_message_is_for_the_tenants_user() -> None:
 
 @tool
 def whose(context: ToolContext) -> str:
-    """Say whose turn it is."""
+    """Return the tenant and the user of the turn."""
     return f"{context.tenant}: {context.user_id}"
 
 
 def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> None:
-    """Tools and hooks never see the stored user key."""
+    """Tools and hooks never receive the user key, which combines the tenant and the user id."""
     seen: list[Any] = []
     harness.equip(whose, before_turn=[seen.append], before_tool=[seen.append])
     for user, expected in ((ACMES, "acme: ana"), (PLAIN, "None: ana")):
@@ -77,7 +77,7 @@ def test_tools_and_hooks_see_the_plain_id_and_the_tenant(harness: Harness) -> No
 
 
 def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> None:
-    """A prompt contains the user's own messages. It contains no messages of another tenant and no stored key."""
+    """A prompt contains the user's own messages. A prompt contains no message of another user and no user key."""
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
         harness.ask(f"my holiday was in {place}", user_id=user)
     for user, place in ((ACMES, "Lyon"), (BOLTS, "Oslo"), (PLAIN, "Turin")):
@@ -95,7 +95,7 @@ def _bank(harness: Harness) -> str:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> None:
-    """Even with the scope `all`, a tenant's cases stay within the tenant. Cases without a tenant enter no tenant."""
+    """A prompt contains no cases of another tenant. A tenant's prompts contain no cases without a tenant."""
     changed = harness.settings.casebank.model_copy(update={"scope": scope})
     harness.settings = harness.settings.model_copy(update={"casebank": changed})
     vector = harness.embedder.embed([QUESTION])[0]
@@ -120,7 +120,7 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
 
 
 def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
-    """Cases shared within the tenant are found even if the tenant's user can see no other case."""
+    """A case shared within a tenant is found, even if the tenant's user may see no other case."""
     vector = harness.embedder.embed([QUESTION])[0]
     case = NewCase(
         "faq", QUESTION, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")
@@ -143,7 +143,10 @@ def test_rates_of_tenants_are_separate(harness: Harness) -> None:
 
 
 def test_a_snapshots_pending_messages_keep_their_tenant(harness: Harness) -> None:
-    """Pending messages are exported with the plain id and the tenant, and imported once, for that user only."""
+    """An exported pending message contains the tenant and the plain user id.
+
+    An import recognizes a message that was already accepted. If the tenant was changed, the import is refused.
+    """
     sent = harness.send("hello", user_id=ACMES, message_id="m1")
     exported = exchange.read(harness.database, sent.session_id)
     [event] = exported.event_queue_backup

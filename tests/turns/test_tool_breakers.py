@@ -1,4 +1,4 @@
-"""If a tool's breaker opens, its service is not called until the cooldown ends. The turn continues."""
+"""While a tool's circuit breaker is open, the tool is not run. The turn continues."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bank:
         return [each["content"] for each in results[-len(names) :]]
 
     def fails(self, error: Exception, cause: Exception | None = None) -> None:
-        """Make `pay` raise `error` from now on."""
+        """Make every later call of `pay` raise `error`."""
 
         def answer(_: ToolContext) -> str:
             raise error from cause
@@ -67,7 +67,7 @@ class Bank:
 
 @pytest.fixture
 def bank(harness: Harness) -> Iterator[Bank]:
-    """The bank, whose breaker opens at the second failure in a row."""
+    """A bank whose breaker opens at the second consecutive failure."""
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=COOLDOWN_S), harness.clock)
     yield Bank(harness, breakers)
     breakers.close()
@@ -85,7 +85,7 @@ def bank(harness: Harness) -> Iterator[Bank]:
 def test_failures_open_the_breaker_and_one_call_closes_it(
     harness: Harness, bank: Bank, error: Exception, cause: Exception | None
 ) -> None:
-    """While the breaker is open, no tool behind it runs. The model reads when to try again, and turns continue."""
+    """An open breaker refuses the calls of all its tools. After the cooldown, a successful call closes the breaker."""
     bank.fails(error, cause)
     bank.results("pay")
     bank.results("pay")
@@ -101,7 +101,7 @@ def test_failures_open_the_breaker_and_one_call_closes_it(
 
 @pytest.mark.parametrize("cause", [None, ToolError("Nor half of that.")])
 def test_a_tools_own_refusal_is_no_failure_of_the_service(bank: Bank, cause: Exception | None) -> None:
-    """A `ToolError` that no other error caused means that the model's call was invalid."""
+    """A `ToolError` without a cause, or caused by a `ToolError`, does not count as a failure of the service."""
     bank.fails(ToolError("At most 100 may be paid at once."), cause)
     for _ in range(3):
         assert bank.results("pay") == ["Error: At most 100 may be paid at once."]
@@ -109,7 +109,7 @@ def test_a_tools_own_refusal_is_no_failure_of_the_service(bank: Bank, cause: Exc
 
 
 def test_overdue_calls_open_the_breaker(bank: Bank) -> None:
-    """An overdue call counts as a failure although its thread still hangs."""
+    """A call that has timed out counts as a failure, although its thread still runs."""
     release = threading.Event()
 
     def hang(_: ToolContext) -> str:
@@ -126,7 +126,7 @@ def test_overdue_calls_open_the_breaker(bank: Bank) -> None:
 
 
 def test_an_overdue_call_counts_once(bank: Bank) -> None:
-    """An overdue call counts as one failure, even if it returns later."""
+    """A call that has timed out counts as one failure, even if it returns later."""
     release, ended = threading.Event(), threading.Semaphore(0)
 
     def late(_: ToolContext) -> str:
@@ -147,7 +147,7 @@ def test_an_overdue_call_counts_once(bank: Bank) -> None:
 
 
 def test_while_one_call_probes_others_are_refused(harness: Harness, bank: Bank) -> None:
-    """While one call probes the service, other calls are refused, so that a recovering service is not flooded."""
+    """While the breaker is half open, one call runs and others are refused, to protect a recovering service."""
     bank.fails(ConnectionError("refused"))
     bank.results("pay", "pay")
     harness.move(COOLDOWN_S)

@@ -40,7 +40,7 @@ replies = st.builds(
 
 @st.composite
 def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
-    """The entries of a turn: its messages, any number of steps, and one of its possible ends."""
+    """Generate the entries of a turn: one to three user messages, up to three steps, and an ending."""
     entries = [Entry(turn_id, Role.USER, storable(draw(texts))) for _ in range(draw(st.integers(1, 3)))]
     for reply in draw(st.lists(replies.filter(lambda each: bool(each.tool_calls)), max_size=3)):
         asking = said(turn_id, reply)
@@ -58,7 +58,7 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
 
 @st.composite
 def transcripts(draw: st.DrawFn) -> list[list[Entry]]:
-    """Several turns with numbered entries."""
+    """Generate the entries of one to six turns, with sequence numbers."""
     made = [draw(turns(UUID(int=number))) for number in range(1, draw(st.integers(1, 6)) + 1)]
     return _numbered(made)
 
@@ -82,13 +82,13 @@ def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
 
 @given(transcripts())
 def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
-    """No tool call is separated from its result, whatever is cut and whatever the model wrote."""
+    """A provider accepts each prompt, whatever the model wrote and whatever was cut to fit the token budget."""
     assert validate_transcript(request_body("m", ModelRequest(_prompt(made)))["messages"]) == []
 
 
 @given(transcripts())
 def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
-    """The turns are complete and consecutive. They fit the budget unless the newest turn alone exceeds it."""
+    """A prompt has complete, consecutive turns. They fit the token budget, unless the newest turn alone exceeds it."""
     system, *kept = _prompt(made)
     assert system == Message(Role.SYSTEM, "You help.")
     suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]
@@ -100,7 +100,7 @@ def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
 
 @given(transcripts())
 def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
-    """The prompt contains as many turns as the budget allows."""
+    """The prompt contains as many turns as the token budget allows."""
     kept = len(_prompt(made)) - 1
     fitting = 0
     spent = 0
@@ -114,7 +114,7 @@ def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
 
 @given(replies)
 def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply) -> None:
-    """Each call has an id that is unique within the reply, and PostgreSQL can store every text."""
+    """Each call has an id that is unique within the reply. PostgreSQL can store every text of the reply."""
     entry = said(UUID(int=1), reply)
     call_ids = [call.id for call in entry.tool_calls]
     assert len(set(call_ids)) == len(call_ids) == len(reply.tool_calls)
@@ -125,7 +125,7 @@ def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply)
 
 @given(st.lists(replies, min_size=1, max_size=4))
 def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[ModelReply]) -> None:
-    """Earlier turns count in neither steps nor usage."""
+    """A transcript's `steps` and `usage` do not include earlier turns."""
     earlier, present = UUID(int=1), UUID(int=2)
     entries = [Entry(earlier, Role.USER, "x"), said(earlier, given_replies[0])]
     entries += [said(present, each) for each in given_replies]

@@ -1,4 +1,4 @@
-"""If this release cannot read a turn's rows, the turn fails after its attempts and the session continues."""
+"""If this release cannot parse a turn's rows, the turn fails after its last attempt, and the session continues."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 SWEEPS_S = (5, 10, 20, 40)
-"""Seconds between two attempts; the sweeper's first round after the last attempt wakes the turn, which then fails."""
+"""The pauses in seconds between a turn's attempts."""
 
 
 _TOO_MANY_ARGUMENTS = Statement("tests.too_many", f"SELECT concat({', '.join(['1'] * 101)})")
-"""PostgreSQL rejects it with SQLSTATE 54023, for which the driver raises an OperationalError."""
+"""PostgreSQL rejects this statement with SQLSTATE 54023, and the driver raises an `OperationalError`."""
 
 
 @tool(effect="pure")
@@ -39,7 +39,7 @@ def look() -> str:
 
 
 def _with_open_calls(harness: Harness) -> Accepted:
-    """A turn with two recorded results. Its runner died before it committed the next step."""
+    """A turn whose runner died after recording two tool results and before committing the next step."""
     harness.equip(count, look)
     harness.script(calls(("count", {}), ("look", {})))
     sent = harness.send("count")
@@ -79,14 +79,14 @@ def _make_readable(harness: Harness) -> None:
 
 def _woken(harness: Harness, session_id: UUID) -> bool:
     harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # any sweeper may run the next round
+    harness.sql("DELETE FROM sweeps")  # the next round is due at once
     sweep(harness.runtime)
     return session_id in harness.waker.sessions
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harness: Harness, spoil: object) -> None:
-    """Each attempt is a strike, and attempts back off. The statement that fails the turn reads no unreadable row."""
+    """Each attempt counts as failed, and the pauses between attempts grow. After the last attempt, the turn fails."""
     assert callable(spoil)
     sent: Accepted = spoil(harness)
     left = harness.settings.turn.max_attempts - harness.session(sent.session_id).strikes
@@ -114,16 +114,16 @@ def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harnes
     assert harness.turn(behind.turn_id)["reply"]["text"] == "here I am"
     assert len(harness.model.requests) == requests_before + 1
     if spoil is not _held:
-        _make_readable(harness)  # for the harness's check of the transcript
+        _make_readable(harness)  # the harness checks the transcript after the test
         results = harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")
         assert [row.content for row in results] == ["counted", "seen"]
 
 
 def test_an_unreadable_turn_that_is_cancelled_ends_without_a_reply(harness: Harness) -> None:
-    """The cancellation takes effect once the attempts are used up."""
+    """The cancellation takes effect after the turn's last attempt."""
     sent = _unreadable_effect(harness)
     cancel(harness.runtime, sent.turn_id)
-    for _ in range(harness.settings.turn.max_attempts - 1):  # the first attempt crashed
+    for _ in range(harness.settings.turn.max_attempts - 1):  # the crash was the first attempt
         assert harness.run(sent.session_id, alone=True) == Ran(0)
     assert harness.run(sent.session_id) == Ran(1)
     turn = harness.turn(sent.turn_id)
@@ -131,7 +131,7 @@ def test_an_unreadable_turn_that_is_cancelled_ends_without_a_reply(harness: Harn
 
 
 def test_an_unreadable_turn_can_be_interrupted(harness: Harness) -> None:
-    """The interrupting message is accepted, and the calls of the interrupted turn are closed."""
+    """A message that interrupts an unreadable turn is accepted and answered. The unreadable turn is cancelled."""
     sent = _unreadable_calls(harness)
     harness.script(says("of course"))
     interrupting = harness.send("stop that", on_busy="interrupt")
@@ -142,7 +142,7 @@ def test_an_unreadable_turn_can_be_interrupted(harness: Harness) -> None:
 
 
 def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -> None:
-    """An unreadable row of a settled turn must not fail every later turn whose window contains it."""
+    """If a row of a settled turn cannot be parsed, later prompts omit that turn, and later turns succeed."""
     harness.equip(count, look)
     harness.script(calls(("look", {})), says("looked"))
     harness.ask("look")
@@ -154,7 +154,7 @@ def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -
 
 
 def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harness) -> None:
-    """A held reply is already committed, so it is not lost if the turn's attempts are used up."""
+    """If `turns.held` contains a turn's reply, the turn is settled with that reply after its last attempt."""
     harness.script(says("unheard"))
     sent = harness.send("hello")
     with harness.crashing("before", "turns.settle"):
@@ -177,7 +177,7 @@ def _record(position: int, role: str, content: str) -> dict[str, object]:
 
 
 def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harness) -> None:
-    """A permanent error is not an outage, so the turn is not retried for ever under one lease."""
+    """If a statement can never succeed, the runner parks the turn, and the attempt counts as failed."""
     sent = harness.send()
 
     def too_much(moment: str, name: str) -> None:
@@ -191,7 +191,7 @@ def test_a_statement_that_the_database_can_never_run_is_a_strike(harness: Harnes
 
 
 def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an error occurs after a turn's commit, the session's next turn runs under the same lease."""
+    """If an error occurs after a turn is settled, the session's next turn runs under the same lease."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
@@ -205,7 +205,7 @@ def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: p
 def test_a_database_that_never_answers_one_statement_is_a_strike(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database answers other statements, so this is not an outage. The retries end, and the turn is parked."""
+    """If only one statement keeps failing, the runner stops retrying, and the attempt counts as failed."""
     sent = harness.send()
     loads: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Working variables are read and set by tools, committed with the step and loaded by the next runner."""
+"""Tools read and set working variables. Each step commits the changes, and the next runner loads the variables."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _equipped(harness: Harness) -> None:
 
 
 def test_a_turn_reads_the_variables_of_the_previous_one(harness: Harness) -> None:
-    """Each turn has a runner of its own, which loads the variables from the database."""
+    """Each turn has a new runner, which loads the variables from the database."""
     harness.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
     turn = harness.ask()
     assert variables(harness, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
@@ -83,7 +83,7 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
         harness.run(sent.session_id)
     assert variables(harness, sent.session_id) == kept
     harness.move(DECIDED_S)
-    if moment == "before" and nth == 3:  # the model's second request was not committed
+    if moment == "before" and nth == 3:  # the model's second reply was not committed, so the model is asked again
         harness.script(calls(("add", {"name": "n"})), says("two"))
     assert harness.run(sent.session_id) == Ran(1)
     assert _results(harness) == ["1", "2"]
@@ -99,7 +99,7 @@ def test_concurrent_calls_share_one_set(harness: Harness) -> None:
 
 
 def _crashed_after_recording(harness: Harness) -> UUID:
-    """A session with two calls whose results are on their effect rows. The runner died after recording them."""
+    """A session whose runner died after recording two tool results and before committing the next step."""
     harness.script(calls(("add", {"name": "n"}), ("put", {"name": "b", "value": [1.0]})), says("both"))
     sent = harness.send()
     with harness.crashing("before", "turns.step", 2):
@@ -109,7 +109,7 @@ def _crashed_after_recording(harness: Harness) -> UUID:
 
 
 def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
-    """Calls with recorded results are not run again, so their changes to variables must be recorded as well."""
+    """A call with a recorded result is not run again, and its recorded changes to variables are applied."""
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
@@ -120,7 +120,7 @@ def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
 
 @pytest.mark.parametrize("by", ["interrupt", "cancel"])
 def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness, by: str) -> None:
-    """If a turn ends with closed calls, the calls' changes are committed, because the transcript shows them as done."""
+    """If a turn is interrupted or cancelled, its finished calls' results and changes to variables are committed."""
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     if by == "interrupt":
@@ -141,7 +141,7 @@ def test_committed_changes_stay_when_the_turn_fails(harness: Harness) -> None:
 
 
 def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
-    """The fence rejects a stale runner's step together with its changes of variables."""
+    """A runner that has lost its lease cannot commit its changes to variables."""
     harness.set(tool_timeout_s=600)  # the time limit of the call is longer than the lease
     sent = harness.send()
 
@@ -160,7 +160,7 @@ def test_a_stale_runner_changes_nothing(harness: Harness) -> None:
 
 
 def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
-    """A change that exceeds the limit fails the call with the reason, and the variables stay as they were."""
+    """If a change exceeds the size limit, the call fails with the reason, and the variables do not change."""
     harness.script(
         calls(("add", {"name": "n"})),
         calls(("put", {"name": "big", "value": "x" * 70_000})),
@@ -172,7 +172,7 @@ def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
 
 
 def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
-    """After a call is overdue, its changes are refused, because the model has read that its outcome is unknown."""
+    """A call that has timed out cannot change variables, because its result already says: outcome unknown."""
     late, refused = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.2)
@@ -194,7 +194,10 @@ def test_an_overdue_call_cannot_set_variables(harness: Harness) -> None:
 
 
 def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
-    """A fork needs the tick at which each turn was settled, and the variables at that tick."""
+    """When a turn is settled, its row stores the session's tick, which counts the session's commits.
+
+    The variables of earlier ticks stay in `snapshots`. A fork of the session at an earlier turn needs these variables.
+    """
     for number in (1, 2):
         harness.script(calls(("put", {"name": "n", "value": number})), says("set"))
         turn = harness.ask()
@@ -206,7 +209,7 @@ def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
 
 
 def test_a_read_value_is_a_copy() -> None:
-    """A read value is a copy, because a change in place would not be committed."""
+    """Changing a read value in place has no effect, except within a `with` block."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}
@@ -229,7 +232,7 @@ def _set_and_raise(variables: WorkingVariables) -> None:
 
 
 def test_a_block_that_raises_changes_nothing() -> None:
-    """The changes of a block apply together or not at all. After the block the variables can be changed again."""
+    """If a `with` block raises, none of its changes apply, and the variables can be changed again."""
     shared = VariableSet({"a": 1})
     mine = WorkingVariables(shared)
     with pytest.raises(RuntimeError, match="half-way"):
@@ -251,7 +254,7 @@ def test_a_value_that_is_not_json_is_refused(value: Any, message: str) -> None:
 
 
 def test_changes_are_replayed_in_the_order_they_were_made() -> None:
-    """The later of two changes of a variable wins, whatever the order of their calls."""
+    """If two calls change one variable, a replay keeps the later change, whatever the order of the calls."""
     shared = VariableSet({"a": 0, "gone": 1})
     one, other = WorkingVariables(shared), WorkingVariables(shared)
     one["a"] = 1
@@ -268,7 +271,7 @@ def test_changes_are_replayed_in_the_order_they_were_made() -> None:
 
 
 def test_a_replayed_change_beyond_the_limit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """If a removal was lost, a recorded change may exceed the limit. It is left out, and the session continues."""
+    """A replay omits a change that exceeds the size limit, logs a warning, and applies the other changes."""
     shared = VariableSet({"old": "x" * 40_000})
     shared.replay([(1, "new", "y" * 40_000), (2, "small", 1)])
     assert shared.changed() == {"old": "x" * 40_000, "small": 1}

@@ -1,4 +1,4 @@
-"""`SettlementWatch`: waiting until a turn is settled, and cancelling the wait."""
+"""`SettlementWatch` notifies callers that wait until a turn is settled."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_every_waiter_is_notified(harness: Harness, watch: SettlementWatch) -> N
 
 
 def test_a_turn_that_is_settled_already(harness: Harness, watch: SettlementWatch) -> None:
-    """If the turn is settled before the wait begins, the wait ends at once."""
+    """If a turn is settled before a wait for it begins, the wait ends at once."""
     sent = harness.send()
     harness.run(sent.session_id)
     assert watch.settled(sent.turn_id).result(PATIENCE_S) is None
 
 
 def test_it_survives_lost_connections(harness: Harness, watch: SettlementWatch) -> None:
-    """The waits continue after a restart of the database server."""
+    """A wait continues after PostgreSQL terminates the connections of the watch."""
     sent = harness.send()
     waiting = watch.settled(sent.turn_id)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_it_survives_lost_connections(harness: Harness, watch: SettlementWatch) 
 
 
 def test_a_cancelled_wait_is_forgotten(harness: Harness, watch: SettlementWatch) -> None:
-    """A cancelled wait does not disturb the other waits for its turn."""
+    """A cancelled wait does not disturb other waits for the same turn."""
     sent = harness.send()
     gone, stays = watch.settled(sent.turn_id), watch.settled(sent.turn_id)
     assert gone.cancel()
@@ -62,7 +62,7 @@ def test_a_cancelled_wait_is_forgotten(harness: Harness, watch: SettlementWatch)
 
 
 def test_closing_ends_all_waits(harness: Harness, watch: SettlementWatch) -> None:
-    """Closing the watch ends all waits, so that a gateway's shutdown leaves no request hanging."""
+    """Closing the watch cancels all waits, so that no request hangs while a gateway shuts down."""
     waiting = watch.settled(harness.send().turn_id)
     watch.close()
     with pytest.raises(CancelledError):

@@ -1,4 +1,4 @@
-"""`PERDURE_MEMORY__WORKING_TURNS` limits the turns in a prompt and in a snapshot."""
+"""`PERDURE_MEMORY__WORKING_TURNS` limits the number of turns in a prompt and in a snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _limit(harness: Harness, turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [1, 3, 25])
 def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> None:
-    """The limit includes the current turn. Values above the default are valid, too."""
+    """The limit includes the current turn. The limit may exceed its default."""
     _limit(harness, turns)
     _converse(harness, 27)
 

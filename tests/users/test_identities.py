@@ -1,4 +1,4 @@
-"""Linked identities: a one-time code, valid for a limited time, links a channel's identity to a user."""
+"""A one-time code links an identity on a channel to a user. The code is valid for a limited time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perdure.users.identities import (
 
 @pytest.fixture
 def eraser(runtime: Runtime) -> Eraser:
-    """Erases users, without Redis."""
+    """An eraser that does not use Redis."""
     return replace(runtime.eraser, redis_memory=None)
 
 
@@ -44,7 +44,7 @@ def rows(database: Database, table: str) -> int:
 
 
 def test_a_code_links_an_identity(database: Database) -> None:
-    """Redeeming a code links the redeeming identity to the user, and no other identity."""
+    """Redeeming a code links the redeeming identity, and no other identity, to the user who minted the code."""
     minted = mint_code(database, "ana")
     assert user_of_identity(database, None, "telegram", "1") is None
     assert redeem(database, "telegram", "1", minted.code, None) == "ana"
@@ -64,7 +64,7 @@ def test_a_code_may_be_typed_in_several_ways(database: Database) -> None:
 
 
 def test_a_code_is_used_once(database: Database) -> None:
-    """Only one of several identities that redeem a code concurrently is linked."""
+    """If several identities redeem one code concurrently, only one of the identities is linked."""
     code = mint_code(database, "ana").code
 
     def link(number: int) -> bool:
@@ -96,7 +96,7 @@ def test_a_new_code_replaces_the_last(database: Database) -> None:
 
 
 def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
-    """The limit applies per identity and time window. Beyond it, even a valid code is refused."""
+    """An identity has a limited number of attempts per time window. After that, even a valid code is refused."""
     code = mint_code(database, "ana").code
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(NotFound):
@@ -112,7 +112,7 @@ def test_guessing_is_limited(database: Database, clock: MovedClock) -> None:
 
 
 def test_concurrent_guesses_are_counted(database: Database) -> None:
-    """Of concurrent guesses, at most as many as the limit allows are compared with the codes."""
+    """Of 20 concurrent guesses, only `MOST_ATTEMPTS` are compared with the stored codes."""
 
     def guess(code: str) -> type[Exception]:
         try:
@@ -136,7 +136,7 @@ def test_a_code_is_not_stored(database: Database) -> None:
 
 
 def test_a_link_can_be_moved_and_removed(database: Database) -> None:
-    """Redeeming another user's code moves the link to that user. Only the linked user can remove it."""
+    """Redeeming another user's code moves the link to that user. Only the linked user can remove the link."""
     redeem(database, "telegram", "1", mint_code(database, "ana").code, None)
     redeem(database, "telegram", "1", mint_code(database, "bo").code, None)
     assert user_of_identity(database, None, "telegram", "1") == "bo"
@@ -147,7 +147,7 @@ def test_a_link_can_be_moved_and_removed(database: Database) -> None:
 
 
 def test_tenants_share_no_identity(database: Database) -> None:
-    """A tenant's code is invalid in other tenants. One external id is a separate identity in each tenant."""
+    """A tenant's code is invalid in other tenants. The same external id is a separate identity in each tenant."""
     users = {tenant: user_key(tenant, "ana") for tenant in ("acme", "bolt", None)}
     for tenant, user in users.items():
         code = mint_code(database, user).code
@@ -163,7 +163,7 @@ def test_tenants_share_no_identity(database: Database) -> None:
 
 @pytest.mark.parametrize(("channel", "external_id"), [("tele gram", "1"), ("telegram", ""), ("telegram", "a\x00b")])
 def test_odd_identities_are_refused(database: Database, channel: str, external_id: str) -> None:
-    """An identity that PostgreSQL cannot store or a prompt cannot name is refused as the caller's error."""
+    """An invalid channel name or external id raises `InvalidRequest`. No link to such an identity can be removed."""
     with pytest.raises(InvalidRequest):
         redeem(database, channel, external_id, "x", None)
     with pytest.raises(InvalidRequest):
@@ -173,17 +173,17 @@ def test_odd_identities_are_refused(database: Database, channel: str, external_i
 
 @pytest.mark.parametrize("code", ["", "\x00", "\ud800", "x" * 10_000_000, "١٢٣٤-١٢٣٤-١٢٣٤"])
 def test_odd_codes_are_wrong(database: Database, code: str) -> None:
-    """Malformed codes are refused as unknown, whatever their length and script."""
+    """A malformed code raises `NotFound`, like an unknown code."""
     with pytest.raises(NotFound):
         redeem(database, "telegram", "1", code, None)
 
 
 def test_links_are_exported_and_erased(database: Database, runtime: Runtime, eraser: Eraser) -> None:
-    """Export and erasure include the user's links, codes and attempts. They include no data of another user."""
+    """A user's export and erasure include the user's links, codes and attempts, but no data of another user."""
     for user in ("ana", "bo"):
         redeem(database, "telegram", user, mint_code(database, user).code, None)
         mint_code(database, user)
-    with pytest.raises(NotFound):  # an unlinked identity belongs to the user `telegram:7`
+    with pytest.raises(NotFound):  # without a link, the identity belongs to the user `telegram:7`
         redeem(database, "telegram", "7", "x", None)
     mint_code(database, "telegram:7")
 
@@ -204,7 +204,7 @@ def test_links_are_exported_and_erased(database: Database, runtime: Runtime, era
 
 
 def test_an_erased_users_code_is_void(database: Database, eraser: Eraser) -> None:
-    """Redeeming a code during the erasure neither blocks the erasure nor recreates the erased user."""
+    """If a code is redeemed during its user's erasure, the erasure completes, and the user is not created again."""
     for number in range(10):
         code = mint_code(database, "ana").code
 
@@ -223,7 +223,7 @@ def test_an_erased_users_code_is_void(database: Database, eraser: Eraser) -> Non
 
 
 def test_expired_codes_and_attempts_are_deleted(database: Database, clock: MovedClock) -> None:
-    """Retention deletes expired codes and old attempts; recent ones stay."""
+    """Retention deletes expired codes and old attempts, and keeps recent codes and attempts."""
     redeem(database, "telegram", "1", mint_code(database, "ana").code, None)
     mint_code(database, "ana")
     clock.advance(timedelta(days=2))
