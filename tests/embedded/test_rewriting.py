@@ -72,18 +72,22 @@ def test_a_rewrite_that_fails_is_begun_again(
 ) -> None:
     """If a rewrite fails, for example on a full disk, the next call of `rewritten` begins another one."""
     _written_and_deleted(client, tmp_path)
-    file, erasure, begin = AppendOnlyFile(server.url), uuid4(), AppendOnlyFile._begin
-    begun: list[AppendOnlyFile] = []
-    states = iter([True, None, False, None, False])  # before the first call, twice in it; then for two calls
-    finished = rewriting._finished
+    file, erasure, begin, finished = AppendOnlyFile(server.url), uuid4(), AppendOnlyFile._begin, rewriting._finished
+    begun: list[Any] = []
+
+    def begin_second(its: AppendOnlyFile, redis_client: Any) -> None:
+        begun.append(redis_client)
+        begin(its, redis_client)
+
+    states = iter([True, None, False, None, False])  # before the first call, and twice in it; before two later calls
     with monkeypatch.context() as patched:
-        patched.setattr(AppendOnlyFile, "_begin", lambda its, _client: begun.append(its))
+        patched.setattr(AppendOnlyFile, "_begin", lambda _its, redis_client: begun.append(redis_client))
         patched.setattr(rewriting, "_finished", lambda _client: next(states))
         assert file.rewritten({erasure}) == frozenset(), "the rewrite fails"
         assert file.rewritten({erasure}) == frozenset(), "a rewrite is running"
         assert len(begun) == 1
-        patched.setattr(rewriting, "_finished", lambda its: next(states, None) if not begun[1:] else finished(its))
-        patched.setattr(AppendOnlyFile, "_begin", lambda its, its_client: (begun.append(its), begin(its, its_client)))
+        patched.setattr(rewriting, "_finished", lambda its: finished(its) if begun[1:] else next(states))
+        patched.setattr(AppendOnlyFile, "_begin", begin_second)
         assert file.rewritten({erasure}) == {erasure}
         assert len(begun) == 2
     assert not _holds(tmp_path)
