@@ -171,7 +171,7 @@ class Shutdown:
         return self._budget.drain_s, self._budget.hard_exit_s
 
     def _block_after_hard_limit(self) -> None:
-        """Block the calling thread forever once `_exit_at_hard_limit` runs.
+        """If `_exit_at_hard_limit` has begun, block the calling thread forever; otherwise return at once.
 
         Releasing the leases may unblock the main thread, which would then exit with status 0 instead of 1.
         """

@@ -73,7 +73,7 @@ BOTH = frozenset(Layer)
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
-    """The messages that the prompt already contains: those of the session whose `seq` is at least `from_seq`."""
+    """The messages that the prompt already contains: the session's messages with a `seq` of at least `from_seq`."""
 
     session_id: UUID
     from_seq: int = 0

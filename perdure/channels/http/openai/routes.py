@@ -61,7 +61,7 @@ async def models(_caller: TheCaller, gateway: TheGateway) -> Response:
 
 @router.get("/models/{name}", responses={200: _ANY, **_ERRORS}, response_description="The agent.")
 async def model(name: str, _caller: TheCaller, gateway: TheGateway) -> Response:
-    """Read an agent as a model."""
+    """Return an agent, described as an OpenAI model."""
     _require_model(gateway.runtime, name)
     return respond(_model(name), HTTPStatus.OK)
 
