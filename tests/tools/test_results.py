@@ -34,7 +34,7 @@ def returning(value: Any, **declared: Any) -> Tool:
 
     @tool(**declared)
     def returns() -> Any:
-        """Return it."""
+        """Return `value`."""
         return value
 
     return returns
@@ -45,7 +45,7 @@ def raising(error: BaseException) -> Tool:
 
     @tool
     def raises() -> None:
-        """Raise it."""
+        """Raise `error`."""
         raise error
 
     return raises
@@ -71,7 +71,7 @@ def test_results_become_text_that_can_be_stored(value: Any, shown: str) -> None:
 
 @given(st.text())
 def test_any_text_becomes_text_that_can_be_stored(text: str) -> None:
-    """Any text becomes storable, and storable text stays as it is."""
+    """`storable` makes any text storable, and does not change storable text."""
     stored = untrusted.storable(text)
     stored.encode()
     assert "\x00" not in stored
@@ -108,7 +108,7 @@ def test_a_result_without_a_json_form_is_an_error_that_says_so(make: Callable[[]
 
 
 def test_a_result_over_the_limit_is_cut_visibly() -> None:
-    """A result over the limit is cut, and a notice says that there was more."""
+    """A result over the length limit is cut. A notice at the end has the result's full length."""
     shown = returning("x" * 10_000_000).call({}, CONTEXT)
     assert len(shown) == MAX_RESULT_CHARS
     assert shown.endswith("[cut: 10,000,000 characters in all, the first 32,000 at most are shown]")
@@ -116,12 +116,12 @@ def test_a_result_over_the_limit_is_cut_visibly() -> None:
 
 
 def test_a_tool_has_a_limit_of_its_own() -> None:
-    """A tool can declare its own limit."""
+    """A tool can declare its own maximum result length."""
     assert len(returning("x" * 1_000, max_result_chars=200).call({}, CONTEXT)) == 200
 
 
 def test_a_tool_error_reaches_the_model_unchanged() -> None:
-    """A `ToolError` reaches the model with the author's message."""
+    """The model reads all lines of a `ToolError`'s message."""
     with pytest.raises(ToolError) as caught:
         raising(ToolError("No such city.\nTry Lyon.\x00")).call({}, CONTEXT)
     assert caught.value.message == "No such city.\nTry Lyon.\ufffd"
@@ -138,7 +138,7 @@ def test_a_tool_error_reaches_the_model_unchanged() -> None:
     ],
 )
 def test_any_other_error_becomes_one_line(error: Exception, message: str) -> None:
-    """Other errors reach the model as a type and one line; the log has the traceback."""
+    """Of an exception other than `ToolError`, the model reads the type and the first line of the message."""
     with pytest.raises(ToolError) as caught:
         raising(error).call({}, CONTEXT)
     assert caught.value.message == message
@@ -146,14 +146,14 @@ def test_any_other_error_becomes_one_line(error: Exception, message: str) -> Non
 
 
 def test_an_errors_line_is_bounded() -> None:
-    """The error line is limited, because some libraries put a whole response into it."""
+    """The error line has at most 500 characters, because some libraries put whole responses into error messages."""
     with pytest.raises(ToolError) as caught:
         raising(ValueError("x" * 1_000_000)).call({}, CONTEXT)
     assert len(caught.value.message) == 500
 
 
 def test_a_tool_that_exits_ends_itself_only() -> None:
-    """A tool that calls `sys.exit`, as a wrapped command line may, does not end the worker's thread."""
+    """A tool's `SystemExit`, for example from a command-line library, becomes a `ToolError`."""
 
     @tool
     def exits() -> None:
@@ -184,7 +184,7 @@ LARGE: dict[str, Callable[[], Any]] = {
     "a generator": lambda: (MEGABYTE + str(number) for number in range(100)),
     "tuples": lambda: (((MEGABYTE * 100,),),),
 }
-"""Values of about 100 MB."""
+"""For each kind of value, a function that makes a value of about 100 MB."""
 
 
 @pytest.mark.parametrize("kind", LARGE)
@@ -210,7 +210,7 @@ def test_an_error_of_a_hundred_megabytes_is_cut_before_it_is_copied(kind: type[E
 
 
 def test_a_cut_result_begins_like_the_whole() -> None:
-    """A cut result begins like the whole JSON."""
+    """Apart from its notice, a cut result is a prefix of the whole JSON."""
     value = {"rows": [{"n": number, "city": "서울"} for number in range(5_000)], "at": {UUID(int=1)}}
     whole = json.dumps({**value, "at": [str(UUID(int=1))]}, ensure_ascii=False)
     shown = returning(value).call({}, CONTEXT)

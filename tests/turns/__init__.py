@@ -1,1 +1,1 @@
-"""The life of a turn."""
+"""Tests of turns, from the accepted message to the settled reply."""

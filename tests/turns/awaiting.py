@@ -1,4 +1,4 @@
-"""Tools that wait for a Celery task or a time, and helpers for turns that wait for them."""
+"""Celery tools, and helpers for turns that wait for a Celery task or a point in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def look() -> str:
 
 
 def ask_and_wait(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Run a turn whose model makes the calls `wanted`, until it waits for their results."""
+    """Run a turn in which the model makes the calls `wanted`, until the turn waits for results."""
     harness.script(calls(*(wanted or (("reports_export", {"year": 2025}),))), says("done"))
     turn = harness.ask()
     assert turn["status"] == "parked"
@@ -48,7 +48,7 @@ def tool_results(harness: Harness, turn: dict[str, Any]) -> list[str]:
 
 
 def end_task(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> bool:
-    """Report the end of a task; returns whether its turn was still waiting for it."""
+    """Report the end of a task; returns False if its call already has a result."""
     return finish(harness.runtime, task.task_id, TaskEnded(failed=failed, value=value))
 
 
@@ -59,5 +59,5 @@ def sweep_again(harness: Harness) -> None:
 
 
 def moment_after(harness: Harness, seconds: float) -> str:
-    """The time in `seconds` seconds, as a model writes it."""
+    """The harness's present time plus `seconds`, in ISO 8601 format."""
     return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()

@@ -9,7 +9,7 @@ from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 
 
 class Broker:
-    """An in-memory task queue that records sent and revoked tasks. The test sets `states`, its result backend."""
+    """An in-memory task queue that records sent and revoked tasks. Tests fill `states`, its result backend."""
 
     def __init__(self) -> None:
         self.sent: list[TaskCall] = []
@@ -24,7 +24,7 @@ class Broker:
         return self.outcome
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
-        """The task's entry in `states`; `None` if there is none."""
+        """The task's entry in `states`, or `None`."""
         return self.states.get(task_id)
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:

@@ -18,7 +18,7 @@ from tests.turns.harness import Harness
 
 @pytest.fixture
 def harness(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Harness]:
-    """A harness whose invariants are checked after the test."""
+    """A harness that checks the invariants of the database after the test."""
     made = Harness(settings, clock, database, waker)
     yield made
     made.check()
@@ -26,7 +26,7 @@ def harness(settings: Settings, clock: MovedClock, database: Database, waker: Re
 
 @pytest.fixture
 def broker(harness: Harness) -> Broker:
-    """The task queue of an agent that is equipped with tools of each kind."""
+    """The harness's task queue. The harness's agent has Celery tools, an ordinary tool and `sleep_until`."""
     made = Broker()
     harness.calls = made
     harness.equip(export, charge, refund, look, sleep_until)

@@ -1,4 +1,4 @@
-"""Tools that keep variables, and helpers for turns that call them."""
+"""Tools that store working variables, and helpers for turns that call these tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFTER_LEASE_S = 31
 
 @tool(effect="pure")
 def add(context: ToolContext) -> int:
-    """Add one to a variable."""
+    """Add one to the variable `n`."""
     with context.working_variables as variables:
         variables["n"] = variables.get("n", 0) + 1
         return int(variables["n"])
@@ -26,14 +26,14 @@ def add(context: ToolContext) -> int:
 
 @tool(effect="pure")
 def keep(text: str, context: ToolContext) -> str:
-    """Keep a text among the variables."""
+    """Store the text in the variable `text`."""
     with context.working_variables as variables:
         variables["text"] = text
     return "kept"
 
 
 def committed_snapshot(harness: Harness, session_id: UUID) -> Stored:
-    """The snapshot of the last commit, as PostgreSQL has it."""
+    """The session's last committed snapshot, from PostgreSQL."""
     parameters = {"session_id": session_id, "history_turns": 20}
     return assemble(session_id, harness.database.run(snapshots.PRESENT, parameters)[0])
 
@@ -52,6 +52,6 @@ def tool_results(harness: Harness) -> list[str]:
 def woken_sessions(harness: Harness) -> list[UUID]:
     """The sessions that one round of the sweeper wakes."""
     harness.waker.sessions.clear()
-    harness.sql("DELETE FROM sweeps")  # any sweeper may run the next round
+    harness.sql("DELETE FROM sweeps")  # the next round is due at once
     sweep(harness.runtime)
     return list(harness.waker.sessions)

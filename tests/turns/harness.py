@@ -53,7 +53,7 @@ KILL_THE_OTHERS = """
 
 
 class Crash(BaseException):
-    """The simulated death of the process, which perdure's code must not catch."""
+    """Simulates the death of the process. Perdure's code must not catch this exception."""
 
 
 class Harness:
@@ -101,7 +101,7 @@ class Harness:
         return self.any_model or self.model
 
     def script(self, *lines: Line) -> None:
-        """Set the model's next replies. After the last of them the model replies `ok`."""
+        """Set the model's next replies. After the last reply, the model replies `ok`."""
         self.model.lines = list(lines)
 
     def equip(self, *tools: OwnTool | McpServer, **limits: Any) -> None:
@@ -118,7 +118,7 @@ class Harness:
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
     def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
-        """Run the session's turns with a new runner. No keeper renews its lease."""
+        """Run the session's turns with a new runner. No thread renews the session's lease."""
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
@@ -128,7 +128,7 @@ class Harness:
         return found, Hold(found, self.clock, self.settings.turn.lease_s)
 
     def ask(self, text: str = "hello", **given: Any) -> dict[str, Any]:
-        """Accept a message, run it, and return the turn."""
+        """Accept a message, run its session, and return the message's turn."""
         accepted = self.send(text, **given)
         self.run(accepted.session_id)
         return self.turn(accepted.turn_id)
@@ -138,11 +138,11 @@ class Harness:
         return read_turn(self.database, turn_id)
 
     def messages(self, session_id: UUID) -> list[dict[str, Any]]:
-        """The committed transcript."""
+        """The session's committed transcript."""
         return read_messages(self.database, session_id)
 
     def lines(self, session_id: UUID) -> list[tuple[str, str]]:
-        """The committed transcript as `(role, content)`."""
+        """The session's committed transcript as `(role, content)`."""
         return [(each["role"], each["content"]) for each in self.messages(session_id)]
 
     def move(self, seconds: float) -> None:
@@ -150,7 +150,7 @@ class Harness:
         self.clock.advance(timedelta(seconds=seconds))
 
     def sql(self, text: str, **parameters: Any) -> Sequence[Row[Any]]:
-        """Run a statement. If its pooled connection was terminated, repeat it once."""
+        """Run a statement. If its pooled connection was terminated, repeat the statement once."""
         try:
             return self._sql(text, parameters)
         except DBAPIError as error:
@@ -185,7 +185,7 @@ class Harness:
             assert seqs == list(range(1, row.message_count + 1))
 
     def provider_problems(self, session_id: UUID) -> list[str]:
-        """The faults for which a provider would reject the transcript. Open calls of an unsettled turn are allowed."""
+        """The faults for which a provider would reject the transcript. Calls of an unsettled turn may lack results."""
         rows = self.sql("SELECT * FROM messages WHERE session_id = %(id)s ORDER BY seq", id=session_id)
         messages = [
             Message(
@@ -206,7 +206,7 @@ class Harness:
 
     @contextmanager
     def crashing(self, moment: Moment, name: str, nth: int = 1) -> Iterator[None]:
-        """Crash the block at the `nth` commit called `name` and suppress the crash. Fail if no such commit occurs."""
+        """Crash the block before or after the `nth` commit called `name`. Fail if the block has fewer such commits."""
         seen = itertools.count(1)
 
         def observe(at: Moment, statement: str) -> None:

@@ -1,4 +1,4 @@
-"""A scripted model."""
+"""A model that returns scripted replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = ModelReply | BaseException | Callable[[ModelRequest, ModelCall], ModelRep
 
 
 def says(text: str) -> ModelReply:
-    """A reply that ends the turn."""
+    """A reply without tool calls, which ends the turn."""
     return ModelReply(text, usage=Usage(10, 2), model="scripted")
 
 
@@ -29,7 +29,10 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None =
 
 
 class Scripted:
-    """Replies with its lines in order, then `ok`. Records requests, and faults for which a provider rejects them."""
+    """Replies with its lines in order, then with `ok`.
+
+    Records all requests, and in `problems` the faults for which a provider would reject a request.
+    """
 
     name = "scripted"
 

@@ -1,4 +1,4 @@
-"""A message is accepted once, into the right session, or it is refused and nothing is written."""
+"""A message is accepted once and into the right session. A refused message writes no row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.turns.scripted import says
 
 
 def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
-    """If a sender gets no response and repeats its request, the message is answered only once."""
+    """A request that repeats a message id returns the first request's turn and writes no row."""
     first = harness.send("hello", message_id="m1")
     before = harness.counts()
     again = harness.send("hello", message_id="m1")
@@ -26,7 +26,7 @@ def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
 
 
 def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
-    """A duplicate reports the turn's current status, and a settled turn is not woken."""
+    """A duplicate returns the turn's current status. For a settled turn, no wake-up is published."""
     first = harness.send(message_id="m1")
     harness.run(first.session_id)
     harness.waker.sessions.clear()
@@ -35,7 +35,7 @@ def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
 
 
 def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
-    """A second text under the same id is refused. If it were a duplicate, it would be lost without an error."""
+    """Another text under a used message id is a conflict, because a duplicate's text is discarded."""
     harness.send("hello", message_id="m1")
     before = harness.counts()
     with pytest.raises(Conflict, match="m1"):
@@ -56,7 +56,7 @@ def test_an_id_belongs_to_a_user_and_a_channel(harness: Harness) -> None:
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy: str) -> None:
-    """A concurrent repetition of a message is a duplicate, too, whatever its `on_busy`."""
+    """Of twenty concurrent requests with one message id, one creates a turn and the others are duplicates."""
     send = [lambda: harness.send("hello", message_id="m1", on_busy=on_busy)] * 20
     found = side_by_side(*send)
     assert {type(each) for each in found} == {Accepted}
@@ -68,7 +68,7 @@ def test_twenty_threads_with_one_message_make_one_turn(harness: Harness, on_busy
 
 
 def test_a_repetition_of_a_message_never_interrupts_its_own_turn(harness: Harness) -> None:
-    """A retry with `interrupt` must not cancel the turn of the message that it repeats."""
+    """A repeated message with `interrupt` does not cancel its own turn."""
     first = harness.send("hello", message_id="m1", on_busy="interrupt")
     again = harness.send("hello", message_id="m1", on_busy="interrupt")
     assert again.duplicate
@@ -85,7 +85,7 @@ def test_fifty_concurrent_messages_of_a_new_user_open_one_session(harness: Harne
 
 
 def test_one_of_many_concurrent_first_messages_with_reject_is_accepted(harness: Harness) -> None:
-    """`reject` also applies while a concurrent request is opening the session."""
+    """Of eight concurrent first messages with `reject`, one is accepted and the others are conflicts."""
     found = side_by_side(*[lambda number=number: harness.send(f"{number}", on_busy="reject") for number in range(8)])
     accepted = [each for each in found if isinstance(each, Accepted)]
     assert len(accepted) == 1
@@ -118,7 +118,7 @@ def test_a_text_of_the_maximum_length_is_accepted(harness: Harness) -> None:
 
 
 def test_another_users_session_does_not_exist(harness: Harness) -> None:
-    """Another user's session gets the same answer as a missing one, so that its existence is not revealed."""
+    """A session id of another user causes the same error as an unknown id, so the error does not reveal the session."""
     theirs = harness.send(user_id="bob")
     before = harness.counts()
     with pytest.raises(NotFound) as foreign:
@@ -147,7 +147,7 @@ def test_an_ended_session_accepts_no_message(harness: Harness, state: str) -> No
 
 
 def test_a_duplicate_of_a_message_in_an_ended_session_opens_no_session(harness: Harness) -> None:
-    """A late retry returns the old turn and starts nothing."""
+    """A repeated message whose session has ended returns the old turn and writes no row."""
     old = harness.send("hello", message_id="m1")
     harness.run(old.session_id)
     harness.sql("UPDATE sessions SET state = 'ended', routable = false, end_requested_at = perdure_now()")
@@ -168,7 +168,7 @@ def test_the_fields_of_a_message_are_stored(harness: Harness) -> None:
 
 
 def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) -> None:
-    """With the scope `user`, a CLI conversation continues in Telegram. With `channel`, the two are separate."""
+    """With the scope `user`, a CLI session continues in Telegram. With `channel`, each channel has its own session."""
     cli, telegram = harness.send(channel="cli"), harness.send(channel="telegram")
     assert cli.session_id == telegram.session_id
     assert harness.session(cli.session_id).channels == ["cli", "telegram"]
@@ -181,7 +181,7 @@ def test_one_session_spans_the_channels_or_each_has_its_own(harness: Harness) ->
 
 
 def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
-    """A committed message is accepted even if no wake-up is published. The sweeper finds its row."""
+    """A message is accepted even if its wake-up cannot be published. The sweeper publishes the wake-up later."""
     harness.waker.away = True
     sent = harness.send()
     assert sent.status == "accepted"
@@ -190,7 +190,7 @@ def test_accept_succeeds_while_redis_is_unavailable(harness: Harness) -> None:
 
 
 def test_a_leased_session_is_not_woken(harness: Harness) -> None:
-    """A leased session is not woken, because its runner finds the new turn when it settles the first one."""
+    """A message to a leased session publishes no wake-up, because the session's runner will find the new turn."""
     first = harness.send("first")
     assert harness.waker.sessions == [first.session_id]
     harness.claimed(first.session_id)
@@ -219,7 +219,7 @@ def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, momen
 
 
 def test_a_session_whose_agent_was_removed_continues_with_the_default_one(harness: Harness) -> None:
-    """After the operator renames the agents, existing conversations are still answered."""
+    """If a session's agent no longer exists, the default agent answers the session's messages."""
     harness.script(says("one"))
     harness.ask("hello")
     harness.agents = Agents([Agent("successor", "You go on.")])

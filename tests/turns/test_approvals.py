@@ -1,4 +1,4 @@
-"""While a call waits for approval, no call of its turn runs and no lease is held. Each outcome is one commit."""
+"""While a call waits for approval, no call of its reply runs and no worker holds the session's lease."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def look() -> str:
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness) -> None:
-    """Equip the agent with a tool of each kind, and empty the record of calls."""
+    """Give the agent the three tools, and clear the record of calls."""
     _ran.clear()
     harness.equip(pay, lend, look)
 
 
 def _waiting(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
-    """Run a turn whose model makes the calls `wanted`, until it waits for their approval."""
+    """Run a turn in which the model makes the calls `wanted`, until the turn waits for approval."""
     harness.script(calls(*(wanted or (("pay", {"amount": 5}),))), says("done"))
     turn = harness.ask(**given)
     assert turn["status"] == "waiting_approval"
@@ -77,7 +77,7 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
 
 
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
-    """Neither a wake-up nor the sweeper resumes the turn. An approval resumes it without a strike or a new attempt."""
+    """Neither a wake-up nor the sweeper resumes a waiting turn. An approval resumes the turn's first attempt."""
     turn = _waiting(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
@@ -106,21 +106,21 @@ def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) ->
 
 
 def test_a_predicate_decides_which_calls_wait(harness: Harness) -> None:
-    """The predicate lets calls with small amounts run. If it raises, the call waits for approval."""
+    """A call waits for approval if the tool's `requires_approval` predicate returns true or raises."""
     harness.script(calls(("lend", {"amount": 100})), says("lent"))
     assert harness.ask()["status"] == "done"
     assert _waiting(harness, ("lend", {"amount": 101}))["pending_approvals"][0]["tool"] == "lend"
 
     @tool(requires_approval=lambda arguments: arguments["no such"])
     def odd(amount: int) -> str:
-        """Do nothing."""
+        """Return the amount."""
         return str(amount)
 
     assert odd.needs_approval({"amount": 1})
 
 
 def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> None:
-    """After the last decision, approved calls and calls that need no approval run. Results keep the calls' order."""
+    """After the last decision, all valid calls run, except the denied ones. The results keep the calls' order."""
     turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}), ("nobody", {}), ("pay", {"amount": 2}))
     assert [each["call_id"] for each in turn["pending_approvals"]] == ["call_1", "call_3"]
     _decide(harness, turn, "call_3", "deny")
@@ -137,7 +137,7 @@ def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> N
 
 
 def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harness) -> None:
-    """A call of an unknown tool is invalid. It does not run even if a deploy adds the tool while another call waits."""
+    """A call of an unknown tool does not run, even if a deploy adds the tool while another call waits for approval."""
 
     @tool(effect="pure")
     def nobody() -> str:
@@ -155,7 +155,7 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
 
 
 def test_an_approved_call_runs_with_the_edited_arguments(harness: Harness) -> None:
-    """Edited arguments are validated, stored in the effect's row and shown to the model."""
+    """Arguments that an approver edits are validated, stored in the call's row and shown to the model."""
     turn = _waiting(harness)
     with pytest.raises(InvalidRequest, match="amount"):
         _decide(harness, turn, "call_0", "approve", arguments={"amount": "much"})
@@ -171,7 +171,7 @@ def test_an_approved_call_runs_with_the_edited_arguments(harness: Harness) -> No
 
 
 def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
-    """A model may reuse a call id within a turn. A late decision on the first call must not decide the second."""
+    """If the model reuses a call id in a turn, a second decision on the first call does not decide the later call."""
     harness.script(calls(("pay", {"amount": 1})), calls(("pay", {"amount": 2})), says("done"))
     turn = harness.ask()
     with pytest.raises(NotFound, match="call"):
@@ -192,7 +192,7 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
 
 
 def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> None:
-    """Each call accepts one decision. Only the decision on the turn's last open call publishes a wake-up."""
+    """Each call accepts one decision. Only the decision on the turn's last undecided call publishes a wake-up."""
     turn = _waiting(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))
     harness.waker.sessions.clear()
     found = side_by_side(
@@ -226,7 +226,7 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
                                                 ("after", "turns.wait_approval")])  # fmt: skip
 def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, commit: str) -> None:
-    """The next worker neither calls the model again nor runs the tool. The turn continues after the approval."""
+    """If a worker crashes before the wait, the next worker waits for approval without calling the model again."""
     harness.script(calls(("pay", {"amount": 5}), ("look", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, commit):
@@ -241,12 +241,12 @@ def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, 
     harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
     harness.run(sent.session_id, alone=True)
     assert harness.turn(sent.turn_id)["status"] == "done"
-    assert _ran == [("look", None)]  # `pay` is unsafe: it is not repeated once it may have begun
+    assert _ran == [("look", None)]  # `pay` is unsafe and may have begun before the second crash: it is not run
     assert len(harness.model.requests) == 2
 
 
 def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
-    """If a worker drains after committing the call, the second run waits for approval, and the third runs the call."""
+    """If a worker drains after it commits a call, the turn waits for approval. The approved call then runs."""
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")
@@ -261,7 +261,7 @@ def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
 
 
 def test_cancelling_a_waiting_turn(harness: Harness) -> None:
-    """Cancelling needs no worker. One commit denies the call and settles the turn. Then the next turn runs."""
+    """Cancelling needs no worker. One commit denies the waiting call and settles the turn. Then the next turn runs."""
     turn = _waiting(harness, ("pay", {"amount": 5}), ("look", {}), reply_to={"url": "https://a.example"})
     behind = harness.send("next")
     assert isinstance(harness.run(behind.session_id), NotNeeded)
@@ -287,7 +287,7 @@ def test_interrupting_a_waiting_turn(harness: Harness) -> None:
 
 
 def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
-    """A requested end denies the waiting call. The turn continues with the denial, then the session may end."""
+    """If the session's end is requested, the waiting call is denied. The turn finishes before the session ends."""
     turn = _waiting(harness)
     session_id = UUID(turn["session_id"])
     assert not request_end(harness.database, session_id, "enough").may_end
@@ -304,7 +304,7 @@ def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
 
 
 def test_an_end_or_a_cancellation_requested_first_prevents_the_wait(harness: Harness) -> None:
-    """A request between the commit of the calls and the start of the wait prevents the wait."""
+    """If the session's end or the turn's cancellation is requested before the wait starts, the turn does not wait."""
     for interfere in ("end", "cancel"):
         harness.script(calls(("pay", {"amount": 5})), says("done"))
         sent = harness.send(user_id=interfere)
@@ -325,7 +325,7 @@ def test_an_end_or_a_cancellation_requested_first_prevents_the_wait(harness: Har
 
 
 def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness) -> None:
-    """If an expiry was computed while the clock was ahead, it is computed again."""
+    """After the clock is set back by a day, the turn still waits and can be approved."""
     harness.move(86_400)
     turn = _waiting(harness)
     harness.move(-86_400)

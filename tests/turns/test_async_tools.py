@@ -75,7 +75,7 @@ def test_the_calls_of_one_reply_run_concurrently(harness: Harness) -> None:
 
     @tool(effect="idempotent")
     async def meet(own: str, other: str) -> str:
-        """Meet the other call."""
+        """Wait until the other call has begun."""
         met.setdefault(own, asyncio.Event()).set()
         await met.setdefault(other, asyncio.Event()).wait()
         return f"{own} met {other}"
@@ -89,7 +89,7 @@ def test_the_calls_of_one_reply_run_concurrently(harness: Harness) -> None:
 
 
 def test_a_coroutine_is_cancelled_at_its_time_limit(harness: Harness) -> None:
-    """The coroutine's `finally` runs, no thread is left over, and an unsafe call is not repeated."""
+    """At the time limit, the coroutine's `finally` runs, no thread leaks, and the outcome is recorded as unknown."""
     ended = threading.Event()
 
     @tool(timeout_s=0.2)
@@ -112,7 +112,7 @@ def test_a_coroutine_is_cancelled_at_its_time_limit(harness: Harness) -> None:
 
 
 def test_an_async_probe_decides(harness: Harness) -> None:
-    """A call in doubt is settled by the outcome that its async probe returns."""
+    """If a call exceeds its time limit, the outcome from its async probe becomes the call's result."""
 
     async def probe(of: ToolContext) -> ProbeOutcome:
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
 
 
 def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
-    """A call whose turn is already cancelled must not start its tool."""
+    """A call whose turn is already cancelled does not start its tool."""
     began: list[int] = []
 
     @tool
@@ -186,7 +186,7 @@ def test_a_call_of_a_cancelled_turn_is_not_begun() -> None:
     ],
 )
 def test_an_async_tools_exception_becomes_the_calls_error(error: BaseException, message: str) -> None:
-    """The model also reads a `TimeoutError` or a cancellation as the call's error."""
+    """Any exception of an async tool, including `TimeoutError` and `CancelledError`, becomes a `ToolError`."""
 
     @tool(effect="pure")
     async def fail() -> str:
@@ -222,7 +222,7 @@ def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
 
 
 def test_a_tools_task_that_exits_does_not_end_the_loop() -> None:
-    """Asyncio re-raises a task's `SystemExit` from `run_forever`. Uncaught, it would end the loop's thread."""
+    """A task's `SystemExit` does not end the loop, although asyncio re-raises it from `run_forever`."""
 
     async def child() -> None:
         raise SystemExit(3)
@@ -254,7 +254,7 @@ def test_a_tool_that_exits_does_not_end_the_loop() -> None:
 
 
 def test_a_callable_that_returns_a_coroutine_is_awaited() -> None:
-    """A guard may have an async `__call__`. If it were not awaited, the guard would pass without having run."""
+    """The coroutine of a guard with an async `__call__` is awaited. Otherwise the guard would never run."""
 
     class Guard:
         async def __call__(self) -> str:
@@ -265,7 +265,7 @@ def test_a_callable_that_returns_a_coroutine_is_awaited() -> None:
 
 
 def test_context_variables_reach_the_coroutine() -> None:
-    """Context variables, in which logging and tracing keep a call's data, are visible in the loop's thread."""
+    """An async tool sees the caller's context variables, on which logging and tracing rely."""
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
 
     @tool(effect="pure")
@@ -294,7 +294,7 @@ def test_a_loop_that_a_tool_blocks_is_logged_and_replaced(
 
     @tool(effect="pure")
     async def quick() -> str:
-        """Answer at once."""
+        """Return at once."""
         return "quick"
 
     with caplog.at_level(logging.WARNING):
@@ -313,13 +313,13 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
 
     @tool(effect="pure")
     async def quick() -> str:
-        """Answer at once."""
+        """Return at once."""
         await asyncio.sleep(0)
         return "quick"
 
     quick.call({}, context())
     pid = os.fork()
-    if pid == 0:  # the child of a process with threads may do little; it ends without Python's clean-up
+    if pid == 0:  # a child forked from a process with threads must exit without Python's clean-up
         os._exit(0 if quick.call({}, context()) == "quick" else 1)
     began = time.monotonic()
     while (done := os.waitpid(pid, os.WNOHANG)) == (0, 0):
@@ -362,7 +362,7 @@ def test_async_hooks(harness: Harness) -> None:
 
 
 def test_async_tools_run_in_a_unit_test_without_servers() -> None:
-    """`perdure.testing.ask` runs async tools, too."""
+    """`perdure.testing.ask` runs async tools."""
 
     @tool(effect="pure")
     async def double(number: int) -> int:

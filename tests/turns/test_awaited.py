@@ -1,4 +1,4 @@
-"""While a call waits for a Celery task or a time, its turn is parked without a lease. Each outcome is one commit."""
+"""While a call waits for a Celery task or a point in time, its turn is parked and its session has no lease."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 
 
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
-    """The wait costs no lease, strike or attempt.
+    """The waiting turn holds no lease, and the wait does not count as an attempt.
 
-    The task has the effect's id, and the task's result becomes the call's result.
+    The task's id is the effect's id. The task's result becomes the call's result.
     """
     turn = ask_and_wait(harness)
     [sent] = broker.sent
@@ -75,7 +75,7 @@ def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harn
 
 
 def test_a_tasks_failure_becomes_the_calls_error(harness: Harness, broker: Broker) -> None:
-    """The error is one bounded line without NUL or traceback."""
+    """The model reads the first line of the task's error, without NUL."""
     turn = ask_and_wait(harness)
     end_task(harness, broker.sent[0], "Boom: no\x00 paper\nTraceback " + "x" * 10_000, failed=True)
     assert resume(harness, turn)["status"] == "done"
@@ -92,7 +92,7 @@ def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
 
 
 def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness: Harness, broker: Broker) -> None:
-    """After the approval, ordinary calls run and tasks are sent. The last result wakes the turn."""
+    """After one call's approval, ordinary calls run and tasks are sent. The last task's result wakes the turn."""
     wanted = [("charge", {}), ("look", {}), ("refund", {"order": 7}), ("nobody", {}), ("reports_export", {})]
     harness.script(calls(*wanted), says("done"))
     turn = harness.ask()
@@ -120,7 +120,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
 
 
 def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker) -> None:
-    """Two concurrent results publish one wake-up. If neither transaction saw the other's result, none would be sent."""
+    """If the turn's two tasks end concurrently, exactly one wake-up is published."""
     for _ in range(5):
         turn = ask_and_wait(harness, ("reports_export", {"n": 1}), ("reports_export", {"n": 2}))
         harness.waker.sessions.clear()
@@ -143,7 +143,10 @@ def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: B
 
 
 def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Broker) -> None:
-    """The model reads that the outcome is unknown. The task is revoked. Only the effect's row stores a late result."""
+    """At the time limit, the model reads that the outcome is unknown, and the task is revoked.
+
+    A late result is stored in the effect's row, but not in the transcript.
+    """
     turn = ask_and_wait(harness)
     harness.move(TIMEOUT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
@@ -160,7 +163,7 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
 
 
 def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """If a task's callback was lost, its result may still be in the result backend."""
+    """If a task's callback was lost, the task's result is read from the result backend at the time limit."""
     turn = ask_and_wait(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
@@ -216,7 +219,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
 
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
 def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
-    """Cancelling needs no worker. A later result is stored in the effect's row, never in the transcript."""
+    """Cancelling needs no worker and revokes the task. A late result is stored only in the effect's row."""
     turn = ask_and_wait(harness, (name, {"moment": moment_after(harness, 60)} if name == "sleep_until" else {}))
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
@@ -232,7 +235,7 @@ def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker
 
 
 def test_a_requested_end_of_the_session_ends_the_wait(harness: Harness, broker: Broker) -> None:
-    """The turn continues at once without the results. Its tasks are revoked. Then the session ends."""
+    """The turn continues at once without the results. The turn's tasks are revoked. Then the session ends."""
     moment = moment_after(harness, 3_000)
     turn = ask_and_wait(harness, ("reports_export", {}), ("sleep_until", {"moment": moment}), ("look", {}))
     session_id = UUID(turn["session_id"])
@@ -262,7 +265,7 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
 
 
 def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, broker: Broker) -> None:
-    """A fast task, or a task in Celery's eager mode, may end before the session is released. Its turn does not wait."""
+    """If a task ends before the session is released, as in Celery's eager mode, the turn does not wait."""
     harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
     accepted = harness.send()
 
@@ -279,7 +282,7 @@ def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, bro
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """The idempotent task is sent later. The model reads that the unsafe task failed."""
+    """The idempotent task is sent when the broker is available. The model reads that the unsafe task was not sent."""
     broker.outcome = Sent.NO
     turn = ask_and_wait(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
@@ -302,7 +305,7 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
 def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
     harness: Harness, broker: Broker, name: str, *, sent_again: bool
 ) -> None:
-    """The crash leaves open whether the task was sent. Only an idempotent task is sent again, under the same id."""
+    """If it is unknown whether the task was sent, only an idempotent task is sent again, under the same id."""
     harness.script(calls((name, {})), says("done"))
     accepted = harness.send()
     with harness.crashing("before", "turns.note_sent"):
@@ -328,7 +331,7 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 
 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
-    """If the worker dies in an approved unsafe call, refusing the other call must not start the unsafe one again."""
+    """If a worker dies in an unsafe call, the next worker refuses the removed tool's call and repeats no call."""
     ran: list[int] = []
 
     @tool(requires_approval=True)
@@ -378,7 +381,7 @@ def _sessions_swept(harness: Harness) -> list[UUID]:
 
 
 def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broker) -> None:
-    """A hook that rejects the call prevents the task. A hook that rejects the result hides it from the model."""
+    """If a hook rejects the call, no task is sent. If a hook rejects the result, the model does not read the result."""
 
     def no_charges(call: ToolCalling) -> None:
         if call.tool == "charge":
@@ -398,7 +401,7 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
 
 
 def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
-    """If the worker dies before the hook, the next worker runs the hook once, then sends the task."""
+    """If a worker dies before it runs the hook, the next worker runs the hook once, then sends the task."""
     seen: list[UUID] = []
     harness.equip(export, before_tool=[required(lambda call: seen.append(call.effect_id))])
     harness.script(calls(("reports_export", {})), says("done"))
@@ -413,7 +416,7 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
 
 
 def test_a_result_found_at_the_time_limit_is_cut_to_the_tools_limit(harness: Harness, broker: Broker) -> None:
-    """A result found at the time limit obeys `max_result_chars` like one that arrives in time."""
+    """A result read from the result backend at the time limit is cut to the tool's `max_result_chars`."""
     harness.equip(celery_tool("reports.export", timeout_s=TIMEOUT_S, name="short", max_result_chars=40))
     turn = ask_and_wait(harness, ("short", {}))
     harness.move(TIMEOUT_S + 1)
@@ -436,7 +439,7 @@ def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> 
 
 
 def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> None:
-    """If the broker is unavailable when the result arrives, the sweeper wakes the turn in its next round."""
+    """If the broker is unavailable when the result arrives, the sweeper's next round wakes the turn."""
     turn = ask_and_wait(harness)
     harness.waker.away = True
     end_task(harness, broker.sent[0])
@@ -446,7 +449,7 @@ def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> 
 
 
 def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
-    """The accepting transaction cancels the turn. Its task is revoked. Then the message's own turn runs."""
+    """An interrupting message cancels the waiting turn and revokes its task. Then the message's own turn runs."""
     turn = ask_and_wait(harness)
     harness.script(says("at your service"))
     sent = harness.send("never mind", on_busy="interrupt")
@@ -458,7 +461,7 @@ def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broke
 
 
 def test_later_messages_of_the_session_wait_for_the_turn(harness: Harness, broker: Broker) -> None:
-    """A wake-up for a later message starts no turn. The messages are run in the order accepted."""
+    """While a turn waits, a later message's turn does not start. It runs after the waiting turn is settled."""
     turn = ask_and_wait(harness)
     second = harness.send("and another")
     assert isinstance(harness.run(second.session_id), NotNeeded)
@@ -468,13 +471,13 @@ def test_later_messages_of_the_session_wait_for_the_turn(harness: Harness, broke
 
 
 def test_a_breaker_that_closes_does_not_wake_a_turn_that_waits_for_a_task(harness: Harness, broker: Broker) -> None:
-    """A closing breaker wakes only turns that wait for a model."""
+    """When a circuit breaker closes, only turns that wait for a model are woken."""
     ask_and_wait(harness)
     assert harness.database.run(RECALL, {}) == []
 
 
 def test_the_user_is_shown_what_the_turn_waits_for(harness: Harness, broker: Broker) -> None:
-    """The message to the user names the tool. It is sent once per wait."""
+    """`Delays` returns a message that names the awaited tool, once per wait."""
     turn = ask_and_wait(harness)
     delays = Delays(harness.database, UUID(turn["turn_id"]))
     message = delays.look()

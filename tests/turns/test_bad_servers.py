@@ -1,7 +1,7 @@
 """Whole turns against misbehaving providers: each ends in time, with the expected reply or error code.
 
-The real SDKs run in this process against the tests' own servers, with the breaker, the retries and
-the engine of production. `tests/models/provider_suite.py` covers single calls.
+The real SDKs call fake servers in this process. The circuit breaker, the retries and the turn engine are those of
+production. `tests/models/provider_suite.py` covers single model calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.turns.scripted import Scripted
 Make = Callable[[ProviderServer], Step]
 
 DEADLINE_S = 1.0
-"""Time limit, in seconds, of a turn whose server never finishes."""
+"""Time limit, in seconds, for a provider that never finishes its response."""
 
 TRIES = 2
 HTML = Raw(b"<html><body>It works!</body></html>", "text/html")
@@ -82,13 +82,13 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 @pytest.fixture
 def runtime(harness: Harness, provider: Provider) -> Runtime:
-    """A process whose agent has a tool, and whose model is the provider's."""
+    """A runtime whose agent has the tool `echo` and calls the provider's model."""
     agents = Agents([Agent("assistant", "You help.", [echo], model=provider.name)])
     return replace(harness.runtime, agents=agents, models=provider.models.get)
 
 
 def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
-    """Send one message and run it; returns the settled turn."""
+    """Send one message and run its turn; returns the settled turn."""
     accepted = accept(runtime, Incoming(user_id="ana", text="Say it again."))
     began = time.monotonic()
     Runner(runtime, "harness").run(accepted.session_id)
@@ -97,7 +97,7 @@ def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
 
 
 def nonsense(payload: bytes) -> Make:
-    """A reply with a valid beginning, then `payload` as an event."""
+    """A streamed reply with a valid beginning, then `payload` as an event."""
     return lambda server: Broken(Answer("a good beginning"), 3, server.frame(payload))
 
 
@@ -107,7 +107,7 @@ def always(step: Step) -> Make:
 
 
 FAILURES = [
-    # what the server always does, the error code, whether the call is retried
+    # columns: the server's response to every call, the turn's error code, whether the call is retried
     pytest.param(always(Broken(Answer("half of it"), 3, "close")), "PROVIDER_ERROR", True, id="closes in mid-stream"),
     pytest.param(always(Broken(Answer("half of it"), 3, b"")), "INVALID_RESPONSE", True, id="ends in mid-stream"),
     pytest.param(always(HTML), "INVALID_RESPONSE", True, id="HTML with status 200"),
@@ -161,7 +161,7 @@ def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provid
 
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
 def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: Step) -> None:
-    """A fallback answers after any failure. The time limit is per model, so a hanging model leaves time for others."""
+    """The fallback model answers after any failure of the first model. Each model has its own time limit."""
     models = Models(
         provider.settings.model_copy(update={"model_timeout_s": DEADLINE_S, "fallback_models": ("offline",)}),
         SystemClock(),
@@ -175,7 +175,7 @@ def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: St
 
 
 def test_a_cancelled_turn_asks_no_fallback_model(harness: Harness, provider: Provider) -> None:
-    """A cancellation while the server does not respond causes no retry, no fallback and no failure in the breaker."""
+    """Cancelling a turn during a model call causes no retry and no fallback. The circuit breaker counts no failure."""
     other = Scripted()
     model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
     runtime = replace(harness.runtime, models=lambda _: model)
@@ -209,7 +209,7 @@ ODD = [
 def test_a_server_that_is_odd(
     harness: Harness, runtime: Runtime, provider: Provider, step: Step, results: list[str]
 ) -> None:
-    """An odd reply is tolerated. Each of its calls gets a result, and the provider accepts the next prompt."""
+    """An unusual or incomplete reply does not fail the turn. Each tool call in the reply gets one result."""
     provider.server.script(step)
     provider.server.player = lambda _: Answer("here you are")
     turn = ask(harness, runtime)

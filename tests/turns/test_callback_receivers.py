@@ -30,7 +30,7 @@ BODY = b'{"delivery_id": "d", "session_id": "s", "seq": 1, "status": "done"}'
 
 
 def printed(language: str) -> str:
-    """The page's only code block in a language."""
+    """The only code block of docs/callbacks.md in `language`."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```$", read("docs/callbacks.md"), re.MULTILINE | re.DOTALL)
     assert isinstance(block, str)
     return block
@@ -77,14 +77,14 @@ class Printed:
         return lines
 
     def close(self) -> None:
-        """End the receiver, if a test has not."""
+        """End the receiver and close its output."""
         self.stop()
         self._out.close()
 
 
 @pytest.fixture(params=[_python, _javascript], ids=["python", "javascript"])
 def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Printed]:
-    """The receiver of the page, in each language."""
+    """A running receiver from docs/callbacks.md, in each language."""
     start: Callable[[Path], list[str]] = request.param
     made = Printed(start(tmp_path))
     yield made
@@ -92,7 +92,7 @@ def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Printed
 
 
 def carrier(*secrets: str, **given: Any) -> UrlCarrier:
-    """A carrier that signs with `secrets`, allowed to reach loopback."""
+    """A carrier that signs with `secrets` and may send to loopback addresses."""
     return UrlCarrier(parse_secrets(" ".join(secrets or [SECRET])), b"former", LOOPBACK, **given)
 
 

@@ -1,4 +1,4 @@
-"""A turn can be cancelled in each of its states. It ends with a reply or a cancellation, never both."""
+"""A turn can be cancelled at any time before it is settled. It then ends either with its reply or as cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.turns.scripted import calls, says
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
@@ -65,7 +65,7 @@ def test_cancelled_between_steps(harness: Harness) -> None:
 
 
 def test_cancelled_before_its_tools_begin(harness: Harness) -> None:
-    """If a turn is cancelled between the intents' commit and the calls, no call begins and all calls are closed."""
+    """If a turn is cancelled before its tool calls begin, no call begins, and all outcomes are recorded as unknown."""
     ran: list[int] = []
 
     @tool
@@ -104,7 +104,7 @@ def test_cancelling_a_parked_turn(harness: Harness) -> None:
 
 
 def test_a_turn_whose_runner_died_in_its_tool_calls(harness: Harness) -> None:
-    """The next runner repeats no call and closes the open ones."""
+    """The next runner does not repeat the dead runner's call. It closes the call and settles the cancelled turn."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 1})))
     sent = harness.send()

@@ -1,4 +1,4 @@
-"""Cases are shown in the prompt, counted when a turn settles, learnt from praise and archived when they fail."""
+"""Cases are answered questions. Prompts quote them, their uses are counted, and failing cases are archived."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _score(harness: Harness, turn: dict[str, Any], score: int) -> None:
 
 
 def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness: Harness) -> None:
-    """The four nearest cases are quoted as data. A failed turn is recorded as a failed use of its cases."""
+    """The prompt quotes the four nearest cases. A failed turn counts as a failed use of the cases in its prompt."""
     for word in ("now", "today", "again", "here", "first"):
         _put(harness, f"other {word}", f"how do I reset the router {word}", "red")
     _put(harness)
@@ -74,7 +74,7 @@ def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness:
 
 @pytest.mark.usefixtures("prepared")
 def test_cases_cost_a_turn_one_statement(harness: Harness) -> None:
-    """The search for cases is one more statement. The statement that settles the turn also records their use."""
+    """Cases add one statement to a turn, the search. The settling statement records the use of the cases."""
     for _ in range(2):
         harness.ask()
     with counted(harness.database) as (before, commits):
@@ -90,7 +90,7 @@ def test_cases_cost_a_turn_one_statement(harness: Harness) -> None:
 
 
 def test_a_cancelled_turn_records_no_use_of_its_cases(harness: Harness) -> None:
-    """A cancelled turn does not show whether the case would have helped."""
+    """A cancelled turn does not show whether the case in its prompt would have helped."""
     _put(harness)
 
     def cancelled(*_given: Any) -> Any:
@@ -123,7 +123,7 @@ def test_a_use_is_counted_once_wherever_the_process_dies(harness: Harness, momen
 
 @pytest.mark.parametrize("statement", ["SELECT FROM cases FOR UPDATE", "DELETE FROM cases"])
 def test_another_users_open_transaction_delays_no_settlement(harness: Harness, statement: str) -> None:
-    """Settling waits for no lock on `cases`, and the model is called once."""
+    """A turn settles while another transaction holds locks on `cases`. The model is called once."""
     _put(harness)
     harness.ask()
     requests_before = len(harness.model.requests)
@@ -157,7 +157,7 @@ def test_unrelated_cases_reach_no_prompt_and_are_not_used(harness: Harness) -> N
 
 
 def test_a_learnt_case_is_shown_to_no_other_user(harness: Harness) -> None:
-    """Every user sees imported cases. With the default scope, an unshared learnt case is shown only to its own user."""
+    """Every user sees imported cases. By default, only the user whose praise created a case sees that case."""
     harness.script(says(ANSWER))
     _score(harness, harness.ask(QUESTION), 1)
     _put(harness, "imported", "what do I do if the router does not reset", "Unplug it.")
@@ -187,7 +187,7 @@ def test_a_shared_case_is_shown_to_all_users_until_it_is_unshared(harness: Harne
 
 
 def test_an_agent_uses_only_cases_of_its_own_bank(harness: Harness) -> None:
-    """A case learnt from praise is shown only to agents with the same bank. `None` and `False` mean no bank."""
+    """An agent's prompts contain only cases of the agent's bank. `casebank=None` or `False` turns cases off."""
     harness.agents = Agents(
         [
             Agent("assistant", "You help."),
@@ -229,7 +229,7 @@ def test_an_invalid_casebank_is_a_settings_error(casebank: Any) -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_cases_of_other_users_cause_no_search(harness: Harness) -> None:
-    """If a user may see none of the bank's cases, no search runs. With the scope `all` the search runs."""
+    """If no case of the bank is visible to the user, no search runs. With the scope `all`, the search runs."""
     harness.script(says(ANSWER))
     _score(harness, harness.ask(QUESTION), 1)
 
@@ -263,7 +263,7 @@ def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harn
 
 
 def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -> None:
-    """Repeated praise stores one case. A negative score for an answer that was never praised stores none."""
+    """Repeated praise of a reply stores one case, which a later prompt contains. A negative score stores no case."""
     harness.script(says(ANSWER), says("no idea"))
     praised, blamed = harness.ask(QUESTION), harness.ask("what is the weather like")
     for _ in range(2):
@@ -278,7 +278,7 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
 
 
 def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
-    """The erasure waits for feedback in progress. Later feedback finds no turn."""
+    """The erasure waits for feedback in progress, and erases the new case. Later feedback raises `NotFound`."""
     turn = harness.ask(QUESTION, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:
@@ -299,7 +299,7 @@ def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None
 
 
 def test_only_a_reply_can_be_praised(harness: Harness) -> None:
-    """Feedback on an unsettled turn is a conflict that names its status. Praise of a failed turn stores no case."""
+    """Feedback on an unsettled turn raises `Conflict`. Praise of a failed turn stores no case."""
     sent = harness.send()
     good = Feedback(score=1, comment="thanks")
     with pytest.raises(Conflict, match="accepted"):
@@ -329,7 +329,7 @@ def test_the_life_cycle_of_a_case(harness: Harness) -> None:
     for number in range(11):
         turn = harness.ask(QUESTION)
         assert ANSWER in _system(harness)
-        if number > 1:  # the first two get no feedback and count as successes
+        if number > 1:  # the first two turns get no feedback and count as successes
             _score(harness, turn, -1)
     assert cases.read(harness.database, case_id)["success_rate"] is None
     assert reflection.reflect(harness.database).flagged == [case_id]

@@ -1,4 +1,4 @@
-"""The statements and commits of a turn are counted, so that an additional one fails a test."""
+"""The tests count the statements and commits of a turn, and fail if a turn takes more of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.turns.scripted import calls, says
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
@@ -47,7 +47,7 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
     """The turn takes five commits and seven statements: accept, claim, history, memory context, two steps, settle."""
     harness.equip(double)
     for _ in range(3):
-        _talk(harness)  # opens the session, and prepares each statement on its connection
+        _talk(harness)  # opens the session and prepares all statements
     harness.script(calls(("double", {"number": 4})), says("8"))
     with counted(harness.database) as (statements, commits):
         sent = harness.send()
@@ -58,7 +58,7 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
 
 
 def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness) -> None:
-    """Working variables are read by the claim's statement and written by the step's statement."""
+    """The claim statement reads the working variables, and the step statement writes them as a row in `snapshots`."""
 
     @tool(effect="pure")
     def count(context: ToolContext, *, further: bool) -> int:
@@ -80,7 +80,7 @@ def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness)
 
 
 def test_concurrent_tools_cost_a_commit_each(harness: Harness) -> None:
-    """Each result of concurrent calls is committed as it arrives, so that a crash loses none."""
+    """Each result of concurrent calls is committed as it arrives, so that a crash loses no result."""
     harness.equip(double)
     _talk(harness)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})), says("8, 10"))
@@ -91,7 +91,7 @@ def test_concurrent_tools_cost_a_commit_each(harness: Harness) -> None:
 
 
 def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: Harness) -> None:
-    """Each further turn under the lease begins with one commit."""
+    """The second turn begins with one commit, `turns.begin_next`, and no claim."""
     sent = [harness.send(), harness.send()]
     with counted(harness.database) as (_, commits):
         harness.run(sent[0].session_id)
@@ -99,7 +99,7 @@ def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: 
 
 
 def test_the_cost_does_not_grow_with_the_conversation(harness: Harness) -> None:
-    """The window bounds the messages of a prompt. Turn 60 sends as many messages as turn 25."""
+    """A prompt contains a limited number of turns, so turn 60 sends as many messages as turn 25."""
     harness.equip(double)
     for _ in range(25):
         _talk(harness)

@@ -1,4 +1,4 @@
-"""While the fleet's intake is closed, no turn begins. Once it is open, every waiting turn is due."""
+"""While the intake is closed (`perdure drain`), no worker begins a turn. When it opens, all waiting turns are due."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.turns.scripted import says
 
 
 def test_no_turn_begins_while_the_intake_is_closed(harness: Harness) -> None:
-    """The claiming statement reads the intake, so a worker that is unaware of the drain begins no turn either."""
+    """The claim statement checks the intake, so even a worker that is unaware of the drain begins no turn."""
     drain.begin(harness.database)
     accepted = harness.send()
 
@@ -38,7 +38,7 @@ def test_running_turns_may_finish(harness: Harness) -> None:
 
 
 def test_sweepers_wake_no_session_while_the_intake_is_closed(harness: Harness) -> None:
-    """Opening the intake resets the back-off of wake-ups, so that no session waits longer because of a drain."""
+    """A drain stops wake-ups. Its end resets the back-off of wake-ups, so the next sweep wakes the session."""
     accepted = harness.send()
     for _ in range(8):  # each unclaimed wake-up lengthens the back-off
         harness.move(400)
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_running_session_does_not_begin_either(harness: Harne
 
 
 def test_a_running_turn_ends_despite_a_lost_connection(harness: Harness) -> None:
-    """After a lost connection the runner looks up its turn and finishes it, although the intake is closed."""
+    """After a lost connection, a runner finishes its current turn although the intake is closed."""
     first, second = harness.send("1"), harness.send("2")
     broken: list[str] = []
 

@@ -1,4 +1,8 @@
-"""An effect in doubt is decided once, after the tool's time limit, according to the tool's declared class."""
+"""After a crash, a call in doubt is repeated, probed or closed, depending on its tool's effect class.
+
+A call is in doubt if it may have begun and its outcome is not recorded. No worker decides such a call before the
+tool's time limit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """A bench without runs."""
+    """A bench that has recorded no run."""
     return Bench()
 
 
@@ -50,7 +54,10 @@ def _results(harness: Harness) -> list[str]:
 
 
 def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
-    """Crash a turn around its `nth` step (1 commits the intents, 2 the results); returns the session's id."""
+    """Crash a turn before or after its first or second step commit; returns the session's id.
+
+    The first step commits the reply with its call, the second one commits the call's result.
+    """
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()
     with harness.crashing(moment, "turns.step", nth):
@@ -59,20 +66,20 @@ def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
 
 
 POINTS = [("before", 1), ("after", 1), ("before", 2), ("after", 2)]
-# How often the tool has run when the turn is settled, by class, for each point of POINTS.
+# For each effect class: how often the tool has run when the turn is settled, for each of POINTS.
 RUNS = {"pure": [1, 1, 2, 1], "idempotent": [1, 1, 2, 1], "unsafe": [1, 0, 1, 1]}
 
 
 @pytest.mark.parametrize("effect", RUNS)
 @pytest.mark.parametrize("point", range(4))
 def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str, point: int) -> None:
-    """Wherever the process dies, a tool behaves as its effect class says, and the turn is answered once."""
+    """Wherever the process dies, the effect class decides whether the tool runs again. The turn is answered once."""
     harness.equip(bench.tool(effect))
     session_id = _crash(harness, *POINTS[point])
     harness.move(DECIDED_S)
-    if not harness.model.lines:  # the first step was not committed: the model is called again
+    if not harness.model.lines:
         harness.script(says("done"))
-    if point == 0:
+    if point == 0:  # the first step was not committed: the model is called again
         harness.script(calls(("act", {})), says("done"))
     assert harness.run(session_id) == Ran(1)
     assert len(bench.ran) == RUNS[effect][point]
@@ -103,7 +110,7 @@ def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Ha
 
 
 def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench: Bench) -> None:
-    """Even if `decide_at` is a day ahead, a call in doubt waits no longer than the tool's time limit."""
+    """If the clock is set back by a day, a call in doubt is still decided within the tool's time limit."""
     harness.set(tool_timeout_s=0.1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -113,7 +120,7 @@ def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench
 
 
 def test_a_runner_that_waits_for_a_decision_can_be_drained(harness: Harness, bench: Bench) -> None:
-    """Waiting for a call in doubt must not delay a shutdown."""
+    """A runner that waits to decide a call parks the turn at once when its worker shuts down."""
     harness.set(lease_s=5, heartbeat_s=1)
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "after", 1)
@@ -147,7 +154,7 @@ PROBES: dict[str, tuple[Callable[[ToolContext], Any], str, int]] = {
 
 @pytest.mark.parametrize("answer", PROBES)
 def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: Bench, answer: str) -> None:
-    """The probe decides. Only `DidNotHappen` repeats the call. After any unclear answer the outcome is unknown."""
+    """`Happened` becomes the result, and `DidNotHappen` repeats the call. Otherwise the outcome stays unknown."""
     probe, expected, runs = PROBES[answer]
     harness.equip(bench.tool("unsafe", probe))
     session_id = _crash(harness, "before", 2)
@@ -161,7 +168,7 @@ def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: B
 
 
 def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None:
-    """A probe has the tool's time limit. If it takes longer, the outcome is unknown."""
+    """If a probe exceeds the tool's time limit, the outcome of the call stays unknown."""
     release = threading.Event()
 
     def hang(context: ToolContext) -> Unknown:
@@ -207,7 +214,7 @@ def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> No
 
 @pytest.mark.parametrize("given", ["first", ""])
 def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str) -> None:
-    """Results of concurrent calls are committed as they arrive, so a crash loses none of them."""
+    """The next runner keeps the recorded result of a concurrent call, even an empty one, and repeats no unsafe call."""
     ran: list[str] = []
     blocked, release = threading.Event(), threading.Event()
 
@@ -238,7 +245,7 @@ def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str
 
 
 def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench: Bench) -> None:
-    """After a deploy removed the tool, recovery can neither repeat nor probe its call."""
+    """If a deploy removes a tool, the next runner can neither repeat nor probe the tool's call."""
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "before", 2)
     harness.equip()
@@ -249,7 +256,7 @@ def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench
 
 
 def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Bench) -> None:
-    """A refused call has no effect row. Recovery refuses it again and keeps the other calls' results."""
+    """After a crash, the next runner refuses the invalid calls again and repeats only the pure call."""
     harness.equip(bench.tool("pure"))
     harness.script(calls(("fly", {}), ("act", {}), ("act", "{broken")), says("done"))
     sent = harness.send()
@@ -264,7 +271,7 @@ def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Ben
 
 
 def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harness, bench: Bench) -> None:
-    """The commit that fails a turn also closes its open calls, as unknown."""
+    """The commit that settles the turn as failed also closes the turn's open call, with an unknown outcome."""
     harness.equip(bench.tool("unsafe"))
     session_id = _crash(harness, "after", 1)
     harness.sql("UPDATE sessions SET strikes = 5")
@@ -277,7 +284,7 @@ def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harnes
 
 
 def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) -> None:
-    """If a process is paused between intent and start and loses its session, it must not start the tool."""
+    """If another runner claims the session before a committed call starts, the first runner does not start the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"), says("of the second runner"))
     sent = harness.send()
@@ -296,7 +303,7 @@ def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) 
 
 
 def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
-    """If no other runner has claimed the session, an expired lease is renewed and the tool starts."""
+    """If no other runner has claimed the session, the runner renews its expired lease and starts the tool."""
     harness.equip(bench.tool("unsafe"))
     harness.script(calls(("act", {})), says("done"))
     sent = harness.send()
@@ -314,7 +321,7 @@ def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, ben
 def test_a_pause_after_the_start_of_a_call_is_noticed_before_its_function_is_called(
     harness: Harness, bench: Bench, lost: bool
 ) -> None:
-    """The tool's thread checks the lease again. It renews an expired lease. If the lease is lost, it stops the call."""
+    """Before it calls the tool's function, the call's thread renews an expired lease. It stops if the lease is lost."""
     paused: list[str] = []
 
     def pause(seen: ToolCalling) -> None:

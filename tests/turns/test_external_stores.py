@@ -36,7 +36,7 @@ __all__ = ["small_disk"]
 
 @pytest.fixture(params=["file", "sqlite", "redis"])
 def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> Iterator[SnapshotStore]:
-    """Each of perdure's external stores, set in the harness."""
+    """Each external snapshot store, installed in the harness."""
     if request.param == "redis":
         harness.snapshots = RedisSnapshots(request.getfixturevalue("redis_url"))
     else:
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, harness: Harness, tmp_path: Path) -> I
 
 
 def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotStore) -> None:
-    """Each store's snapshot is that of the last commit, with and without a crash, and can be deleted."""
+    """After turns with and without a crash, the store has the last commit's snapshot. The snapshot can be deleted."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("counted"))
     harness.send()
@@ -65,7 +65,7 @@ def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotSt
 
 
 def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """The error of the real store names the missing directory and what to do."""
+    """While the store's directory is missing, the turn is not settled, and an error names the remedy."""
     harness.snapshots = FileSnapshots(tmp_path / "disk")
     harness.equip(add)
     sent = harness.send()
@@ -84,7 +84,7 @@ def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness,
 def test_a_full_or_read_only_disk_holds_the_turn(
     harness: Harness, small_disk: Path, kind: type[FileSnapshots | SqliteSnapshots], trouble: str
 ) -> None:
-    """With the real stores, the reply is visible only after a save. Retries of the save do not call the model."""
+    """The reply is visible only after the store has saved the snapshot. Repeating the save does not call the model."""
     store = harness.snapshots = kind(small_disk if kind is FileSnapshots else small_disk / "s.db")
     harness.equip(keep)
     assert _kept(harness, "little")["status"] == "done"

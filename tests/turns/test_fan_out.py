@@ -1,4 +1,7 @@
-"""A call with a list of arguments: its tasks, their results in order, crashes, time limits and revocations."""
+"""A tool call with a list of arguments sends one task for each item, and collects the tasks' results in order.
+
+Each task is a part of the call.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.turns.scripted import calls, says
 
 
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
-    """A turn that waits for a call with a list of arguments. At most two of its tasks run at a time."""
+    """Run a turn until it waits for a call with `count` items. At most two tasks of the call run at a time."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     return ask_and_wait(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
@@ -60,7 +63,7 @@ def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Ha
 
 
 def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, broker: Broker) -> None:
-    """Recording a result locks the session before it reads the other parts, so that no result is overwritten."""
+    """Two concurrent results are both stored: each transaction locks the session before it reads the other results."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
     resume(harness, turn)
@@ -72,7 +75,7 @@ def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, br
 def test_a_crash_while_a_list_is_sent(
     harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
 ) -> None:
-    """After a crash, a part with the status `taken` is sent again only if the tool is idempotent."""
+    """If it is unknown whether a task was sent, an idempotent task is sent again, and an unsafe task is not."""
     harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
     harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
     accepted = harness.send()
@@ -92,7 +95,7 @@ def test_a_crash_while_a_list_is_sent(
 
 
 def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Harness, broker: Broker) -> None:
-    """At the time limit, finished parts keep their results. The unfinished tasks are revoked."""
+    """At the time limit, the model reads the results of the finished tasks. The unfinished tasks are revoked."""
     turn = _many(harness, 4)
     first, second = broker.sent
     _part_ends(harness, first, "first")
@@ -105,7 +108,7 @@ def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Har
 
 
 def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """If a part's callback was lost, the poll at the time limit still finds its result."""
+    """If a task's callback was lost, the task's result is read from the result backend at the time limit."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
@@ -119,7 +122,7 @@ def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Har
 
 
 def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
-    """If a part's first send is uncertain and its second send fails, the part may run, so its result is polled."""
+    """A task whose first send was uncertain may run. Its result is polled even if the second send fails."""
     harness.equip(celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S, name="many", max_parallel=1))
     broker.outcome = Sent.MAYBE
     harness.script(calls(("many", {"calls": [{"n": n} for n in range(2)]})), says("done"))

@@ -1,4 +1,4 @@
-"""The rate limit on a user's messages is exact under concurrency."""
+"""The limits on the number of a user's messages per minute and per hour are exact under concurrency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.turns.harness import Harness, side_by_side
 
 @pytest.fixture
 def limited(harness: Harness) -> Harness:
-    """A harness that accepts two messages a minute and three an hour of a user."""
+    """A harness that accepts at most two messages a minute and three an hour from each user."""
     return _limited(harness, per_minute=2, per_hour=3)
 
 
@@ -25,7 +25,7 @@ def _limited(harness: Harness, **rates: Any) -> Harness:
 
 
 def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
-    """Limits apply per minute and per hour. A refused message is not counted or stored. Other users are unaffected."""
+    """After `retry_after_s` seconds, a message is accepted again. A refused message is neither counted nor stored."""
     limited.send()
     limited.move(20)
     limited.send()
@@ -47,7 +47,7 @@ def test_a_refusal_says_when_to_retry(limited: Harness) -> None:
 
 
 def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
-    """If a sender repeats a message, it gets the first response again, even if the rate limit is reached."""
+    """A repeated message gets the first response again, even if the rate limit is reached."""
     first = limited.send(message_id="m1")
     limited.send()
     again = limited.send(message_id="m1")
@@ -56,7 +56,7 @@ def test_a_repeated_message_is_not_limited(limited: Harness) -> None:
 
 @pytest.mark.parametrize("on_busy", ["enqueue", "merge", "interrupt"])
 def test_no_on_busy_bypasses_the_limit(limited: Harness, on_busy: str) -> None:
-    """Merged and interrupting messages count as well. A refused message does not interrupt a turn."""
+    """Merged and interrupting messages count towards the limit. A refused message does not interrupt a turn."""
     sent = [limited.send(on_busy=on_busy) for _ in range(2)]
     with pytest.raises(RateLimited):
         limited.send(on_busy=on_busy)
@@ -76,7 +76,7 @@ def test_the_limit_is_exact_under_concurrency(harness: Harness, *, known: bool) 
 
 
 def test_a_clock_set_back_blocks_no_user(limited: Harness) -> None:
-    """Messages with a time in the future are not counted."""
+    """After the clock is set back, messages with a time in the future do not count towards the limit."""
     limited.move(86_400)
     for _ in range(2):
         limited.send()

@@ -1,4 +1,4 @@
-"""Tools that hang or raise `OutcomeUnknown`: leaked threads are counted, and unsafe calls are not repeated."""
+"""Tools that hang or raise `OutcomeUnknown`: perdure counts leaked threads, and repeats a call only if that is safe."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_too_many_leaked_threads_are_reported_once() -> None:
 def test_a_call_whose_outcome_is_unknown(
     harness: Harness, effect: str, answer: ProbeOutcome | None, tries: int, expected: str
 ) -> None:
-    """A pure or idempotent call is repeated once. An unsafe call is settled by its probe, or stays unknown."""
+    """A pure or idempotent call is repeated once, an unsafe call only if its probe returns `DidNotHappen`."""
     ran: list[UUID] = []
 
     @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
@@ -91,7 +91,7 @@ def test_a_call_whose_outcome_is_unknown(
 
 @pytest.mark.parametrize(("effect", "note"), [("pure", ""), ("idempotent", f"\n{TRIED_BEFORE}")])
 def test_a_call_that_fails_after_an_unknown_outcome(harness: Harness, effect: str, note: str) -> None:
-    """The model also reads that the idempotent call's first attempt may have taken effect."""
+    """If the second attempt fails, an idempotent call's error says that the first attempt may have taken effect."""
     outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
 
     @tool(effect=effect)
@@ -107,7 +107,7 @@ def test_a_call_that_fails_after_an_unknown_outcome(harness: Harness, effect: st
 
 
 def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(harness: Harness) -> None:
-    """The probe checked before the effect happened, so its `DidNotHappen` must not cause a repetition."""
+    """If a call ends while its probe runs, the probe's `DidNotHappen` is outdated and does not repeat the call."""
     looked, acted = threading.Event(), threading.Event()
     ran: list[UUID] = []
 

@@ -69,7 +69,7 @@ def test_a_required_hook_keeps_a_turn_from_beginning(harness: Harness) -> None:
 
 
 def test_a_required_hook_rejects_a_reply(harness: Harness) -> None:
-    """A rejected reply enters no transcript. If the turn has already failed, it keeps its own error."""
+    """A rejected reply does not enter the transcript. A turn that has already failed keeps its own error."""
     harness.equip(after_turn=[required(_refuses)])
     harness.script(says("a secret"), GuardRejected("The first refusal."))
     turn = harness.ask()
@@ -91,7 +91,7 @@ def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(
 
 
 def test_an_agents_own_error_messages(harness: Harness) -> None:
-    """Messages are chosen by code and language; the code stays. If the lookup raises, the default message is used."""
+    """The error code and the language select the agent's message. If the lookup raises, the default message is used."""
     texts = ErrorTexts({"GUARD_REJECTED": "No."}, {"de": {"GUARD_REJECTED": "Nein."}})
     harness.equip(before_turn=[required(_refuses)], error_messages=texts)
     assert harness.ask()["error"] == {"code": "GUARD_REJECTED", "message": "No."}
@@ -112,7 +112,7 @@ def test_an_agents_own_error_messages(harness: Harness) -> None:
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])
 def test_a_late_hook_rejects_only_if_it_is_required(harness: Harness, name: str) -> None:
-    """The wait ends at the time limit. The hook's thread cannot be ended, so it counts as leaked while it runs."""
+    """The turn waits for a hook only until the time limit. The hook's thread counts as leaked until the thread ends."""
     release = threading.Event()
 
     def hangs(seen: Any) -> None:
@@ -141,7 +141,7 @@ def test_a_late_hook_rejects_only_if_it_is_required(harness: Harness, name: str)
 
 
 def test_a_hook_that_exits_its_thread_has_failed(harness: Harness) -> None:
-    """`SystemExit` is a failure like any other, and stops no worker."""
+    """A hook's `SystemExit` is treated like any other exception, and does not stop the worker."""
 
     def leaves(seen: Any) -> None:
         sys.exit(3)
@@ -153,7 +153,7 @@ def test_a_hook_that_exits_its_thread_has_failed(harness: Harness) -> None:
 
 
 def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harness: Harness) -> None:
-    """The user's message is committed right after the hooks, so a parked turn does not call them again."""
+    """The user's message is committed right after the hooks, so a resumed turn does not call the hooks again."""
     seen: list[Any] = []
     harness.set(on_unavailable="park")
     harness.equip(before_turn=[required(seen.append)])
@@ -178,7 +178,7 @@ def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harn
 
 
 def test_hooks_may_be_called_again_after_a_crash(harness: Harness) -> None:
-    """After a crash before the commit, the hooks are called again with the same ids. After the commit they are not."""
+    """A crash before the user's message is committed repeats the hooks, with the same ids. A later crash does not."""
     seen: list[Any] = []
     harness.equip(before_turn=[seen.append])
     sent = harness.send()

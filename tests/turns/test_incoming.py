@@ -84,7 +84,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_the_error_names_the_invalid_field(name: str) -> None:
-    """The error is short, valid Unicode, so that any channel can show it."""
+    """The error message is short and valid Unicode, so that any channel can show it."""
     given, where = BAD[name]
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming(given)
@@ -108,7 +108,7 @@ def test_the_error_names_the_invalid_field(name: str) -> None:
     ],
 )
 def test_errors_use_the_terms_of_the_api(changed: dict[str, Any], message: str) -> None:
-    """The sender may know neither Python nor pydantic."""
+    """Error messages contain no terms of Python or pydantic, which a sender may not know."""
     with pytest.raises(InvalidRequest) as refused:
         parse_incoming({**GOOD, **changed})
     assert refused.value.message.startswith(message)

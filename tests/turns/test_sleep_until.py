@@ -1,4 +1,4 @@
-"""`sleep_until`: a turn waits for a moment without a worker."""
+"""The tool `sleep_until` refuses a time that is invalid, past or too far ahead."""
 
 from __future__ import annotations
 
