@@ -358,7 +358,7 @@ def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Har
     assert ran == [1]
 
 
-def test_sleep_until_waits_for_itsmoment_after(harness: Harness, broker: Broker) -> None:
+def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> None:
     """The turn waits without a worker. The sweeper wakes it at the given time."""
     moment = moment_after(harness, 7_200)
     turn = ask_and_wait(harness, ("sleep_until", {"moment": moment}))
