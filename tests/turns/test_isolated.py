@@ -1,4 +1,4 @@
-"""The conditions under which a worker kills a turn's child process, and the turn's outcome."""
+"""When a worker kills a child process that runs a turn, and how the turn then ends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
 HELD = Standing(FENCE, "host:1 alone", TURN, 4, 100.0, 300.0, is_silent=True, cancelled=False)
 UNTIL = 200.0 + GRACE_S
-"""The time at which a process first seen at 0 is killed: the rest of its time limit plus the grace."""
+"""The time at which `HELD`, first seen at time 0, is killed: the turn's remaining 200 s plus the grace period."""
 
 
 def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
-    """The decision after the last of `looks`, which are pairs `(standing, now)`; every earlier one must be `None`."""
+    """Pass each `(standing, now)` to one `Watch`; returns the last decision. All earlier decisions must be `None`."""
     watch = Watch("host:1 alone", 0)
     *before, (standing, now) = looks
     assert [watch.see(*each) for each in before] == [None] * len(before)
@@ -37,14 +37,14 @@ def seen(*looks: tuple[Standing | None, float]) -> Overdue | None:
 
 
 def test_a_silent_process_is_killed_when_its_turn_is_cancelled() -> None:
-    """A responsive process is not killed, because it exits after its current tool call."""
+    """The process of a cancelled turn is killed only if the process does not renew its lease."""
     standing = replace(HELD, cancelled=True)
     assert seen((replace(standing, is_silent=False), 0), (replace(standing, is_silent=False), 10_000)) is None
     assert seen((HELD, 0), (standing, 1)) is not None
 
 
 def test_the_time_limit_counts_from_the_last_commit() -> None:
-    """A turn's elapsed time is the time under lease at its last commit plus the time since that commit."""
+    """A turn's elapsed time is its run time at the last commit plus the time since the watch first saw that commit."""
     assert seen((HELD, 0), (HELD, UNTIL - 1)) is None
     assert seen((HELD, 0), (HELD, UNTIL)) is not None
     later = replace(HELD, tick=5, spent_s=150.0)
@@ -55,7 +55,7 @@ def test_the_time_limit_counts_from_the_last_commit() -> None:
 
 
 def test_a_process_that_lost_its_session_is_killed_soon() -> None:
-    """After an erasure, an interruption or another runner's claim, the process can write nothing any more."""
+    """A process is killed `LOST_S` seconds after its session is erased or claimed by another runner."""
     taken = replace(HELD, fence=Fence(4, uuid4()), owner="host:2 alone")
     for lost in (None, taken):
         assert seen((HELD, 0), (lost, 1), (lost, LOST_S)) is None
@@ -67,7 +67,7 @@ def test_a_process_that_lost_its_session_is_killed_soon() -> None:
 def test_a_process_that_claims_its_session_again_is_not_killed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the broker accepts no wake-up for the session's next turn, the runner claims again under a new fence."""
+    """If the broker is unavailable, the runner itself claims the session for the next turn, under a new fence."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     first, _ = harness.send("first"), harness.send("second")
     harness.waker.away = True
@@ -89,13 +89,13 @@ def test_a_process_that_claims_its_session_again_is_not_killed(
 
 
 def test_a_process_whose_session_was_erased_before_it_was_seen_is_killed_soon() -> None:
-    """Whether or not the process claimed the session before the erasure, it has no turn to run."""
+    """If the session does not exist at the watch's first look, the process is killed after `LOST_S` seconds."""
     assert seen((None, LOST_S - 1)) is None
     assert seen((None, LOST_S)) is not None
 
 
 def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
-    """A process without a session may be importing, connecting or flushing, so it is killed only after a minute."""
+    """A process that holds no lease may be starting or flushing, so it is killed only after a minute."""
     other = replace(HELD, owner=None)
     assert seen((other, 1), (other, IDLE_S - 1)) is None
     assert seen((other, IDLE_S)) is not None
@@ -104,7 +104,7 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
 
 
 def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
-    """The keeper renews the lease each heartbeat. The grace period allows for a locked row that delays the renewal."""
+    """A process is silent if its last renewal is older than a heartbeat plus the grace period."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     turn = harness.settings.turn
@@ -119,7 +119,7 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """Accepted turns run before a requested end, so a silent process is killed only at the turn's time limit."""
+    """If the session's end is requested, a silent process is still killed only at its turn's time limit."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     request_end(harness.database, sent.session_id, "requested")
@@ -135,7 +135,7 @@ def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
 
 
 def test_the_limit_is_the_agents_own(harness: Harness) -> None:
-    """An agent's `timeout_s` may be longer or shorter than the default."""
+    """An agent's `timeout_s` replaces the default time limit of a turn."""
     harness.equip(timeout_s=7)
     sent = harness.send()
     harness.claimed(sent.session_id)
@@ -143,12 +143,12 @@ def test_the_limit_is_the_agents_own(harness: Harness) -> None:
 
 
 def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> bool:
-    """Settle the turn of a process that was killed at its time limit; `False` if the fence is stale."""
+    """Settle the turn of a killed process as timed out; returns `False` if the turn was not settled."""
     return Runner(harness.runtime, "parent").settle_killed(session_id, fence, turn_id, Failed(out_of_time(300)))
 
 
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
-    """A turn that has used up its time fails and is not repeated. Its session is woken for the next turn."""
+    """If a turn's process is killed at the time limit, the turn fails and the session's next turn runs."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     harness.move(301)
@@ -165,7 +165,7 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
 
 
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
-    """If a cancelled turn's process is killed at its time limit, the turn is cancelled, not failed."""
+    """If a cancelled turn's process is killed at the time limit, the turn is settled as cancelled, not as failed."""
     sent = harness.send()
     claim, _ = harness.claimed(sent.session_id)
     cancel(harness.runtime, sent.turn_id)
@@ -175,7 +175,7 @@ def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness
 
 
 def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> None:
-    """The parent may be paused before it settles the turn. If another runner claims the turn, nothing is changed."""
+    """If another runner claims the turn before the parent process settles the turn, the parent changes nothing."""
     sent = harness.send()
     stale, _ = harness.claimed(sent.session_id)
     harness.move(harness.settings.turn.lease_s + 1)
@@ -186,7 +186,7 @@ def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> 
 
 
 def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
-    """The process may commit between the watch's reading and the kill. The next turn then gets no strike."""
+    """If the process settles its turn just before it is killed, the parent parks the next turn without a strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

@@ -1,4 +1,4 @@
-"""The keeper: a thread that renews leases, detects cancellations and lost sessions, and aborts late model calls."""
+"""The keeper: a thread that renews leases, detects cancellations and lost sessions, and aborts overdue model calls."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.turns.scripted import says
 
 @pytest.fixture
 def keeper(harness: Harness) -> Keeper:
-    """A keeper without its thread: the test calls `beat`."""
+    """A keeper whose thread is not started: tests call `beat` themselves."""
     return Keeper(harness.database, harness.clock, harness.settings.turn)
 
 
 @pytest.fixture
 def runner(harness: Harness) -> Iterator[Runner]:
-    """A runner whose keeper's thread runs."""
+    """A runner whose keeper thread is running."""
     made = Runner(harness.runtime, "kept")
     made.start()
     yield made
@@ -50,7 +50,7 @@ def _lease_left_s(harness: Harness, hold: Hold) -> float:
 
 
 def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> None:
-    """A turn that waits for its model keeps its lease until the step's deadline."""
+    """The keeper renews the lease of a turn that waits for its model, until the step's deadline."""
     found, _ = harness.claimed(harness.send().session_id)
     with keeper.holding(found) as hold:
         hold.step_within(60)
@@ -64,7 +64,7 @@ def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Keeper) -> None:
-    """A hanging thread must not keep its session for ever. After the lease has expired, another runner takes over."""
+    """If a turn's thread hangs, the session's lease expires and another runner takes over the session."""
     found, _ = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     with keeper.holding(found) as hold:
@@ -83,7 +83,7 @@ def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Ke
 
 
 def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> None:
-    """Hundreds of waiting turns cost the database one statement per heartbeat."""
+    """One statement per heartbeat renews the leases of all running turns."""
     claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
     ran: list[str] = []
     holds = [keeper.holding(claim) for claim in claims]
@@ -98,7 +98,7 @@ def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper) -> None:
-    """At the hard limit of a shutdown, running turns are parked. Ending sessions keep their state."""
+    """`release_all` parks the running turns, keeps the state of ending sessions, and skips lost sessions."""
     ended = harness.send(user_id="eva").session_id
     assert harness.run(ended) == Ran(1)
     request_end(harness.database, ended, "enough")
@@ -131,7 +131,7 @@ def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper
 
 
 def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Harness) -> None:
-    """If a cancellation arrives after the runner has begun the next turn, it must not stop that turn."""
+    """A cancellation may arrive after the runner has begun the session's next turn."""
     found, hold = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     hold.begin(found.turn.turn_id)
@@ -147,13 +147,13 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
 def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
-    """The next turn may begin during a stop. If `stopping` were set without a reason, its runner would loop forever."""
+    """If the next turn begins during a stop, `stopping` is set only together with `cancelled`, `lost` or `draining`."""
     _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
 
     class Overtaken(threading.Event):
-        """An event that is set only after the runner could begin the next turn."""
+        """An event whose `set` first gives another thread time to begin the next turn."""
 
         def set(self) -> None:
             next_turn.start()
@@ -169,7 +169,7 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
 
 
 def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
-    """If a provider does not respond, the call's thread waits on a socket, so the keeper aborts the call."""
+    """The keeper aborts the call, because the thread that made the call may be blocked on a socket."""
     found, _ = harness.claimed(harness.send().session_id)
     aborted = threading.Event()
     with keeper.holding(found) as hold:
@@ -183,7 +183,7 @@ def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Kee
 
 
 def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner: Runner) -> None:
-    """The cancellation aborts the stream, so that the rest of the reply is not generated and paid for."""
+    """A cancellation aborts the model's stream, so that the provider does not bill the rest of the reply."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -209,7 +209,7 @@ def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner:
 
 
 def test_a_lost_session_aborts_the_model_call(harness: Harness, runner: Runner) -> None:
-    """The old runner's model call is aborted, since its reply could not be committed any more."""
+    """If a runner loses its session, its model call is aborted, because the reply could not be committed."""
     streaming, aborted = threading.Event(), threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -236,7 +236,7 @@ def test_a_lost_session_aborts_the_model_call(harness: Harness, runner: Runner) 
 
 
 def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -> None:
-    """A shutdown aborts the model call and commits none of its output. Another worker repeats the call."""
+    """A draining runner aborts its model call and commits no part of the reply. Another worker repeats the call."""
     streaming = threading.Event()
 
     def stream(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -262,7 +262,7 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
 
 
 def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -> None:
-    """A failed heartbeat only delays the renewal. The leases stay valid."""
+    """If the database connection is lost, the keeper renews the leases at a later heartbeat."""
     found, _ = harness.claimed(harness.send().session_id)
     made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()
@@ -279,7 +279,7 @@ def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -
 def test_it_logs_once_that_it_drops_sessions_from_the_flush(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The oldest sessions are dropped first. A session that is held again counts as new."""
+    """Beyond `_MOST_TOUCHED` sessions, the oldest ones are not flushed at shutdown. A warning is logged once."""
     monkeypatch.setattr("perdure.turns.lease.keeper._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())

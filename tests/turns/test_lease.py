@@ -1,4 +1,4 @@
-"""A session has one runner at a time. A stale runner writes nothing. No accepted message is stranded."""
+"""A session has one runner at a time. A stale runner writes nothing. Every accepted message is processed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_lease_excludes_other_runners_until_it_expires(harness: Harness) -> No
 
 
 def test_a_runner_keeps_an_expired_lease_until_another_claim(harness: Harness) -> None:
-    """Commits depend on the fence alone: a slow runner continues if its session was not claimed again."""
+    """A commit checks the fence, not the expiry. A slow runner can commit until another runner claims its session."""
     session_id = harness.send().session_id
 
     def late(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -80,7 +80,7 @@ def test_a_runner_keeps_an_expired_lease_until_another_claim(harness: Harness) -
 
 
 def _stale(harness: Harness) -> tuple[Claimed, Hold]:
-    """A claim whose session another runner has claimed since."""
+    """Claim a session, let the lease expire, and claim again; returns the first claim and its hold."""
     session_id = harness.send().session_id
     found = harness.claimed(session_id)
     harness.move(31)
@@ -89,7 +89,11 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
 
 
 def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
-    """A claim that a failover to a standby lost. The next claim, by a worker of `release`, has the same token."""
+    """A claim, with its hold, that was lost in a failover to a standby.
+
+    After the failover, another worker claims the session and gets the same token. `release` is the release of that
+    worker: `this` or `previous`.
+    """
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
     harness.run(session_id)
@@ -127,7 +131,7 @@ def _state(harness: Harness) -> list[Any]:
 
 @pytest.mark.parametrize("lose", STALE.values(), ids=STALE)
 def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness], tuple[Claimed, Hold]]) -> None:
-    """Every statement of a runner is conditional on its fence: the token and the nonce."""
+    """Every statement of a runner is conditional on the runner's fence: the token and the nonce."""
     stale, hold = lose(harness)
     assert stale.turn is not None
     transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
@@ -165,7 +169,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
 
 
 def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
-    """The older holder detects that it has lost the session, and does not renew the newer lease."""
+    """After a failover, two claims can have the same token. The older claim's keeper does not renew the newer lease."""
     stale, hold = _lost_in_a_failover(harness)
     keeper = Keeper(harness.database, harness.clock, harness.settings.turn)
     until = harness.session(stale.session_id).lease_until
@@ -180,7 +184,7 @@ def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> N
 
 
 def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None:
-    """A new statement that is conditional on a session's token must also take the nonce."""
+    """Every statement that is conditional on a session's token is also conditional on the nonce."""
     modules = (
         lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
         memory_queries, snapshot_queries,
@@ -193,7 +197,7 @@ def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None
 
 
 def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> None:
-    """Every part of the statement depends on the fenced row of the session."""
+    """If the fence is stale, the statement `STEP` writes nothing at all."""
     stale, hold = _stale(harness)
     assert stale.turn is not None
     before = harness.counts()
@@ -215,7 +219,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
 
 
 def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
-    """A process paused between UPDATE and COMMIT must not block the workers. They skip the row that it has locked."""
+    """A claim skips a session whose row is locked. A process that is paused in a transaction does not block workers."""
     session_id, other = harness.send().session_id, harness.send(user_id="bob").session_id
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -226,13 +230,13 @@ def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
 
 
 def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
-    """If a client is paused within a transaction, the server releases its locks after a third of the lease."""
+    """PostgreSQL ends a transaction that is idle for a third of the lease, and releases its locks."""
     session_id = harness.send().session_id
     paused = Database(database_url, lease_s=3)
     lock = Statement("lock", "SELECT 1 FROM sessions WHERE session_id = %(id)s FOR UPDATE")
     with pytest.raises(Unavailable), paused.transaction("paused") as transaction:  # noqa: PT012 (the transaction is the block)
         transaction.run(lock, {"id": session_id})
-        # This waits for the row until the server ends the idle transaction.
+        # `send` waits for the locked row until the server ends the idle transaction.
         harness.send("meanwhile")
         transaction.run(lock, {"id": session_id})
     paused.close()
@@ -240,7 +244,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 
 
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
-    """The keeper may beat between a settle and the end of the hold. A lease renewed then would have no holder."""
+    """The keeper may beat after the settle has released the lease. A renewal would leave a lease without a holder."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -258,7 +262,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
 
 
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
-    """Accepting and settling lock the same row. Whichever comes second runs the next turn or wakes its session."""
+    """A message accepted during a settle is run by the same runner, or the session is woken for it."""
     session_id = harness.send("0").session_id
     for number in range(1, 41):
         harness.waker.sessions.clear()
@@ -274,7 +278,7 @@ def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
 
 
 def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
-    """A claim that finds no turn to begin releases the session without a strike."""
+    """If a claim finds no turn to begin, the session is released without a strike."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -285,7 +289,7 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
-    """A turn that keeps killing its process runs alone, so that it does not end other turns."""
+    """A turn that keeps killing its process is run in a process of its own, so that it does not end other turns."""
     session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(Crash("dead"))
@@ -300,7 +304,7 @@ def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harnes
 
 
 def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> None:
-    """After its last attempt the turn fails with a code and a reply. The next message is answered."""
+    """After its last attempt, the turn fails with an error code and a reply. The session's next message is answered."""
     sent = harness.send("poison")
     for _ in range(5):
         harness.script(Crash("dead"))
@@ -318,7 +322,7 @@ def test_a_turn_that_kills_each_process_fails_with_a_reply(harness: Harness) -> 
 
 
 def test_an_internal_error_ends_like_a_crash(harness: Harness) -> None:
-    """A bug in a model adapter parks the turn for the sweeper, until its attempts are used up."""
+    """An unexpected exception parks the turn and uses an attempt. After the last attempt, the turn fails."""
     sent = harness.send()
     for attempt in range(5):
         harness.script(ZeroDivisionError("a bug"))
@@ -361,7 +365,7 @@ def test_parking_uses_no_attempt(harness: Harness) -> None:
 
 
 def test_a_drained_worker_releases_the_turns_that_wait(harness: Harness) -> None:
-    """If draining begins while a turn settles, the session is released and woken for its next turn."""
+    """If draining begins while a turn settles, the worker releases the session and wakes it for its next turn."""
     first, second = harness.send("1"), harness.send("2")
     runner = Runner(harness.runtime, "draining")
 
@@ -389,7 +393,7 @@ def test_order_is_kept_under_several_runners(harness: Harness) -> None:
 
 
 def test_a_turn_that_commits_a_step_in_each_attempt_runs_alone_too(harness: Harness) -> None:
-    """Even if each attempt commits a step, a turn that kills its process runs alone."""
+    """A turn that keeps killing its process is run in a process of its own, even if each attempt commits a step."""
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))

@@ -34,7 +34,7 @@ SERVER = McpServer(
 
 @pytest.fixture(scope="module")
 def connections() -> Iterator[Connections]:
-    """The process's connections, which the tests of this module share."""
+    """The MCP connections that all tests of this module share."""
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
     clock = MovedClock()
     breakers = Breakers(settings.breaker, clock)
@@ -47,7 +47,7 @@ def connections() -> Iterator[Connections]:
 
 @pytest.fixture(autouse=True)
 def equipped(harness: Harness, connections: Connections) -> None:
-    """Equip the agent with the server's tools."""
+    """Give the default agent the MCP server's tools."""
     harness.connections = connections
     harness.equip(SERVER)
 
@@ -73,7 +73,7 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
 
 
 def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
-    """The process that records a decision needs no connection to the server, even if the arguments are changed."""
+    """`requires_approval` applies to MCP tools. Recording a decision needs no connection to the MCP server."""
     harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
     turn = harness.ask()
     assert [each["tool"] for each in turn["pending_approvals"]] == ["local:add", "local:key"]
@@ -92,7 +92,7 @@ def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
 
 
 def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) -> None:
-    """If the server was never reached, the turn is answered without the server's tools."""
+    """Without MCP connections, the model is offered no MCP tools, and the turn is still answered."""
     harness.connections = None
     harness.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
     turn = harness.ask()
@@ -102,7 +102,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) 
 
 @pytest.mark.long
 def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) -> None:
-    """The call is not repeated. The model reads that the outcome is unknown, and the turn continues."""
+    """An unsafe call is not repeated. The model reads that the outcome is unknown, and the turn continues."""
     harness.script(calls(("local:die", {})), says("I cannot tell."))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
@@ -117,13 +117,13 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the server is available again, the call is repeated under the same key. The model reads only the result."""
-    monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # also on a busy machine
+    """When the server is available again, the call is repeated. The model reads only the result of the repetition."""
+    monkeypatch.setattr("perdure.tools.mcp.server_connection.RETURN_S", PATIENCE_S)  # long enough for a busy machine
     server = replace(SERVER, timeout_s=PATIENCE_S * 2)
     harness.equip(server)
     settings = Settings.model_validate({"mcp": {"commands": sys.executable}})
     breakers = Breakers(settings.breaker, SystemClock())
-    harness.connections = Connections(settings, breakers, SystemClock())  # real time, since the pauses are short
+    harness.connections = Connections(settings, breakers, SystemClock())  # real time, because the pauses are short
     harness.connections.open([server])
     try:
         harness.script(calls(("local:die_once", {"mark": str(tmp_path / "mark")})), says("It is done."))

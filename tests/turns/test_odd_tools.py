@@ -1,4 +1,4 @@
-"""If a tool raises a `BaseException` or returns an odd value, the model reads an error and the turn continues."""
+"""If a tool raises a `BaseException` or returns a value without a JSON form, the model reads an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.turns.scripted import calls, says
 
 
 class Odd(BaseException):
-    """A library's own `BaseException`, which no `except Exception` catches."""
+    """An exception of a library that `except Exception` does not catch."""
 
 
 def _raising(error: BaseException) -> Callable[[], object]:
@@ -47,12 +47,12 @@ def _circle() -> object:
 )
 @pytest.mark.parametrize("more", [0, 1], ids=["alone", "with another call"])
 def test_the_turn_continues(harness: Harness, work: Callable[[], object], expected: str, more: int) -> None:
-    """Neither the worker's thread nor the reply's other calls are affected, and the tool is not run again."""
+    """The failed tool is not run again. The model's other tool calls and the turn continue."""
     ran: list[int] = []
 
     @tool(effect="unsafe")
     def act() -> object:
-        """Count the run, then return or raise the odd value."""
+        """Count the run, then call `work`."""
         ran.append(1)
         return work()
 
@@ -73,7 +73,7 @@ def test_the_turn_continues(harness: Harness, work: Callable[[], object], expect
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """A large result is not copied on its way to the transcript. Copies once raised the peak to 837 MB."""
+    """A large result is not copied before it is cut. Copies once raised the peak of memory use to 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:
@@ -90,7 +90,7 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
 
 
 def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the tool's name and the type of its error. It omits the error's message, which may be huge."""
+    """The log contains the tool's name and the error's type, but not the error's message, which may be huge."""
 
     @tool(effect="pure")
     def read() -> str:

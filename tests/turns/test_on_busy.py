@@ -1,4 +1,4 @@
-"""If its session is busy, a message waits, is refused, interrupts the turn, or joins the waiting turn."""
+"""A message to a busy session waits, is refused, interrupts the session's turns, or is merged into a waiting turn."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.turns.scripted import calls, says
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
 def _open_calls(harness: Harness, text: str = "first") -> UUID:
-    """A session whose process died after it committed a turn's tool calls and before it committed their results."""
+    """A session whose worker died between committing a turn's tool calls and committing their results."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4}), ("double", {"number": 5})))
     session_id = harness.send(text).session_id
@@ -36,7 +36,7 @@ def _open_calls(harness: Harness, text: str = "first") -> UUID:
 
 
 def _begun(harness: Harness) -> UUID:
-    """A session whose turn was claimed and has committed nothing."""
+    """A session with a claimed turn that has committed nothing."""
     session_id = harness.send("first").session_id
     harness.claimed(session_id)
     return session_id
@@ -58,7 +58,7 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_the_second_message_in_each_situation(harness: Harness, situation: str, on_busy: str) -> None:
-    """For each combination, the first turn's status and the second message's turn are as documented."""
+    """In each state of the session, each `on_busy` value has its documented effect on both turns."""
     session_id = SITUATIONS[situation](harness)
     first = harness.sql("SELECT turn_id, status FROM turns")[0]
     if on_busy == "reject" and situation != "idle":
@@ -80,7 +80,7 @@ def test_the_second_message_in_each_situation(harness: Harness, situation: str, 
 
 
 def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None:
-    """Both begun and waiting turns are cancelled with TURN_CANCELLED and without a reply."""
+    """An interruption cancels begun and waiting turns with the code `TURN_CANCELLED` and without a reply."""
     session_id = _open_calls(harness)
     waiting = harness.send("second")
     last = harness.send("third", on_busy="interrupt")
@@ -95,7 +95,7 @@ def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None
 
 
 def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
-    """If the old runner's model call returns after the interruption, the stale token prevents the reply's commit."""
+    """If the interrupted runner's model call returns late, the stale token prevents the commit of the reply."""
     in_call, go_on = threading.Event(), threading.Event()
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -118,7 +118,7 @@ def test_an_interrupted_runner_writes_nothing_more(harness: Harness) -> None:
 
 
 def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> None:
-    """If a tool ends after its turn was cancelled, only its effect row stores the result."""
+    """If a tool returns after its turn was cancelled, the result is not added to the transcript."""
     in_tool, go_on = threading.Event(), threading.Event()
 
     @tool
@@ -145,7 +145,7 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
 
 @pytest.mark.long
 def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
-    """The length of a merged turn is limited. Otherwise 250 messages of 10,000 characters make 622,000 tokens."""
+    """A merged turn has at most `guard.max_chars` characters. Otherwise these messages would be 622,000 tokens."""
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
@@ -154,7 +154,7 @@ def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -
 
 
 def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
-    """The limit counts the characters (not bytes) of all messages of the turn. Beyond the limit a new turn begins."""
+    """Messages are merged up to `guard.max_chars` characters (not bytes). The next message begins a new turn."""
     sent = [harness.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
     assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
     assert harness.send("ж" * 1_000, on_busy="merge").seq == 3
@@ -164,7 +164,7 @@ def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
 
 
 def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
-    """Three messages in a row are one turn with three user messages."""
+    """Three merged messages become one turn. The model reads them as three user messages."""
     first = harness.send("one", message_id="1")
     merged = [harness.send(text, message_id=text, on_busy="merge") for text in ("two", "three")]
     assert {each.turn_id for each in merged} == {first.turn_id}
@@ -178,7 +178,7 @@ def test_merged_messages_reach_the_model_in_order(harness: Harness) -> None:
 
 
 def test_a_repeated_merged_message_is_a_duplicate(harness: Harness) -> None:
-    """A merged message keeps its own row and id. A repetition of it returns the turn that it joined."""
+    """A merged message keeps its own row and id. Sending the message again returns the same turn."""
     first = harness.send("one", message_id="1")
     harness.send("two", message_id="2", on_busy="merge")
     again = harness.send("two", message_id="2", on_busy="merge")
@@ -209,7 +209,7 @@ def test_a_message_that_differs_is_not_merged(harness: Harness, difference: str)
 
 
 def test_matching_messages_are_merged(harness: Harness) -> None:
-    """Messages with the same agent, by name or by default, and the same receiver are merged."""
+    """Messages with the same agent and receiver are merged. A message without an agent has the default agent."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver, priority=3)
     second = harness.send("two", on_busy="merge", agent="assistant", reply_to=receiver, priority=7)
@@ -218,7 +218,7 @@ def test_matching_messages_are_merged(harness: Harness) -> None:
 
 
 def test_merging_goes_to_the_newest_turn_only(harness: Harness) -> None:
-    """Joining an older turn would change the order of acceptance."""
+    """Merging a message into an older turn would change the order of the messages."""
     harness.equip()
     harness.send("one")
     harness.send("two", agent="other")
@@ -236,7 +236,7 @@ def test_the_setting_is_the_default(harness: Harness) -> None:
 
 
 def test_interrupted_turns_are_delivered_as_cancelled(harness: Harness) -> None:
-    """The receiver of the callback learns that there will be no reply."""
+    """An interrupted turn is delivered to its `reply_to`, so that the receiver does not wait for a reply."""
     receiver = {"url": "https://a.example"}
     first = harness.send("one", reply_to=receiver)
     harness.send("two", on_busy="interrupt")
@@ -246,7 +246,7 @@ def test_interrupted_turns_are_delivered_as_cancelled(harness: Harness) -> None:
 
 
 def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
-    """The number of statements that interrupt a session with `queued` waiting turns."""
+    """Interrupt a session with `queued` waiting turns; returns the number of SQL statements."""
     receiver = {"url": "https://a.example"}
     session_id = harness.send("running", user_id, reply_to=receiver).session_id
     harness.claimed(session_id)
@@ -267,7 +267,7 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
 
 
 def test_an_interruptions_statements_do_not_grow_with_the_queue(harness: Harness) -> None:
-    """60 queued turns take as many statements as 4. All deliveries are recorded, and the first ten are woken."""
+    """Interrupting 60 queued turns takes as many statements as interrupting 4. At most ten deliveries are woken."""
     few, many = _interrupting(harness, "ana", 4), _interrupting(harness, "ben", 60)
     assert many == few
     owed = harness.sql(

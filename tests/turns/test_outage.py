@@ -17,7 +17,7 @@ from tests.turns.scripted import calls, says
 
 @tool(effect="pure")
 def double(number: int) -> int:
-    """Double it."""
+    """Double the number."""
     return number * 2
 
 
@@ -29,12 +29,12 @@ def _transcript(harness: Harness) -> list[tuple[str, str]]:
 
 
 def _make_doubts_due(harness: Harness) -> None:
-    """Make calls in doubt due at once, since the runner would wait for them in real time."""
+    """End the wait for unfinished tool calls, because the runner would wait for `decide_at` in real time."""
     harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
 
 
 def test_connections_killed_in_every_step(harness: Harness) -> None:
-    """All backends are terminated once in each model call and in the tool; no message is lost or duplicated."""
+    """If all connections are terminated in each model call and in the tool call, no message is lost or duplicated."""
     killed: list[str] = []
 
     def kill_once(where: str) -> None:
@@ -44,7 +44,7 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
 
     @tool(effect="pure", name="double")
     def double_and_kill(number: int) -> int:
-        """Double it while the database restarts."""
+        """Double the number, and terminate all database connections once."""
         kill_once("tool")
         return number * 2
 
@@ -71,9 +71,9 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
 def test_a_commit_in_doubt(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """The connection breaks just before or just after a commit, and the turn is answered once.
+    """If the connection breaks just before or just after a commit, the turn is answered once.
 
-    The runner looks up whether the commit happened and continues; no message is written twice.
+    The runner looks up whether the commit happened, and writes no message twice.
     """
     harness.equip(double)
     harness.script(*[_next_line] * 6)
@@ -102,7 +102,7 @@ def _next_line(request: ModelRequest, call: ModelCall) -> ModelReply:
 
 
 def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk only commits fail. Each retry costs a model call, so retries back off and end."""
+    """If every commit fails, as on a full disk, the retries back off and end at the turn's time limit."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -127,7 +127,7 @@ def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, m
 
 
 def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the lease has expired, another runner may hold the session, so the runner leaves the turn unsettled."""
+    """When its lease expires, the runner stops and leaves the turn unsettled. Another runner then answers the turn."""
     monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
     sent = harness.send()
 

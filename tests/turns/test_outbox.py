@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 class Recipient:
-    """A carrier that fails `failures` times, then records what arrives."""
+    """A carrier that fails `failures` times, then records each delivery in `arrived`."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -49,7 +49,7 @@ class Recipient:
 
 
 def _delivery(harness: Harness, **reply_to: str) -> UUID:
-    """Settle a turn with this `reply_to`; returns the id of its delivery."""
+    """Settle a turn with this `reply_to`; returns the id of the turn's delivery."""
     sent = harness.send(reply_to=reply_to or {"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     return harness.waker.deliveries[-1]
@@ -64,7 +64,7 @@ def _row(harness: Harness, delivery_id: UUID) -> Any:
 
 
 def test_it_is_delivered_once(harness: Harness) -> None:
-    """The body has the turn and the delivery's id, which identifies repetitions. A second wake-up sends nothing."""
+    """The body contains the turn and the delivery's id. A second wake-up for the delivery sends nothing."""
     delivery_id = _delivery(harness)
     recipient = Recipient()
     assert _deliver(harness, recipient, delivery_id) == Delivered()
@@ -88,7 +88,7 @@ def test_the_target_selects_the_carrier(harness: Harness) -> None:
 
 
 def test_a_failed_delivery_is_retried_later(harness: Harness) -> None:
-    """A failed delivery is due again after its pause, and its error is stored for the operator."""
+    """After a failed attempt, the delivery is due again after a pause. The error is stored for the operator."""
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=2)
     assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
@@ -103,7 +103,7 @@ def test_a_failed_delivery_is_retried_later(harness: Harness) -> None:
 
 
 def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
-    """A receiver gets a session's replies in order. Each completed delivery returns the next one to wake."""
+    """A receiver gets a session's replies in order. `deliver` returns the id of the next delivery to wake."""
     recipient = Recipient(failures=1)
     first, second, third = _delivery(harness), _delivery(harness), _delivery(harness)
     assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
@@ -146,7 +146,7 @@ def test_order_spans_the_sessions_of_a_conversation(harness: Harness) -> None:
 
 
 def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
-    """A turn may have a request for approval and a reply to deliver. The request must arrive first."""
+    """If a turn has both a request for approval and a reply to deliver, the reply waits for the request."""
     recipient = Recipient()
     reply = _delivery(harness)
     question = uuid4()
@@ -163,7 +163,7 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
 
 
 def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
-    """The previous release leaves the conversation's columns empty. The conversation is then read from the turn."""
+    """The previous release leaves `user_id` and `scope` empty. `deliver` then reads the conversation from the turn."""
     first, second = _delivery(harness), _delivery(harness)
     harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
     assert _deliver(harness, Recipient(), second) == NotDue()
@@ -172,7 +172,7 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A worker from before migration 0030 may route a message that newer workers refuse. The turn must still settle."""
+    """A newer worker may refuse a message and record a delivery while a worker from before migration 0030 routes it."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """
@@ -187,7 +187,7 @@ def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
 
 
 def test_a_failed_delivery_releases_the_next_one(harness: Harness) -> None:
-    """After its last attempt a delivery no longer delays the later ones to the same receiver."""
+    """After its last failed attempt, a delivery no longer delays later deliveries to the same receiver."""
     recipient = Recipient(failures=MAX_ATTEMPTS)
     first, second = _delivery(harness), _delivery(harness)
     for _ in range(MAX_ATTEMPTS - 1):
@@ -199,7 +199,7 @@ def test_a_failed_delivery_releases_the_next_one(harness: Harness) -> None:
 
 
 def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> None:
-    """A failing delivery delays neither another URL nor another user's session with the same URL."""
+    """A failing delivery delays neither deliveries to another URL nor another user's deliveries to the same URL."""
     recipient = Recipient(failures=1)
     failing = _delivery(harness)
     assert _deliver(harness, recipient, failing) == Postponed(FIRST_RETRY_S)
@@ -221,7 +221,7 @@ def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> Non
 
 
 def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
-    """A failed delivery is never due again."""
+    """After `MAX_ATTEMPTS` failed attempts, a delivery has failed and is never due again."""
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=1_000)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -234,7 +234,7 @@ def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
 
 
 def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None:
-    """If the carrier raises `Undeliverable`, for example after the HTTP status 410, the delivery is not tried again."""
+    """If the carrier raises `Undeliverable`, for example after HTTP status 410, the delivery fails without a retry."""
     delivery_id = _delivery(harness)
 
     class Gone:
@@ -249,7 +249,7 @@ def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None
 
 
 def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
-    """The sender does not see an attempt's error. Otherwise `reply_to` could be used to explore the network."""
+    """Turns and exports omit an attempt's error. Otherwise a sender could use `reply_to` to explore the network."""
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
     (delivery_id,) = harness.waker.deliveries
@@ -266,7 +266,7 @@ def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
-    """Attempts that end with a bug or a killed process are counted, too."""
+    """An attempt that ends with an unexpected exception or a killed process counts as an attempt."""
     delivery_id = _delivery(harness)
 
     class Broken:
@@ -282,7 +282,7 @@ def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
 
 
 def test_the_pauses_double_up_to_a_limit() -> None:
-    """The pauses are 5 s, 10 s, ... up to an hour. After the last attempt the pause is `None`."""
+    """The pauses are 5 s, 10 s, 20 s and so on, up to an hour. After the last attempt, `retry_after` returns `None`."""
     pauses = [retry_after(attempt) for attempt in range(1, MAX_ATTEMPTS + 1)]
     assert pauses[:3] == [5, 10, 20]
     assert pauses[-2] == LONGEST_RETRY_S
@@ -290,7 +290,7 @@ def test_the_pauses_double_up_to_a_limit() -> None:
 
 
 def test_one_of_concurrent_attempts_sends(harness: Harness) -> None:
-    """Repeated wake-ups must not send concurrently."""
+    """If six workers attempt a delivery concurrently, one of them sends it."""
     delivery_id = _delivery(harness)
     recipient = Recipient()
     found = side_by_side(*[lambda: _deliver(harness, recipient, delivery_id)] * 6)
@@ -299,7 +299,7 @@ def test_one_of_concurrent_attempts_sends(harness: Harness) -> None:
 
 
 def test_an_attempt_that_died_is_repeated(harness: Harness) -> None:
-    """A process killed between sending and recording causes a second delivery under the same id."""
+    """If a process dies between sending and recording a delivery, the delivery is sent again under the same id."""
     delivery_id = _delivery(harness)
     recipient = Recipient()
     with harness.crashing("before", "deliveries.delivered"):
@@ -312,7 +312,7 @@ def test_an_attempt_that_died_is_repeated(harness: Harness) -> None:
 
 
 def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
-    """During the network call no connection is checked out and no row is locked."""
+    """During the network call, no database connection is checked out and no row is locked."""
     delivery_id = _delivery(harness)
     sending, go_on = threading.Event(), threading.Event()
 
@@ -333,7 +333,7 @@ def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
 
 @pytest.mark.parametrize("reason", ["x" * 5_000, "näh\n"])
 def test_any_error_text_can_be_stored(harness: Harness, reason: str) -> None:
-    """The text of a delivery's error is cut to 1,000 characters."""
+    """A delivery's error is cut to 1,000 characters. Non-ASCII characters and newlines are stored."""
     delivery_id = _delivery(harness)
 
     class Refusing(Recipient):
@@ -350,14 +350,14 @@ def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
 
 
 def test_the_signature_is_hmac_sha256_of_the_body() -> None:
-    """Test case 2 of RFC 4231: receivers can verify the signature with any library."""
+    """The signature matches test case 2 of RFC 4231, so receivers can verify signatures with any HMAC library."""
     assert signature(b"Jefe", b"what do ya want for nothing?") == (
         "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
     )
 
 
 def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
-    """While the receiver's breaker is open, the pauses grow. After it closes, the delivery is sent."""
+    """While the receiver's circuit breaker is open, the pauses grow and no attempt is counted."""
     delivery_id = _delivery(harness)
     unavailable = BreakerOpen(retry_s=60)
     pauses = []
@@ -375,7 +375,7 @@ def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
-    """After a day, refusals by the breaker count as attempts, so that no delivery waits for ever."""
+    """After a day, a refusal by the circuit breaker counts as an attempt, so that no delivery waits for ever."""
     delivery_id = _delivery(harness)
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -386,7 +386,7 @@ def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
 
 
 class BreakerOpen:
-    """A carrier whose receiver's breaker is open."""
+    """A carrier that makes no attempt, because the receiver's circuit breaker is open."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s

@@ -1,4 +1,4 @@
-"""If the model is unavailable, the turn fails with a message, or waits at no cost and then continues in order."""
+"""If the model is unavailable, a turn fails with a message, or is parked until the model may be tried again."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def look() -> str:
 
 @pytest.fixture
 def parking(harness: Harness) -> Harness:
-    """A harness whose turns wait for their model."""
+    """A harness that parks turns while the model is unavailable."""
     harness.set(on_unavailable="park")
     return harness
 
 
 def _swept(harness: Harness) -> list[UUID]:
-    """The sessions that a sweep wakes now."""
+    """Run the sweeper once; returns the sessions that it woke."""
     harness.waker.sessions.clear()
     harness.move(harness.settings.turn.sweep_s + 2)
     sweep(harness.runtime)
@@ -55,7 +55,7 @@ def _swept(harness: Harness) -> list[UUID]:
 
 
 def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> None:
-    """The turn's error has the code, and its message is the reply."""
+    """The turn's error has the code `CIRCUIT_BREAKER_OPEN`. The error's message is the turn's reply."""
     harness.script(CircuitBreakerOpen())
     turn = harness.ask()
     assert turn["status"] == "failed"
@@ -66,7 +66,7 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
 
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
-    """A wait uses no attempt, strike or time of the turn. No wake-up claims the turn before it is due."""
+    """A parked turn's wait uses no attempt, no strike and no run time. No worker claims the turn before it is due."""
     parking.script(error)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -92,7 +92,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
 
 
 def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
-    """Failed retries within one wait are not reported. A new failure after a model reply is reported."""
+    """A delay is not reported again when a retry fails. A failure after a later model reply is a new delay."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -134,7 +134,7 @@ def _try_again(harness: Harness, session_id: UUID) -> None:
 
 
 def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
-    """The sweeper wakes a turn that is due a day ahead, and wakes it again if that wake-up was lost."""
+    """If the server's clock is set back a day, the next sweep wakes the turn, and a later sweep wakes it again."""
     parking.script(OPEN)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
@@ -148,7 +148,7 @@ def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
 
 
 def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Harness) -> None:
-    """The next sweep wakes the turn even if the server's clock is set back a day after the breaker closes."""
+    """If the breaker closes and the server's clock is then set back by a day, the next sweep still wakes the turn."""
     parking.script(OPEN)
     session_id = UUID(parking.ask()["session_id"])
     assert parking.database.run(queries.RECALL, {})
@@ -159,7 +159,7 @@ def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Ha
 
 
 def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
-    """Another process's probe may fail or die unreported, so the model is called after one cooldown at the latest."""
+    """A turn is retried after one breaker cooldown at the latest, because another process may die during its probe."""
     parking.script(CircuitBreakerOpen(retry_after_s=600))
     turn = parking.ask()
     _try_again(parking, UUID(turn["session_id"]))
@@ -179,7 +179,7 @@ def test_it_continues_from_its_last_step(parking: Harness) -> None:
 
 
 def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
-    """A turn fails after a rejected request, after its own time limit, and after a day of waiting."""
+    """A turn fails if the model rejects the request, the turn's time limit passes, or the model is down for a day."""
     parking.script(ContextTooLong("Too long."))
     assert parking.ask()["error"]["code"] == "CONTEXT_TOO_LONG"
 
@@ -200,7 +200,7 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
 
 
 def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
-    """An agent's `on_unavailable` overrides the setting, for both values. An invalid value is a settings error."""
+    """An agent's `on_unavailable` overrides the setting. An invalid value raises `SettingsError`."""
     harness.equip(on_unavailable="park")
     harness.script(OPEN)
     assert harness.ask()["status"] == "parked"
@@ -213,7 +213,7 @@ def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
 
 
 def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
-    """The cancellation wakes a worker, which settles the turn before it is due."""
+    """A cancellation wakes the session, so that a worker settles the parked turn before it is due."""
     parking.script(OPEN)
     turn = parking.ask()
     cancel(parking.runtime, UUID(turn["turn_id"]))
@@ -223,7 +223,7 @@ def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
 
 
 def test_a_cancellation_concurrent_with_parking(parking: Harness) -> None:
-    """The cancellation waits for the commit that parks the turn. Then it must clear the session's `not_before`."""
+    """A cancellation waits for a concurrent commit that parks the turn, and then clears the session's `not_before`."""
     parking.script(OPEN)
     turn = parking.ask()
     parking.sql("UPDATE sessions SET not_before = NULL")
@@ -243,7 +243,7 @@ def _waits_for_a_lock(harness: Harness) -> bool:
 
 
 def test_a_cancellation_before_parking(parking: Harness) -> None:
-    """If the turn is cancelled during the failing model call, it is parked. The next claim settles it."""
+    """A turn that is cancelled during a failing model call is parked. The next claim settles it as cancelled."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -258,7 +258,7 @@ def test_a_cancellation_before_parking(parking: Harness) -> None:
 
 
 def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -> None:
-    """A closing breaker makes all parked turns due. Each sweep wakes a limited number, without delaying other turns."""
+    """When a breaker closes, all parked turns are due. Each sweep wakes a few of them and delays no other turn."""
     sent: list[Accepted] = []
     for number in range(MOST_A_ROUND + 3):
         parking.script(OPEN)
@@ -275,7 +275,7 @@ def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -
 
 
 def _close_a_breaker(harness: Harness) -> None:
-    """Open a breaker of this process and close it as an operator does."""
+    """Open a circuit breaker, then reset it as an operator does."""
     breakers = Breakers(
         BreakerSettings(failure_threshold=1), harness.clock, listen=lambda change: recall(harness.database, change)
     )
@@ -290,7 +290,7 @@ def _fail() -> None:
 
 
 def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
-    """The stored message names the model that answered."""
+    """The stored message has the name of the model that answered, and is marked if that model is a fallback."""
     first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
     guarded = GuardedModel(
         first, Breakers(BreakerSettings(), harness.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
@@ -308,7 +308,7 @@ def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
 
 
 def test_a_model_call_has_the_turns_remaining_time(harness: Harness) -> None:
-    """A chain of models shares the turn's remaining time. Each model gets a part of it."""
+    """A model call may take the turn's remaining time. `ModelCall.part` limits a call to a part of that time."""
     left: list[float] = []
 
     def respond(request: Any, call: Any) -> ModelReply:

@@ -23,7 +23,7 @@ LOCKS = {
 
 
 class Bench:
-    """An unsafe tool that counts its runs."""
+    """Makes an unsafe tool and counts the tool's runs."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -63,7 +63,7 @@ def _answered_once(harness: Harness, bench: Bench) -> None:
     ],
 )
 def test_a_row_that_another_transaction_locks_costs_no_model_call(harness: Harness, name: str, nth: int) -> None:
-    """The lock timeout rejects the commit. The same step is committed when the row is unlocked."""
+    """The lock timeout rejects the commit. The runner repeats the commit after the row is unlocked."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
@@ -87,7 +87,7 @@ def test_a_row_that_another_transaction_locks_costs_no_model_call(harness: Harne
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
 def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """Whether or not the commit happened, no model or tool call is repeated."""
+    """The runner looks up whether the commit happened. In either case, no model or tool call is repeated."""
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
 
@@ -106,7 +106,7 @@ def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Mome
 def test_a_statement_that_the_server_commits_late_is_not_committed_twice(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
-    """If the client finds no commit and repeats the statement, only one of the two statements may be committed."""
+    """The server may commit a statement late, while the client repeats it. The statement takes effect only once."""
     bench, late = Bench(), list[dict[str, Any]]()
     sent = _talk(harness, bench)
     run = Database.run
@@ -166,7 +166,7 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
 
 
 def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the row is locked for longer than a lease, no other runner may claim the session and call the model."""
+    """While a runner retries a commit for longer than a lease, no other runner can claim the session."""
     pauses: list[float] = []
     others: list[object] = []
     harness.script(says("kept in hand"))
@@ -191,7 +191,7 @@ def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: p
 
 
 class _Sleeping:
-    """The module `time`, whose `sleep` moves the test's clock."""
+    """Replaces the module `time`. Its `sleep` calls the given function."""
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
         self.sleep = sleep

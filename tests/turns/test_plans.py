@@ -1,4 +1,4 @@
-"""Query plans of the frequent statements on large tables: index access and a bounded number of rows."""
+"""On large tables, the frequent statements use indexes and read a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LONG = UUID("00000000-0000-7000-8000-000000000000")
 
 @pytest.fixture
 def large(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Harness:
-    """A harness with some 20,000 turns in 9,000 sessions. One session has 2,000 turns."""
+    """A harness with about 20,000 turns in 9,000 sessions. One of the sessions has 2,000 turns."""
     made = Harness(settings, clock, database, waker)
     made.sql(_FILL, long=LONG)
     made.sql("ANALYZE")
@@ -132,12 +132,12 @@ MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
 }  # fmt: skip
-"""Rows that a statement may read: a window, a backlog, a batch, a rate limit's messages, 100 pending deliveries."""
+"""The most rows of statements that must read more, for example a batch or all messages that a rate limit counts."""
 
 
 @pytest.mark.long
 def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harness) -> None:
-    """Each statement is planned for a session of 2,000 turns, with a custom and with a generic plan.
+    """For a session of 2,000 turns, the custom and the generic plan of each statement use indexes and read few rows.
 
     A step must cost the same at turn 1 and at turn 1,000, whatever the size of the tables.
     """
@@ -152,7 +152,7 @@ def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harnes
 
 @pytest.mark.long
 def test_turns_are_listed_by_index(large: Harness) -> None:
-    """A list of settled turns reads about as many rows as it returns. A list of unsettled turns reads all of them."""
+    """A list of unsettled turns reads all unsettled turns. Any other list reads about as many rows as it returns."""
     large.sql(
         "UPDATE turns SET status = 'failed', error_code = 'UNKNOWN' WHERE settled_at IS NOT NULL AND seq = 1"
         " AND session_id IN (SELECT session_id FROM sessions ORDER BY session_id LIMIT 2000)"
@@ -168,7 +168,7 @@ def test_turns_are_listed_by_index(large: Harness) -> None:
     ):
         user_id = "user 0" if statement is turns_queries.LIST_OF_USER else None
         given = {**_parameters(large), "status": status, "user_id": user_id}
-        custom, generic = plans(large.database, statement, given)  # a command runs it once, with the custom plan
+        custom, generic = plans(large.database, statement, given)  # the CLI uses the custom plan
         assert rows_read(custom) <= most, (statement.name, outline(custom))
         for nodes in (custom, generic):
             assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, outline(nodes))

@@ -1,4 +1,4 @@
-"""Random messages, crashes and cancellations: the invariants of turns hold in any order."""
+"""The invariants of turns hold after random sequences of messages, crashes and cancellations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unsafe() -> str:
 
 
 class RandomTurns:
-    """One random run. `accepted` maps each accepted message to its turn."""
+    """A random sequence of actions. `accepted` maps the id of each accepted message to its turn's id."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.harness = harness
@@ -93,17 +93,17 @@ class RandomTurns:
             assert (again.duplicate, again.turn_id) == (True, self.accepted[message_id])
 
     def run(self) -> None:
-        """Run some of the sessions."""
+        """Run a random selection of the sessions."""
         for session_id in self._sessions():
             self.harness.run(session_id, alone=True)
 
     def cancel(self) -> None:
-        """Cancel any turn."""
+        """Cancel a random turn."""
         if self.accepted:
             cancel(self.harness.runtime, self.random.choice(list(self.accepted.values())))
 
     def crash(self) -> None:
-        """Crash a worker at a random commit, and let its calls in doubt become due."""
+        """Crash a worker before or after a random commit, then wait until its lease has expired."""
         moment, name, nth = self.random.choice(BOUNDARIES)
         seen: list[str] = []
 
@@ -121,7 +121,7 @@ class RandomTurns:
                     self.harness.move(31)
 
     def park(self) -> None:
-        """Run some of the sessions with a draining worker, which parks them."""
+        """Let a draining worker claim and park a random selection of the sessions."""
         runner = Runner(self.harness.runtime, "draining")
         runner.keeper.drain()
         for session_id in self._sessions():
@@ -132,7 +132,7 @@ class RandomTurns:
         return self.random.sample([row.session_id for row in rows], self.random.randint(0, len(rows)))
 
     def come_to_rest(self) -> None:
-        """Run the sessions until no turn waits."""
+        """Run the sessions until every turn is settled."""
         for _ in range(12):
             self.harness.move(31)
             for row in self.harness.sql("SELECT session_id FROM sessions WHERE unsettled > 0"):

@@ -18,7 +18,7 @@ def _refused(harness: Harness, message: str, **reply_to: str) -> None:
 
 
 def test_a_reply_to_an_address_that_is_not_public_is_refused(harness: Harness) -> None:
-    """Every spelling of an address that is not public is refused, until its network is allowed."""
+    """A non-public address is refused in every spelling, unless the setting `reply_urls` contains its network."""
     for url in SPELLINGS:
         _refused(harness, "", url=url)
     _refused(harness, r"10\.0\.0\.1 is not a public address", url="http://10.0.0.1/")

@@ -1,4 +1,4 @@
-"""Users' schedules: each due slot becomes one ordinary turn, in the conversation of its schedule."""
+"""Each slot (due time) of a user's schedule becomes one ordinary turn in the schedule's conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.turns.scripted import calls, says
 
 
 def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.", **more: Any) -> dict[str, Any]:
-    """Add a schedule, as a program does through the API."""
+    """Add a schedule, as the HTTP API does."""
     given = {name: more.pop(name, None) for name in ("at", "cron", "timezone")}
     moment = reminders.parse_moment(harness.settings, harness.clock.now(), **given)
     new = reminders.NewReminder(uuid4(), user, text, moment, "http", **more)
@@ -28,7 +28,7 @@ def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.",
 
 
 def soon(harness: Harness, seconds: float) -> str:
-    """The time `seconds` from now, as a caller writes it."""
+    """The time `seconds` from now, in ISO format."""
     return (harness.clock.now() + timedelta(seconds=seconds)).isoformat()
 
 
@@ -38,7 +38,7 @@ def fired(harness: Harness) -> list[str]:
 
 
 def test_a_single_time_fires_once(harness: Harness) -> None:
-    """A schedule with a single time fires one turn at or after that time. Then it is removed."""
+    """A schedule with a single time fires once, at or after that time. The schedule is then removed."""
     made = add(harness, at=soon(harness, 60), conversation="garden")
     assert fire_due(harness.runtime) == 0
     harness.move(61)
@@ -77,7 +77,7 @@ def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
 
 
 def test_pause_and_resume(harness: Harness) -> None:
-    """Slots during a pause are skipped. If a schedule's only time has passed, it cannot be resumed."""
+    """Slots during a pause are skipped. A schedule whose only time passed during the pause cannot be resumed."""
     often = UUID(add(harness, cron="*/10 * * * *")["schedule_id"])
     once = UUID(add(harness, at=soon(harness, 300))["schedule_id"])
     later = UUID(add(harness, at=soon(harness, 30_000))["schedule_id"])
@@ -100,14 +100,14 @@ def test_pause_and_resume(harness: Harness) -> None:
 
 
 def test_slots_within_quiet_hours_become_one_message(harness: Harness) -> None:
-    """No slot fires in quiet hours. When they end, one message replaces all slots within them."""
+    """No slot fires in quiet hours. When the quiet hours end, one message replaces all slots within them."""
     now = harness.clock.now()
     begin, end = now + timedelta(hours=1), now + timedelta(hours=4)
     quiet = f"{begin:%H:%M}-{end:%H:%M}"
     harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(quiet_hours=quiet)})
     add(harness, cron="*/30 * * * *")
     harness.move(3_600 + 1_800)
-    assert fire_due(harness.runtime) == 1  # postponed: the slot before the quiet hours was missed, too
+    assert fire_due(harness.runtime) == 1  # taken, but postponed to the end of the quiet hours
     assert fired(harness) == []
     harness.move(3_600)
     assert fire_due(harness.runtime) == 0
@@ -136,7 +136,7 @@ def test_slots_within_quiet_hours_become_one_message(harness: Harness) -> None:
     ],
 )
 def test_an_invalid_schedule_is_refused(harness: Harness, given: dict[str, Any], why: str) -> None:
-    """Nothing is stored, and the message says what is accepted."""
+    """An invalid schedule is not stored. The error message says what is accepted."""
     with pytest.raises(InvalidRequest, match=why):
         add(harness, **given)
     assert reminders.list_reminders(harness.database) == []
@@ -187,8 +187,8 @@ def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
     ("name", "often"), [("reminders.take_due", True), ("turns.accept", True), ("turns.accept", False)]
 )
 def test_a_crash_while_firing(harness: Harness, name: str, moment: Any, *, often: bool) -> None:
-    """After a crash at any commit the lease expires and another worker continues. The slot becomes one turn."""
-    in_five_minutes = harness.clock.now() + timedelta(minutes=5)  # only one slot of the hour is due
+    """After a crash at any commit, another worker continues when the lease has expired. The slot becomes one turn."""
+    in_five_minutes = harness.clock.now() + timedelta(minutes=5)  # so that only one slot is due after 601 s
     add(harness, **({"cron": f"{in_five_minutes.minute} * * * *"} if often else {"at": soon(harness, 5)}))
     harness.move(601)
     with harness.crashing(moment, name):
@@ -202,7 +202,7 @@ def test_a_crash_while_firing(harness: Harness, name: str, moment: Any, *, often
 @pytest.mark.parametrize("given", [{"cron": "*/10 * * * *"}, {}])
 @pytest.mark.parametrize("change", ["erased", "removed", "paused"])
 def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given: dict[str, Any], change: str) -> None:
-    """If a change is committed between a worker's claim and the acceptance of the message, nothing is sent."""
+    """A worker may take a schedule just before the schedule is erased, removed or paused. No message is then sent."""
     schedule_id = UUID(add(harness, **(given or {"at": soon(harness, 5)}))["schedule_id"])
     harness.move(601)
 
@@ -224,7 +224,7 @@ def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given
 
 
 def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
-    """The longest text fits into a message after `DUE_NOW`, and the longest user id fits together with its tenant."""
+    """The limit on a schedule's text leaves room for `DUE_NOW`. The limit on a user id leaves room for a tenant."""
     longest = harness.settings.guard.max_chars - len(reminders.DUE_NOW.format(date="2026-01-01"))
     with pytest.raises(InvalidRequest, match=f"1 to {longest} characters"):
         add(harness, cron="*/10 * * * *", text="x" * (longest + 1))
@@ -235,7 +235,7 @@ def test_the_longest_text_and_user_id_can_fire(harness: Harness) -> None:
 
 
 def test_an_unexpected_error_delays_no_other_schedule(harness: Harness) -> None:
-    """If a schedule's time zone is unknown on this machine, the schedule shows an error and is retried later."""
+    """If a schedule's time zone is unknown on this machine, that schedule shows an error. Other schedules fire."""
     add(harness, at=soon(harness, 5))
     broken = add(harness, user="bob", at=soon(harness, 5))
     harness.sql("UPDATE reminders SET timezone = 'Mars/Olympus' WHERE schedule_id = %(id)s", id=broken["schedule_id"])
@@ -251,7 +251,7 @@ def test_an_unexpected_error_delays_no_other_schedule(harness: Harness) -> None:
 
 
 def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
-    """Many schedules may be due at the same time of day."""
+    """If more schedules are due than one batch takes, `fire_due` takes further batches."""
     for number in range(7):
         add(harness, user=f"user {number}", at=soon(harness, 5))
     harness.move(10)
@@ -259,7 +259,7 @@ def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
 
 
 def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:
-    """If its agent is unknown, a schedule shows the error and continues. A rate limit only delays a slot."""
+    """A schedule with an unknown agent shows the error, and its next slot is tried. A rate limit only delays a slot."""
     made = add(harness, cron="*/10 * * * *", agent="nobody")
     harness.move(601)
     assert fire_due(harness.runtime) == 1
@@ -278,7 +278,7 @@ def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None
 
 
 def test_the_tools_of_the_agent(harness: Harness) -> None:
-    """A reminder fires in the conversation of the turn that set it. The tools see only the user's own schedules."""
+    """A reminder fires in the conversation in which it was created. The tools access only the user's own schedules."""
     foreign = add(harness, user="bob", cron="0 7 * * *")
     harness.equip(remind_me, schedules, unschedule)
     moment = soon(harness, 3_600)
@@ -309,7 +309,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
 
 
 def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
-    """The schedule's id is the effect's id, so a call repeated after a crash inserts no second schedule."""
+    """A schedule's id is the id of its tool call's effect, so a call repeated after a crash adds no second schedule."""
     harness.equip(remind_me)
     accepted = harness.send("remind me")
     harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))

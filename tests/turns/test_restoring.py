@@ -1,4 +1,4 @@
-"""A snapshot's export has the pending messages. Any installation can import them; each message is answered once."""
+"""An exported snapshot contains the session's pending messages. After an import, each of them is answered once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VARIABLES = {"name": "Ana"}
 
 @pytest.fixture
 def other(databases: Databases, clock: MovedClock) -> Iterator[Harness]:
-    """Another installation: its own database, clock and model."""
+    """Another installation, with its own database and model."""
     with databases.one(warm=False) as (url, _):
         database = Database(url)
         yield Harness(Settings(_env_file=None), clock, database, RecordingWaker())
@@ -73,7 +73,7 @@ def _queued(harness: Harness, *texts: str) -> UUID:
 
 
 def _exported(harness: Harness, session_id: UUID) -> AgentSnapshot:
-    """The session's export, parsed as by an import."""
+    """The session's snapshot, exported and parsed again."""
     return parse(dump(read(harness.database, session_id)))
 
 
@@ -110,7 +110,7 @@ def test_queued_messages_are_exported_and_answered_once_elsewhere(
 
 
 def test_an_import_into_the_original_accepts_nothing_twice(harness: Harness) -> None:
-    """The original installation recognizes the exported messages, before and after it has answered them."""
+    """The original installation recognizes the exported messages by id, before and after it has answered them."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     assert restore(harness.runtime, snapshot) == Restored(0, 2)
@@ -120,7 +120,7 @@ def test_an_import_into_the_original_accepts_nothing_twice(harness: Harness) -> 
 
 
 def test_begun_and_cancelled_messages_are_not_exported(harness: Harness) -> None:
-    """A begun turn continues from its own rows. A cancelled message must not be imported and answered."""
+    """The original installation continues a begun turn. A cancelled message must not be answered after an import."""
     session_id = UUID(harness.ask("first")["session_id"])
     harness.send("begun", session_id=session_id)
     harness.claimed(session_id)
@@ -137,7 +137,7 @@ def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) 
 
 
 def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) -> None:
-    """A message keeps its fields and the turn that it joined. It is queued whatever the default `on_busy` is."""
+    """An imported message keeps its fields, and merged messages stay merged. The default `on_busy` does not apply."""
     for each in (harness, other):
         each.equip()
     session_id = _queued(harness)
@@ -160,7 +160,7 @@ def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) 
 
 
 def test_an_unknown_agent_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
-    """If the installation lacks a message's agent, the default agent answers."""
+    """If the importing installation lacks a message's agent, the default agent answers."""
     session_id = _queued(harness, "one")
     other.agents = Agents([Agent("another", "You help.")])
     assert restore(other.runtime, _exported(harness, session_id)).accepted == 1
@@ -188,7 +188,7 @@ def test_an_imported_session_is_routable_only_if_the_user_has_no_other(harness: 
 def test_an_import_can_be_repeated_after_a_crash(
     harness: Harness, other: Harness, moment: Moment, name: str, nth: int
 ) -> None:
-    """If an import dies at a commit and a worker answers its messages, repeating the import accepts none twice."""
+    """If an import crashes at a commit and is then repeated, each message is accepted and answered once."""
     session_id = _queued(harness, "one", "two")
     snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
@@ -202,7 +202,7 @@ def test_an_import_can_be_repeated_after_a_crash(
 
 
 def test_messages_are_imported_into_a_session_that_has_continued(harness: Harness, other: Harness) -> None:
-    """The session's variables may be newer than the export's. They are kept, and the result says why."""
+    """The import keeps the session's variables if they are newer than the exported ones. `variables_left` says why."""
     session_id = _queued(harness, "one")
     snapshot = _exported(harness, session_id)
     other.script(says("hi"))
@@ -236,7 +236,7 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
 def test_a_malformed_message_is_refused_and_nothing_is_changed(
     harness: Harness, other: Harness, changed: dict[str, object], message: str
 ) -> None:
-    """The error names the event's number, and no session is opened."""
+    """The import raises `InvalidRequest` and opens no session."""
     snapshot = _exported(harness, _queued(harness, "one"))
     for event in (_with(snapshot, **changed)[0], Event("mcp", "task", {"id": 7}), Event("mcp", MESSAGE, "text")):
         bad = replace(snapshot, event_queue_backup=(*snapshot.event_queue_backup, event))
@@ -255,7 +255,7 @@ def test_an_unknown_member_of_a_message_is_ignored(harness: Harness, other: Harn
 
 
 def test_an_import_into_an_ended_or_another_users_session_is_refused(harness: Harness, other: Harness) -> None:
-    """An import into an unknown session is refused, too, if the export has no pending message."""
+    """The import raises `Conflict` for an ended session and `NotFound` for another user's session."""
     snapshot = _exported(harness, _queued(harness, "one"))
     theirs = replace(snapshot, event_queue_backup=_with(snapshot, user_id="bob", message_id="b"))
     mine = replace(theirs, memory=replace(snapshot.memory, working_variables={"name": "Bob"}))

@@ -1,4 +1,4 @@
-"""An external store saves a snapshot before the reply becomes visible. A runner loads it when it claims the session."""
+"""A runner saves a turn's snapshot in the store before the reply is visible. The next claim loads the snapshot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.turns.scripted import calls, says
 
 
 class Spy(MemorySnapshots):
-    """A third-party store that fails on request and records what it saves."""
+    """A third-party store that fails on request and records the versions that it saves."""
 
     def __init__(self) -> None:
         super().__init__(f"spy://{uuid4()}", Settings(_env_file=None))
@@ -44,7 +44,7 @@ class Spy(MemorySnapshots):
         self.on_save: Callable[[AgentSnapshot], None] = lambda _: None
 
     def fail(self, *methods: str, only: UUID | None = None) -> None:
-        """Let `methods` fail from now on, for the session `only` or for all sessions."""
+        """Make `methods` fail from now on, for all sessions or for the session `only`."""
         error = SnapshotUnavailable("spy", "it is full", "Make room.")
         self.trouble = {method: lambda agent: error if only in {None, agent} else None for method in methods}
 
@@ -76,7 +76,7 @@ class Spy(MemorySnapshots):
 
 @pytest.fixture
 def spy(harness: Harness) -> Spy:
-    """The store of the harness's process."""
+    """A `Spy` as the harness's snapshot store."""
     made = Spy()
     harness.snapshots = made
     harness.equip(add)
@@ -84,7 +84,7 @@ def spy(harness: Harness) -> Spy:
 
 
 def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, spy: Spy) -> None:
-    """The reply is visible only after the save, because a session must remember every reply that a client has read."""
+    """Before the save, the turn's reply, messages and delivery are invisible."""
     seen: list[Any] = []
 
     def look(_: AgentSnapshot) -> None:
@@ -103,7 +103,7 @@ def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, s
 
 
 def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy) -> None:
-    """The store and PostgreSQL agree in history, variables, tick and token."""
+    """The store's snapshot and PostgreSQL's have the same history, variables, tick and token."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     ask_to_count(harness)
     found, committed = spy.load(session_id), committed_snapshot(harness, session_id)
@@ -115,7 +115,7 @@ def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy)
 
 
 def test_queued_messages_are_in_a_turns_snapshot(harness: Harness, spy: Spy) -> None:
-    """A snapshot lists queued messages as pending events. The runner reads the messages from PostgreSQL."""
+    """A turn's snapshot contains the messages that are queued behind the turn, as pending events."""
     saved: list[AgentSnapshot] = []
     spy.on_save = saved.append
     harness.send("one")
@@ -127,7 +127,7 @@ def test_queued_messages_are_in_a_turns_snapshot(harness: Harness, spy: Spy) -> 
 
 
 def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) -> None:
-    """The error is stored for the operator, retries back off, and the reply needs no second model call."""
+    """A failed save parks only its own turn. Saving is retried with growing pauses and without a second model call."""
     harness.script(says("at last"))
     sent = harness.send()
     spy.fail("save", only=sent.session_id)
@@ -157,7 +157,7 @@ def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) ->
 
 
 def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """The log tells the operator why the turn is not answered, and what to do."""
+    """The log states why the turn is not answered and what the operator can do."""
     spy.fail("save")
     sent = harness.send()
     with caplog.at_level(logging.ERROR):
@@ -167,7 +167,7 @@ def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogC
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
-    """The turns of a session run in the order accepted, each after the previous one is settled."""
+    """While a turn's snapshot cannot be saved, the later turns of the session wait."""
     spy.fail("save")
     first = harness.send("one")
     harness.run(first.session_id)
@@ -186,7 +186,7 @@ BOUNDARIES: list[tuple[Moment, str]] = [
 
 @pytest.mark.parametrize(("moment", "name"), BOUNDARIES)
 def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name: str) -> None:
-    """The model is called again only if its reply was not committed. The store has the snapshot of the last commit."""
+    """After a crash, the model is called again only if its reply was not committed. The store's snapshot is current."""
     harness.script(calls(("add", {})), says("once"))
     sent = harness.send()
     with harness.crashing(moment, name):
@@ -210,7 +210,7 @@ def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name:
 
 
 def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -> None:
-    """After a crash before or after the store's write, saving is repeated and the model call is not."""
+    """After a crash before or after the store's write, the save is repeated and the model call is not."""
     harness.script(says("once"))
     sent = harness.send()
     for method in ("save", "saved"):
@@ -228,7 +228,7 @@ def test_a_process_that_dies_in_the_middle_of_save(harness: Harness, spy: Spy) -
 def test_an_unexpected_error_of_the_store_holds_the_turn(
     harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After any exception of a third-party store the reply stays held. The exception's text is only logged."""
+    """If a third-party store raises any exception, the turn waits. The exception's text appears only in the log."""
     spy.trouble = {"save": lambda _: RuntimeError("password")}
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -240,7 +240,7 @@ def test_an_unexpected_error_of_the_store_holds_the_turn(
 
 
 def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
-    """A cancellation of a held turn has no effect, because its reply is already committed."""
+    """A turn that waits for its snapshot's save cannot be cancelled, because its reply is already committed."""
     spy.fail("save")
     sent = harness.send()
     harness.run(sent.session_id)
@@ -251,7 +251,7 @@ def test_a_held_turn_cannot_be_cancelled(harness: Harness, spy: Spy) -> None:
 
 
 def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
-    """An interrupting message does not wait for the store. It discards the held reply, which is not visible yet."""
+    """An interrupting message does not wait for the turn's save. The turn is cancelled and its reply is discarded."""
     spy.fail("saved")
     sent = harness.send("one")
     harness.run(sent.session_id)
@@ -265,7 +265,7 @@ def test_an_interrupt_cancels_a_held_turn(harness: Harness, spy: Spy) -> None:
 
 
 def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harness, spy: Spy) -> None:
-    """A current snapshot in the configured store takes precedence over PostgreSQL."""
+    """If the store's snapshot is of the last commit, it takes precedence over the variables in PostgreSQL."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -278,7 +278,7 @@ def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harne
 def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     harness: Harness, spy: Spy, version: Version, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot from a backup, another database or an uncommitted reply is set aside. PostgreSQL's data is used."""
+    """If the store's snapshot is not of the last commit, the runner sets it aside and uses PostgreSQL's variables."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -293,7 +293,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
 
 
 def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytest.LogCaptureFixture) -> None:
-    """If a store has lost its data, for example a Redis without persistence, the log has a warning."""
+    """If the store has lost a snapshot, the runner logs a warning and uses PostgreSQL's variables."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     spy.delete(session_id)
     ask_to_count(harness)
@@ -302,7 +302,7 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
 
 
 def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy) -> None:
-    """The store's snapshot is of the previous turn. It is still current, so it is not set aside."""
+    """After a crash within a turn, the store's snapshot of the previous turn is still current and is not set aside."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
@@ -316,7 +316,7 @@ def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy)
 
 @pytest.mark.parametrize("error", [SnapshotUnavailable("spy", "it is down", "Start it."), RuntimeError("a bug")])
 def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, error: Exception) -> None:
-    """PostgreSQL has the variables, too, so a failed load delays no turn."""
+    """If the store cannot be read, the runner uses PostgreSQL's variables."""
     ask_to_count(harness)
     spy.trouble = {"load": lambda _: error}
     assert ask_to_count(harness)["status"] == "done"
@@ -324,7 +324,7 @@ def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, e
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
-    """A database restored from a backup issues lower tokens than the store has. The store's snapshot is set aside."""
+    """If the database was restored from a backup, the store's snapshot has a higher token. The runner sets it aside."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None
@@ -336,7 +336,7 @@ def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy
 
 
 def test_a_stale_runner_does_not_overwrite_a_newer_snapshot(harness: Harness, spy: Spy) -> None:
-    """If a runner pauses in its save while another saves and answers, the store rejects the older snapshot."""
+    """If another runner settles the turn during a stale runner's save, the store rejects the stale snapshot."""
     spy.on_save = lambda _: _taken_over(harness, spy, sent.session_id)
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
@@ -354,7 +354,7 @@ def _taken_over(harness: Harness, spy: Spy, session_id: UUID) -> None:
 
 
 def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
-    """The API shows the turn as parked, without its reply and without the store's error message."""
+    """While a turn waits for its save, the API shows it as parked, without its reply and without the store's error."""
     spy.fail("save")
     harness.script(says("at last"))
     sent = harness.send()
@@ -376,7 +376,7 @@ def test_a_held_turn_over_http(harness: Harness, spy: Spy) -> None:
 
 
 def test_snapshots_are_deleted_in_both_places(harness: Harness, spy: Spy) -> None:
-    """Snapshots are deleted in PostgreSQL and in the store, and deleting them again is safe."""
+    """`delete_snapshots` deletes a session's snapshots in PostgreSQL and in the store. A second call is safe."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     delete_snapshots(harness.database, spy, session_id)
     delete_snapshots(harness.database, spy, session_id)

@@ -1,4 +1,4 @@
-"""`perdure.send`: a message in the application's own transaction, and its routing after the commit."""
+"""`perdure.send` inserts a message in the application's transaction. After the commit, a worker routes the message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
 
 @pytest.fixture
 def application(database: Database, woken: list[str]) -> Iterator[Engine]:
-    """The application's connections, whose `search_path` is the default."""
+    """The application's engine, with the default `search_path` and a table `orders`."""
     made = create_engine(database.url)
     with made.begin() as connection:
         connection.execute(text(ORDERS))
@@ -82,7 +82,7 @@ def rows(engine: Engine) -> int:
 
 
 def test_a_message_commits_with_the_applications_rows(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """Before the commit the turn is invisible. After it, the turn is accepted without a session until it is routed."""
+    """Before the commit, the turn is invisible. After the commit, it has no session until the message is routed."""
     with application.connect() as connection:
         connection.execute(text("INSERT INTO public.orders (item) VALUES ('tea')"))
         sent = send(connection, user_id="ana", text="hello")
@@ -111,7 +111,7 @@ def test_a_rollback_leaves_nothing(harness: Harness, application: Engine, woken:
 
 
 def test_a_rolled_back_savepoint_discards_its_messages(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """The other messages of the transaction are accepted at the outermost commit."""
+    """The transaction's other messages are accepted at the outermost commit."""
     with Session(application) as session:
         outer = send(session, user_id="ana", text="first")
         with session.begin_nested():
@@ -129,7 +129,7 @@ def test_a_rolled_back_savepoint_discards_its_messages(harness: Harness, applica
 
 
 def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: Engine, woken: list[str]) -> None:
-    """The same SQLAlchemy session can be used again after a rollback or a commit."""
+    """A rollback publishes no wake-up. The SQLAlchemy session can be used again after a rollback or a commit."""
     make = scoped_session(sessionmaker(application))
     send(make, user_id="ana", text="hello")
     make.rollback()
@@ -144,7 +144,7 @@ def test_a_session_wakes_after_its_commit_and_not_after_a_rollback(application: 
 
 
 def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken: list[str]) -> None:
-    """In autocommit each statement is a transaction, so the message is accepted at once."""
+    """In autocommit, each statement is a transaction, so the message is accepted at once."""
     with application.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         sent = send(connection, user_id="ana", text="hello")
         assert woken == ["ana"]
@@ -152,7 +152,7 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """The message is accepted through asyncpg, which checks types strictly. A rollback discards the message."""
+    """`send_async` works with asyncpg, which checks types strictly. A rollback discards the message."""
     engine = create_async_engine(database.url.set(drivername="postgresql+asyncpg"))
 
     async def use() -> Sent:
@@ -178,7 +178,7 @@ def test_an_async_session(harness: Harness, database: Database, application: Eng
 
 
 def test_a_django_connection(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
-    """Within `atomic`, the wake-up is published by Django's `on_commit`."""
+    """Within `atomic`, Django's `on_commit` publishes the wake-up."""
     server = str(database.url.query["host"])
     one = {"ENGINE": "django.db.backends.postgresql", "NAME": database.url.database, "USER": "perdure", "HOST": server}
     if not django_settings.configured:
@@ -201,7 +201,7 @@ def test_a_django_connection(harness: Harness, database: Database, application: 
 def test_a_database_without_perdures_tables(
     databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
 ) -> None:
-    """The error names the command to run. The application's transaction stays usable."""
+    """The error names the command that creates the tables. The application's transaction stays usable."""
     with databases.empty() as url:
         engine = create_engine(url)
         with engine.connect() as connection:
@@ -219,7 +219,7 @@ def test_a_database_without_perdures_tables(
 def test_a_role_needs_the_right_to_insert_and_no_other(
     harness: Harness, database: Database, application: Engine, woken: list[str]
 ) -> None:
-    """After `perdure migrate --grant` the role can send messages, but not read them."""
+    """After `perdure migrate --grant`, the role can send messages but not read them."""
     role = 'shop "clerk"'
     harness.sql('DROP ROLE IF EXISTS "shop ""clerk"""')
     harness.sql('CREATE ROLE "shop ""clerk"""')
@@ -248,7 +248,7 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
 
 
 def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
-    """Before the insert, `send` makes all checks that read no other row."""
+    """Before the insert, `send` makes every check that needs no query."""
     with application.connect() as connection:
         with pytest.raises(InvalidRequest, match="text"):
             send(connection, user_id="ana", text="")
@@ -265,7 +265,7 @@ def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]
 
 
 def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -> None:
-    """If a message is sent twice in one transaction and once over another interface, it is one turn."""
+    """Repeated messages with the same id and text become one turn. The same id with another text is refused."""
     with application.begin() as connection:
         first, again = (send(connection, user_id="ana", text="hello", message_id="m") for _ in range(2))
         other = send(connection, user_id="ana", text="something else", message_id="m")
@@ -280,7 +280,7 @@ def test_a_repeated_message_is_one_turn(harness: Harness, application: Engine) -
 
 
 def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: Engine) -> None:
-    """The application's commit has accepted the messages, so a rate limit delays but never loses them."""
+    """The commit has accepted the messages, so a rate limit delays them and refuses none."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=2)})
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(5)]
@@ -294,7 +294,7 @@ def test_a_rate_limit_delays_and_keeps_the_order(harness: Harness, application: 
 
 
 def test_refusals_after_the_commit_are_failed_turns(harness: Harness, application: Engine) -> None:
-    """If the session is busy or unknown, or the agent is unknown, the turn fails with the reason."""
+    """A message to a busy session, an unknown session or an unknown agent becomes a failed turn with the reason."""
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="first")
         busy = send(connection, user_id="ana", text="second", on_busy="reject")
@@ -308,7 +308,7 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
 
 
 def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -> None:
-    """After the sender's commit only the callback can report that its message was refused."""
+    """If a message is refused after its commit, the refusal is delivered to the message's `reply_to`."""
     reply_to = {"url": "https://a.example/hook"}
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello", agent="nobody", reply_to=reply_to)
@@ -329,7 +329,7 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
 
 
 def test_many_workers_route_in_order_and_once(harness: Harness, application: Engine) -> None:
-    """Eight concurrent workers route the messages of three users."""
+    """Eight concurrent workers route each user's messages once and in order."""
     with application.begin() as connection:
         sent = [send(connection, user_id=f"user {n % 3}", text=f"number {n}") for n in range(60)]
     workers = [Thread(target=route_unrouted.route_due, args=(harness.runtime,)) for _ in range(8)]
@@ -343,7 +343,7 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
 
 
 def test_an_erased_users_messages_are_not_routed(harness: Harness, application: Engine) -> None:
-    """If the user is erased after a worker has read the messages and routed the first one, no row reappears."""
+    """If a user is erased while a worker routes the user's messages, no row of the user reappears."""
     with application.begin() as connection:
         for number in range(3):
             send(connection, user_id="ana", text=f"number {number}")
@@ -377,14 +377,14 @@ def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engin
 
 
 def test_the_longest_user_id_of_a_tenant(harness: Harness, application: Engine) -> None:
-    """With a tenant, the stored user key is longer than the longest user id."""
+    """A user id of the longest length is accepted together with a tenant, although the stored key is longer."""
     with application.begin() as connection:
         sent = send(connection, user_id="u" * 200, text="hello", tenant="acme")
     assert routed(harness, sent)["status"] == "done"
 
 
 def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, application: Engine) -> None:
-    """The delayed message has no turn yet. Waiting clients see it settled as cancelled, and it is never routed."""
+    """A delayed message that is cancelled is shown as a cancelled turn and is never routed."""
     harness.settings = harness.settings.model_copy(update={"guard": GuardSettings(per_minute=1)})
     with application.begin() as connection:
         first, second = (send(connection, user_id="ana", text=f"number {number}") for number in range(2))
@@ -463,7 +463,7 @@ def test_a_commit_succeeds_without_its_wake_up(
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_while_routing(harness: Harness, application: Engine, moment: Any, nth: int) -> None:
-    """After a crash at any commit the next worker continues, and each message is one turn, in order."""
+    """After a crash at any commit, the next worker continues. Each message becomes one turn, in order."""
     with application.begin() as connection:
         sent = [send(connection, user_id="ana", text=f"number {number}") for number in range(4)]
     with harness.crashing(moment, "turns.accept", nth):
@@ -475,7 +475,7 @@ def test_a_crash_while_routing(harness: Harness, application: Engine, moment: An
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
-    """`result` returns a settled or refused turn. It raises an error after its time-out."""
+    """`result` returns a settled or refused turn, and raises `DeadlineExceeded` after its timeout."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
         refused = send(connection, user_id="ana", text="hello", agent="nobody")

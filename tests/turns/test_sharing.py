@@ -1,4 +1,4 @@
-"""A user's concurrent turns are limited. Further turns wait at no cost and delay no other user."""
+"""`user_concurrency` limits the concurrent turns of a user. Further turns wait and do not delay other users."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pay(amount: int) -> str:
 
 @pytest.fixture(autouse=True)
 def shared(harness: Harness) -> None:
-    """One conversation per channel, and at most three concurrent turns of a user."""
+    """Give each channel its own conversation, and limit each user to `MOST` concurrent turns."""
     session = harness.settings.session.model_copy(update={"scope": Scope.CHANNEL})
     harness.settings = harness.settings.model_copy(update={"session": session})
     harness.set(user_concurrency=MOST)
@@ -44,7 +44,7 @@ def _flood(harness: Harness, number: int, **given: Any) -> list[Accepted]:
 
 
 def _round(harness: Harness) -> list[UUID]:
-    """Run one round of the sweeper; returns the sessions that it woke."""
+    """Run the sweeper once; returns the sessions that it woke."""
     harness.move(harness.settings.turn.sweep_s + 0.1)
     harness.waker.sessions.clear()
     assert sweep(harness.runtime) is not None
@@ -64,12 +64,12 @@ def _claimed(harness: Harness, number: int) -> list[UUID]:
 
 
 def test_the_default_limit(harness: Harness) -> None:
-    """By default a user may have ten concurrent turns."""
+    """By default, a user may have ten concurrent turns."""
     assert type(harness.settings.turn)().user_concurrency == 10
 
 
 def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> None:
-    """A user gets no more wake-ups than turns may run. Surplus wake-ups in the queue would delay other users."""
+    """A user's 40 messages publish `MOST` wake-ups. Surplus wake-ups in the broker's queue would delay other users."""
     sent = _flood(harness, 40)
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
@@ -79,7 +79,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
 
 
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
-    """A settled turn wakes the next session, in the order accepted. Each session is woken once, without the sweeper."""
+    """After each settled turn, the runner wakes the user's next session, in the order of acceptance."""
     sent = _flood(harness, 40)
     for number, each in enumerate(sent):
         assert harness.waker.sessions == [one.session_id for one in sent[: number + MOST]]
@@ -90,7 +90,7 @@ def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
 
 
 def test_the_next_is_woken_after_the_commit_and_before_the_turn_is_remembered(harness: Harness) -> None:
-    """The next session is woken after the commit. A worker woken earlier would find the place taken."""
+    """The runner wakes the next session after the settling commit and before any later work."""
     sent = _flood(harness, MOST + 1)
     harness.waker.sessions.clear()
     seen: list[tuple[str, int]] = []
@@ -117,7 +117,7 @@ def test_the_more_urgent_comes_first(harness: Harness) -> None:
 
 
 def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
-    """A surplus wake-up (from an older release or a sweep) costs no attempt and takes no lease."""
+    """If the user's limit is reached, a claim queues the session, uses no attempt and takes no lease."""
     sent = _flood(harness, MOST)
     harness.set(user_concurrency=1)
     first, *others = (each.session_id for each in sent)
@@ -132,7 +132,7 @@ def test_a_claim_beyond_the_limit_queues_the_session(harness: Harness) -> None:
 
 
 def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
-    """The count takes no lock, so concurrent claims may exceed the limit. Later claims see this and are queued."""
+    """Claims count running turns without a lock, so concurrent claims may exceed the limit. Later claims are queued."""
     harness.set(user_concurrency=100)
     sent = [each.session_id for each in _flood(harness, 12)]
     harness.set(user_concurrency=MOST)
@@ -144,7 +144,7 @@ def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
 
 
 def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
-    """Turns with expired leases take no place. They can be claimed again like other turns."""
+    """A turn with an expired lease does not count as running, so another worker can claim it again."""
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
     harness.move(harness.settings.turn.lease_s + 1)
@@ -160,13 +160,13 @@ def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> No
     for each in sent[:2]:
         with harness.crashing("after", "turns.settle"):
             harness.run(each.session_id)
-    woken = {each.session_id for each in sent[2 : MOST + 2]}  # the third was woken, and not claimed
+    woken = {each.session_id for each in sent[2 : MOST + 2]}  # the third was woken, but not claimed
     assert set(_round(harness)) == woken
     assert [harness.session(each.session_id).queued_at is None for each in sent] == [True] * (MOST + 2) + [False] * 2
 
 
 def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -> None:
-    """If the broker refuses a session's wake-up, the session keeps its place. The next round wakes it."""
+    """If the broker refuses a session's wake-up, the next sweep wakes the session."""
     sent = _flood(harness, MOST + 1)
     harness.waker.away = True
     harness.run(sent[0].session_id)
@@ -176,7 +176,7 @@ def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -
 
 @pytest.mark.long
 def test_waiting_sessions_are_not_woken(harness: Harness) -> None:
-    """During twenty minutes of three long turns, no waiting session is woken or claimed, or gets a strike."""
+    """While three turns run for twenty minutes, no waiting session is woken or claimed, and none gets a strike."""
     running = _claimed(harness, MOST)
     waiting = [each.session_id for each in _flood(harness, 40)[MOST:]]
     woken: list[UUID] = []
@@ -192,7 +192,7 @@ def test_waiting_sessions_are_not_woken(harness: Harness) -> None:
 
 
 def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
-    """The sweeper fills the places of each user with one statement, the oldest sessions first."""
+    """One sweep wakes up to `MOST` waiting sessions of each user, the oldest first."""
     users = {f"user {number}": _flood(harness, 8, user_id=f"user {number}") for number in range(5)}
     harness.sql("UPDATE sessions SET unsettled = 0 WHERE not_before IS NULL")
     harness.sql("UPDATE turns SET settled_at = now(), status = 'done' WHERE session_id IN "
@@ -205,7 +205,7 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
 
 
 def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:
-    """A turn that waits for approval frees its place. After the decision the turn needs a place like other turns."""
+    """A turn that waits for approval does not count toward the user's limit. After the decision, it counts again."""
     harness.set(user_concurrency=1)
     harness.equip(pay)
     harness.script(calls(("pay", {"amount": 5})))
@@ -227,7 +227,7 @@ def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None
 
 
 def test_an_error_frees_the_place(harness: Harness) -> None:
-    """A turn that waits for its next attempt does not keep the user's other conversations waiting."""
+    """A turn that waits for its next attempt does not count toward the user's limit."""
     harness.set(user_concurrency=1)
     harness.script(ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
     struck, behind = _flood(harness, 2)
@@ -238,7 +238,7 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
 
 
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
-    """A cancellation ends the session's wait. Its next message wakes it or queues it, like a first message."""
+    """Cancelling a queued session's turn takes the session off the queue. The next message wakes or queues it again."""
     sent = _flood(harness, MOST + 2)
     for each in sent[MOST:]:
         cancel(harness.runtime, each.turn_id)
@@ -266,7 +266,7 @@ def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, 
 
 
 def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session with many queued messages is released after each time slice, which uses no attempt."""
+    """A runner releases a session with many queued messages after each time slice. The release uses no attempt."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -288,7 +288,7 @@ def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch:
 def test_a_long_backlog_continues_if_the_broker_accepts_no_wake_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If no wake-up can be published, no other worker would take over, so the runner keeps the session."""
+    """Without a wake-up, no other worker would take over the session, so the runner keeps it."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     sent = [harness.send(f"message {number}") for number in range(4)]
     harness.waker.away = True
@@ -298,7 +298,7 @@ def test_a_long_backlog_continues_if_the_broker_accepts_no_wake_up(
 def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two conversations that always have another message must not starve a third one that is queued."""
+    """Two conversations that always have a next message do not starve a third, queued conversation."""
     monkeypatch.setattr(runner, "_SLICE_S", 2.0)
     harness.set(user_concurrency=2)
 
@@ -321,7 +321,7 @@ def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
 
 
 def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
-    """A parked turn is settled at once, although its user's other turns take all places."""
+    """A cancelled parked turn is settled at once, even if the user's other turns reach the limit."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60))
@@ -334,7 +334,7 @@ def test_a_cancelled_turn_needs_no_place(harness: Harness) -> None:
 
 
 def test_a_parked_turn_that_is_queued_uses_no_attempt(harness: Harness) -> None:
-    """If the user's other turn has the only place when the parked turn becomes due, the parked turn uses no attempt."""
+    """If a parked turn becomes due while the user's limit is reached, the turn is queued and uses no attempt."""
     harness.set(user_concurrency=1, on_unavailable="park")
     parked = harness.send("parked", channel="a")
     harness.script(CircuitBreakerOpen(retry_after_s=60), says("of the other"), CircuitBreakerOpen(retry_after_s=60))
