@@ -25,7 +25,7 @@ from tests.processes.faults import wait_until
 _QUIET = ["--without-gossip", "--without-mingle"]
 
 groups: set[int] = set()
-"""The process groups of all started workers. After the tests, each group must be empty."""
+"""The process groups of the started workers, without those that were found empty. After the tests, none may be left."""
 
 
 def left_over() -> list[psutil.Process]:
@@ -115,6 +115,8 @@ class WorkerContainer(ProcessContainer):
     def start(self) -> None:
         """Start the worker, without waiting until it consumes."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        if self._process is not None:
+            _forget_if_empty(self.pid)
         self._process = forked.start(self._program)
         groups.add(self.pid)
 
@@ -274,8 +276,17 @@ def _end_group(group: int) -> None:
     try:
         os.killpg(group, signals.SIGKILL)
     except ProcessLookupError:
+        groups.discard(group)
         return
-    wait_until(lambda: not [each for each in psutil.pids() if _group(each) == group and _lives(each)], f"{group} ends")
+    wait_until(lambda: _forget_if_empty(group), f"{group} ends")
+
+
+def _forget_if_empty(group: int) -> bool:
+    """Remove an empty group from `groups`, since the system may give its number to a process of another program."""
+    if any(_group(each) == group and _lives(each) for each in psutil.pids()):
+        return False
+    groups.discard(group)
+    return True
 
 
 def _group(pid: int) -> int | None:
