@@ -36,7 +36,7 @@ GETS = {
     "PERDURE_SLACK__APP_TOKEN": {"channels"},
     "PERDURE_TELEGRAM__TOKEN": {"gateway", "worker", "channels"},
     "PERDURE_TELEGRAM__WEBHOOK_SECRET": {"gateway", "channels"},
-    "OPENAI_API_KEY": {"gateway", "worker"},
+    "OPENAI_API_KEY": {"channels", "gateway", "worker"},
     "ANTHROPIC_API_KEY": {"worker"},
     "FLOWER_BASIC_AUTH": {"flower"},
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from perdure.channels.chat.ingress import Ingress
@@ -63,9 +64,13 @@ class Listening:
             try:
                 with self._database.lock(f"perdure channel {channel.name}") as mine:
                     if mine:
-                        pause_s = _AGAIN_S
                         log.info("listening on %s", channel.name)
-                        channel.listen(lambda update: self._take(ingress, update), self._stop)
+                        began = time.monotonic()
+                        try:
+                            channel.listen(lambda update: self._take(ingress, update), self._stop)
+                        finally:
+                            if time.monotonic() - began > _LONGEST_PAUSE_S:
+                                pause_s = _AGAIN_S
                         continue
                 self._stop.wait(_LOOK_S)
             except Unavailable as error:

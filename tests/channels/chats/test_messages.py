@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from perdure.channels.chat import listening
 from perdure.channels.chat.discord import channel as discord_module
+from perdure.channels.chat.protocol import ChannelFailed
 from perdure.errors import Unavailable
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
@@ -96,6 +98,21 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
     discord.fail("/gateway/bot", 401, {"message": "401: Unauthorized", "code": 0})
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the next attempt succeeds")
+
+
+def test_a_service_that_keeps_failing_is_asked_ever_less_often(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pause before each attempt to connect doubles, although each attempt takes the lock of the channel anew."""
+    monkeypatch.setattr(listening, "_AGAIN_S", 0.01)
+
+    def fail(*_: Any) -> None:
+        raise ChannelFailed("It is down.")
+
+    monkeypatch.setattr(installation.channels["discord"], "listen", fail)
+    with installation.listening("discord"):
+        until(lambda: caplog.text.count("retrying in") >= 3, "three attempts fail")
+    assert [text.split(" s")[0] for text in caplog.text.split("retrying in ")[1:4]] == ["0.01", "0.02", "0.04"]
 
 
 def test_an_update_waits_for_the_database(
