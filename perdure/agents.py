@@ -52,8 +52,8 @@ class ErrorMessages(Protocol):
 class ErrorTexts:
     """`ErrorMessages` from mappings: `by_code` maps error codes to messages, for all languages.
 
-    `by_language` maps a language to messages by code, which take precedence. Languages are BCP 47 tags, looked up as in
-    RFC 4647: if a code has no message for `de-AT`, the user gets the message for `de`.
+    `by_language` maps each language to another such mapping, which takes precedence over `by_code`. Languages are
+    BCP 47 tags, looked up as in RFC 4647: if a code has no message for `de-AT`, the user gets the message for `de`.
     """
 
     by_code: Mapping[str, str]

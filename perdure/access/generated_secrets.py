@@ -13,7 +13,7 @@ def made_once(path: Path, make: Callable[[], str]) -> str:
     """The text of the file at `path`, without surrounding whitespace.
 
     If the file does not exist, creates it with mode 0600 and the text that `make` returns. If several processes do this
-    at the same time, all of them return the text of the first file.
+    at the same time, only one of them creates the file, and all of them return its text.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

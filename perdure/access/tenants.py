@@ -52,10 +52,12 @@ def parse_tenant(given: object) -> str | None:
 
 
 def line_tenant(named: object, given: str | None) -> str | None:
-    """The tenant of a line in an imported file: the line's own (`named`), else the file's (`given`).
+    """The tenant of a line in an imported file: the line's own (`named`) or, if the line has none, `given`.
+
+    `given` is the tenant that the file is imported for.
 
     Raises:
-        InvalidRequest: the line's tenant is invalid, or differs from the file's.
+        InvalidRequest: the line's tenant is invalid, or differs from `given`.
     """
     tenant = parse_tenant(named)
     if tenant is not None and given is not None and tenant != given:

@@ -12,7 +12,10 @@ from perdure.errors import DeadlineExceeded, InvalidRequest
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
-"""Seconds between reads of the turn. `Parts.watch` ends a wait early if the turn settles, not if it is refused."""
+"""Seconds between reads of the turn.
+
+`Parts.watch` ends a wait early if the turn settles, but not if the turn is refused.
+"""
 
 
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ _on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in the caller's transaction. `session_id` is `None`, because a worker assigns the session later."""
+    """A message in the caller's transaction. `session_id` is `None`: a worker assigns the session after the commit."""
 
     turn_id: UUID
     session_id: UUID | None = None
@@ -92,7 +92,7 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         _insert_with_django(own, connection, turn_id, message)
         if connection.in_atomic_block or connection.get_autocommit():
             connection.on_commit(lambda: own.wake(message.user_id))
-        else:  # autocommit is off outside `atomic`: Django has no hook for the application's own commit
+        else:  # outside `atomic`, with autocommit off: Django has no hook for the application's own commit
             own.wake_soon(message.user_id)
     else:
         raise TypeError(
@@ -207,7 +207,10 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 
 
 def _wake_soon(own: Parts, connection: Connection) -> None:
-    """Schedule the wake-ups for shortly after the commit. SQLAlchemy has no event after the commit of a connection."""
+    """Schedule wake-ups with a delay.
+
+    SQLAlchemy calls this function just before a connection's commit. It has no event after the commit.
+    """
     users = sorted(_on_commit[connection])
     _forget(connection)
     own.wake_soon(*users)

@@ -244,7 +244,7 @@ def _check_time(name: str, at: datetime | None, now: datetime) -> None:
         return
     if at.tzinfo is None:
         raise InvalidRequest(f"{name} has no time zone.")
-    if at < _EARLIEST:  # PostgreSQL stores earlier times than the driver can read
+    if at < _EARLIEST:  # PostgreSQL can store earlier times, but the driver cannot read all of them
         raise InvalidRequest(f"{name} is before 1970: {at.isoformat()}.")
     if at > now + _SKEW:
         raise InvalidRequest(f"{name} is in the future: {at.isoformat()}.")

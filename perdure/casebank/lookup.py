@@ -1,9 +1,10 @@
 """Finds cases for a prompt, for a user, and for an administrator.
 
 A prompt contains only cases whose cosine with the question reaches a minimum, the similarity floor. The floor depends
-on the embedder: the cosine of unrelated texts is about 0 with some embedders and 0.8 with others. The floors for `hash`
-and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all cases of other topics are
-below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the measurements.
+on the embedder: the cosine of unrelated texts is about 0 with some embedders and 0.8 with others. The floors for the
+embedders `hash` and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all cases of
+other topics are below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the
+measurements.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CaseLookup:
     ) -> list[FoundCase]:
         """At most `k` cases in `bank` for the prompt of `user` (a user key), nearest first.
 
-        Searches the cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows. Returns no case below the
+        Searches only those cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows. Returns no case below the
         similarity floor (`PERDURE_CASEBANK__MIN_SIMILARITY`).
 
         Raises:

@@ -162,7 +162,8 @@ def drop_index(size: int, part: str) -> str:
 
 
 # A CTE for the statement that settles a turn; the CTE `fenced` must precede it. Inserts one execution for each case in
-# the turn's prompt. Neither reads nor locks cases, so archiving or erasing a case at the same time does not block it.
+# the turn's prompt. Neither reads nor locks cases, so archiving or erasing a case at the same time does not block the
+# statement.
 WITH_USES = """
     used AS (
         INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at, counted)

@@ -68,8 +68,8 @@ def suggest(database: Database, clock: Clock, model: Model, timeout_s: float) ->
     """Ask the model how to improve flagged cases, for at most `SUGGESTIONS_A_MINUTE` cases per minute.
 
     The limit applies to all processes together. Returns the number of suggestions; `None` if a process asked within the
-    last minute. If the model gives no suggestion for a case, a call after 20 hours asks again. A case that recovers and
-    is flagged again gets a new suggestion.
+    last minute. If the model gives no suggestion for a case, `suggest` asks again after 20 hours. A case that recovers
+    and is flagged again gets a new suggestion.
     """
     if not database.run(queries.TAKE_MINUTE, {}):
         return None

@@ -4,8 +4,8 @@ A search compares only vectors that have the same embedder and the same number o
 of cases one by one, which is exact. For a larger number of cases, it scans a vector index, which is approximate.
 
 `build_indexes` creates up to two vector indexes for each number of dimensions. One index covers the cases without an
-author, the other index covers the cases with an author. `build_indexes` creates an index once the index would contain
-`INDEX_FROM` cases.
+author, the other index covers the cases with an author. `build_indexes` creates an index only if the index would
+contain at least `INDEX_FROM` cases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ INDEX_FROM = 10_000
 FEW_OF_BANK = 2_000
 """A search compares up to this many cases of a bank one by one. For a larger bank, it scans the vector index.
 
-The index covers all banks. The scan reads up to 20,000 rows, and some of these rows belong to the bank.
+The index covers all banks, and a scan of the index reads at most 20,000 rows. If the bank is small, few or
+none of these rows belong to the bank.
 """
 
 MOST_INDEXED_DIMENSIONS = 2_000
@@ -153,7 +154,7 @@ def search_for_user(
 
 
 def authors(user: str) -> list[str]:
-    """The user keys whose cases `user` may see: `user` and, if the user has a tenant, the tenant's shared key."""
+    """The user keys whose cases `user` may see: `user` and, if the user has a tenant, `everybodys(tenant)`."""
     tenant = tenant_of(user)
     return [user] if tenant is None else [user, everybodys(tenant)]
 
@@ -162,8 +163,8 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
     """Build each missing vector index that would contain at least `index_from` cases.
 
     Returns the names of all indexes with at least `index_from` cases, including indexes that existed before. Does not
-    block readers or writers. Rebuilds an index whose build was interrupted. Returns `[]` immediately while another
-    process builds indexes.
+    block readers or writers. Rebuilds an index whose build was interrupted. If another process is building indexes,
+    returns `[]` immediately.
     """
     wanted = [
         (row.size, part)

@@ -129,15 +129,16 @@ def nearest_for_user(size: int, few: int, few_of_bank: int, *, of_tenant: bool =
 
     The statement searches only the cases in the parameter `banks`.
 
-    With `of_tenant`, the parameter `authors` contains the user's key and the tenant's shared key. The user may see the
-    cases of these authors, and the cases that an administrator shared in the tenant.
+    With `of_tenant`, the parameter `authors` contains the user's key and `everybodys(tenant)`, which is the key of the
+    cases that belong to all users of the tenant. The user may see the cases with these two keys, and the cases that an
+    administrator shared in the tenant.
 
     Without `of_tenant`, `authors` contains only the user's key. The user may see their own cases, the cases without an
     author, and the cases that an administrator shared among the users without a tenant.
 
-    The comparison with the authors' cases is exact if there are at most `few` of them. The comparison with the cases
-    without an author is exact if the banks contain at most `few_of_bank` of them. The comparison with the cases that an
-    administrator shared is always exact. `size` is the number of the vector's dimensions.
+    The comparison with the cases of `authors` is exact if `authors` have at most `few` active cases. The comparison
+    with the cases without an author is exact if the banks contain at most `few_of_bank` such cases. The comparison with
+    the cases that an administrator shared is always exact. `size` is the number of the vector's dimensions.
     """
     mine = f"c.status = 'active' AND {_OF_AUTHORS}"
     neighbours = _OF_TENANT if of_tenant else f"c.user_id IS NOT NULL AND {_WITHOUT_TENANT}"
@@ -171,7 +172,7 @@ def _arm(name: str, size: int, condition: str) -> dict[str, str]:
 def _indexed(name: str, size: int, indexed: str, many: str, wanted: str) -> dict[str, str]:
     """An arm that searches a vector index, if the CTE `{many}_many` returns true.
 
-    CASE makes the planner assume that half of the rows match `wanted`.
+    The SQL expression `CASE` makes the planner assume that half of the rows match `wanted`.
     """
     condition = f"{indexed} AND (SELECT many FROM {many}_many) AND CASE WHEN {wanted} THEN true ELSE false END"  # noqa: S608 (constants)
     return _arm(name, size, condition)

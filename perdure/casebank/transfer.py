@@ -65,8 +65,8 @@ def import_lines(
 ) -> Imported:
     """Add the case of each line, one by one.
 
-    `dimensions` returns the number of dimensions of an embedder's vectors, or `None` if the number is unknown. The case
-    of a line without a tenant belongs to `tenant`.
+    `dimensions` returns the number of dimensions of an embedder's vectors, or `None` if the number is unknown. If a
+    line has no tenant, the line's case belongs to `tenant`.
     """
     imported = Imported()
     for number, text in enumerate(lines, start=1):

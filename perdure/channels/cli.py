@@ -70,8 +70,8 @@ class Conversation:
         runtime: The runtime of this process.
         speaker: The user.
         key: The conversation's key; `None`: the user's conversation without a key.
-        on_note: Receives a note to print, once for each delay of the reply and before each retry while the database is
-            unavailable.
+        on_note: Called with a note to print, once for each delay of the reply. While the database is unavailable, also
+            called before each retry.
     """
 
     def __init__(self, runtime: Runtime, speaker: Speaker, key: str | None, on_note: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ class Conversation:
         return self._seen
 
     def switch(self, key: str | None) -> int:
-        """Change to another conversation and resume its live session; returns the same number as `resume`.
+        """Change to another conversation and resume its live session; returns the result of `resume`.
 
         Raises:
             Unavailable: the database cannot be reached.

@@ -3,8 +3,8 @@
 The plan depends only on the cases, the settings and the time. The order of the cases and the sizes of pages and batches
 do not affect the plan.
 
-Memory holds the plan, a few blocks of vectors, and the id and about fifty bytes of each case. Vectors and texts are in
-temporary files.
+Memory holds the plan and a few blocks of vectors. For each case, it also holds the id and about fifty bytes of other
+data. Vectors and texts are in temporary files.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class _Search:
         return batch[self._left[batch]]
 
     def _against(self, keepers: _Keepers, start: int, stop: int) -> None:
-        """Merge into the keepers their duplicates at the positions from `start` to before `stop`."""
+        """Merge the cases at the positions from `start` to before `stop` into the keepers that they duplicate."""
         open_ = self._left[start:stop] & ~self._protected[start:stop]
         if not open_.any():
             return
@@ -242,8 +242,9 @@ class _Search:
     ) -> NDArray[np.bool_]:
         """The pairs in `near` that `_decide` must still examine. `near` and the result are arrays `(keepers, losers)`.
 
-        Drops a pair if its questions certainly differ, and a difference between its loser and another keeper is already
-        recorded. Vectorised, because a thousand questions that differ only in a number make half a million pairs.
+        Drops a pair if two conditions hold: the two questions certainly differ, and an earlier call of `_decide`
+        recorded that the loser differs from another keeper. Vectorised, because a thousand questions that differ only
+        in a number make half a million pairs.
         """
         if not self._limits.duplicate_guard or not near.any():
             return near
@@ -337,7 +338,7 @@ def _directions(vectors: VectorFile) -> NDArray[np.float64] | None:
     if width == vectors.width:
         return None
     sample = np.unique(np.linspace(0, len(vectors) - 1, _SAMPLE).astype(np.intp))
-    # The tiny vectors supply the missing directions if the sample spans too few dimensions.
+    # If the sample spans too few dimensions, the added vectors of length 1e-6 supply the missing directions.
     spanned = np.concatenate([_unit(vectors.take(sample)), np.eye(width - 1, vectors.width) * 1e-6])
     _, _, directions = np.linalg.svd(spanned, full_matrices=False)
     chosen: NDArray[np.float64] = np.ascontiguousarray(directions[: width - 1].T)

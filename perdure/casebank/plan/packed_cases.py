@@ -69,7 +69,8 @@ class PackedCases:
 def _mark(readers: str | None) -> int:
     """A hash of `readers`, because 8 bytes per case take less memory than the string.
 
-    The probability of a collision is about 10^-19 per pair. Before a merge, `runs.apply` compares the cases' readers.
+    The probability of a collision is about 10^-19 per pair. A collision merges no cases with different
+    readers: before each merge, `runs.apply` compares the readers themselves, not the hashes.
     """
     if readers is None:
         return 0

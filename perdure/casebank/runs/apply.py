@@ -73,7 +73,9 @@ def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, 
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:
-    """Lock the cases and keepers of the items, and count their uses. Returns their rows, with vectors for merges.
+    """Lock the items' cases and keepers, and count the uses of all of these cases. Returns the rows by case id.
+
+    A row has a vector only if its case takes part in a merge.
 
     Locking is a separate statement: only a statement that begins after the lock is taken sees all uses that other
     transactions counted.

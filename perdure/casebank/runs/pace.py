@@ -23,9 +23,10 @@ class Pace:
         self._since = monotonic()
 
     def rest(self) -> None:
-        """Pause in proportion to the work since the last pause, if this pause is at least a millisecond.
+        """Pause in proportion to the work since the last pause.
 
-        With `load_percent` 100, each call runs `pause(0)`, which may raise to stop the work.
+        A pause of less than a millisecond is put off until a later call. With `load_percent` 100, each call
+        nevertheless runs `pause(0)`, which may raise to stop the work.
         """
         due_s = (self._monotonic() - self._since) * self._rest_per_work
         if due_s >= _SHORTEST_REST_S or not self._rest_per_work:

@@ -101,8 +101,8 @@ def begin_or_resume(database: Database, clock: Clock) -> ClaimedRun:
 def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
     """Store a request for a run or a dry run; returns the run's id. A worker claims the run (`prune.advance`).
 
-    If there is already an unfinished run that no process has claimed, returns the id of that run. With `dry_run`,
-    returns the id of the unfinished dry run if there is one, whether claimed or not.
+    If `dry_run` is false and an unfinished run is waiting for a worker, returns the id of that run instead. If
+    `dry_run` is true and a dry run is unfinished, returns the id of that dry run, even if a worker has claimed it.
 
     Raises:
         Conflict: a run is under way, or waits for approval; the message names it.

@@ -20,7 +20,7 @@ from perdure.turns.outbox import DeliveryFailed
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 200
-"""The most turns per channel whose indicator is repeated. For each further turn, the indicator is shown once."""
+"""The indicator is repeated for at most this many turns of a channel. For each further turn, it is shown only once."""
 
 _SHARE = 0.8
 """The fraction of `Channel.typing_s` after which the indicator is repeated."""
@@ -85,7 +85,7 @@ class TypingIndicators:
         return {row.turn_id: row.status in {"accepted", "running"} for row in rows}
 
     def _type(self, place: Place) -> bool:
-        """Show the indicator once; returns `False` if the service did not show it or `close` was called before."""
+        """Show the indicator once; returns `False` if the service failed to show it or `close` has been called."""
         if self._closed.is_set():
             return False
         try:

@@ -117,8 +117,8 @@ class Ingress:
         """Handle one update of the service. A malformed update is logged and dropped.
 
         Raises:
-            Unavailable: the database cannot be reached, or after a reconnect the service cannot be reached. The caller
-                may safely pass the update again.
+            Unavailable: the database cannot be reached. After a reconnect, also if the service cannot be reached. In
+                both cases, the caller may safely pass the update again.
         """
         try:
             events = self._channel.parse(update)
@@ -160,9 +160,10 @@ class Ingress:
                 assert_never(event)
 
     def _see(self, event: Said | Commanded | Unsupported) -> None:
-        """Record the id of a chat's newest handled message. `_catch_up` reads the messages that follow it.
+        """Record the id of a chat's newest handled message. `_catch_up` reads the later messages.
 
-        Does not record interactions: an interaction that arrives by webhook may be newer than unhandled messages.
+        Does not record an interaction. An interaction may arrive by webhook while no process listens for messages. If
+        `_see` recorded the interaction, `_catch_up` would omit the unhandled messages that are older.
         """
         if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
             at = self._at(self._user(event.place, event.sender), event.place)

@@ -50,7 +50,10 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent. With `if_known`, it is ignored unless the agent takes part in the conversation."""
+    """A message for the agent.
+
+    If `if_known` is true, the message is for the agent only if the agent takes part in the conversation.
+    """
 
     place: Place
     sender: Sender
@@ -147,7 +150,7 @@ class Channel(Protocol):
     """A chat service. Implementations are thread-safe."""
 
     name: str
-    """The channel's name, which is the value of `channel` in its messages."""
+    """The channel's name. It is the value of `channel` in each message that arrives on the channel."""
 
     most_chars: int
     """The longest text of one message, in characters."""
@@ -222,9 +225,10 @@ class Channel(Protocol):
         ...
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:
-        """The updates for the messages of a chat that follow the message with the id `after`, oldest first.
+        """The updates for the messages in `chat` after the message with the id `after`, oldest first.
 
-        Called only after `Connected`. The channel may limit the number of messages. Empty if the chat no longer exists.
+        Called only after a `Connected` event. The channel may limit the number of messages. Empty if the chat no longer
+        exists.
 
         Raises:
             DeliveryFailed: the request to the service failed.

@@ -440,7 +440,8 @@ def _refuse(error: SlackApiError) -> NoReturn:
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
     if code in _PERMANENT:
-        # Slack's status is 200, which the breaker would count as a failure of the service. It does not count 403.
+        # Slack reports the error with status 200. The breaker cannot classify an error with status 200, and would count
+        # the error as a failure of Slack. The breaker does not count an error with status 403.
         raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
     if status != HTTPStatus.OK:
         raise DeliveryFailed(f"answered with status {status}", status) from error

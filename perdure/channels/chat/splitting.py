@@ -8,7 +8,10 @@ from __future__ import annotations
 
 _FENCE = "```"
 _LONGEST_OPENING = 40
-"""The next part repeats a code block's opening line up to this length. A bare fence replaces a longer opening line."""
+"""The next part repeats the opening line of a code block if the line has at most this many characters.
+
+If the line is longer, the next part opens the code block with a bare fence.
+"""
 
 
 def split(text: str, most: int) -> list[str]:

@@ -4,8 +4,8 @@
 read again when it changes. The gateway then refuses all keys of a file that it cannot read, and skips invalid lines.
 
 A gateway without keys may listen on loopback only, and every program that can reach its port has access. To exclude
-web pages in a browser on this machine, such a gateway refuses a request whose `Host` does not name this machine. This
-check stops DNS rebinding. It also refuses a request with an `Origin` other than the gateway's own.
+web pages in a browser on this machine, such a gateway makes two checks. It refuses a request whose `Host` does not name
+this machine, which stops DNS rebinding, and a request with an `Origin` other than the gateway's own.
 
 An application that mounts the gateway may authenticate the users itself (`authenticated`).
 """

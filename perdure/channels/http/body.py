@@ -36,7 +36,7 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRoute(APIRoute):
-    """A route whose body, if it has one, is a strict JSON object."""
+    """A route that reads its body, if the route declares one, as a strict JSON object."""
 
     def get_route_handler(self) -> _Handler:
         """FastAPI's handler, wrapped so that it receives the strictly parsed body."""
@@ -73,7 +73,7 @@ class _ParsedRequest(Request):
     async def json(self) -> Any:
         """The parsed object, or the validated model of a long body.
 
-        For an unusable body, returns an error message, which every model rejects.
+        If the body is unusable, returns an error message. A message is no object, so every model rejects it.
         """
         return self._content
 

@@ -28,7 +28,7 @@ async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
     """Verify the signature of a service's webhook request, and handle the request's updates.
 
     A request to an unknown channel gets 401, like a request with a wrong signature. The response is sent after the
-    commit. A service that gets no response sends the request again.
+    updates are committed. A service that gets no response sends the request again.
     """
     chats: Chats = request.app.state.chats
     if name not in chats:

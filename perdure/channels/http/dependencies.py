@@ -141,7 +141,8 @@ def require_session(gateway: Gateway, caller: Caller, session_id: UUID) -> None:
     """Check that the caller has access to a session. Blocks.
 
     Raises:
-        NotFound: the caller has no access to the session. For an operator, the route itself checks that it exists.
+        NotFound: the caller has no access to the session. An operator has access to any id, so the route itself must
+            check that the session exists.
     """
     if not caller.is_operator and not caller.may_see(sessions.owner(gateway.runtime.database, session_id)):
         raise NotFound("There is no such session.")
@@ -154,7 +155,8 @@ def require_turn(gateway: Gateway, caller: Caller, turn_id: UUID) -> UUID:
     turn.
 
     Raises:
-        NotFound: the caller has no access to the turn. For an operator, the route itself checks that the turn exists.
+        NotFound: the caller has no access to the turn. An operator has access to any id, so the route itself must
+            check that the turn exists.
     """
     found = turns.find_owner(gateway.runtime.database, turn_id)
     if not caller.is_operator and (found is None or not caller.may_see(found[0])):

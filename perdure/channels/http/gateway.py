@@ -182,7 +182,7 @@ class Gateway:
     async def drain(self, hastened: asyncio.Event) -> None:
         """Refuse new messages, and let requests wait for their turns.
 
-        Returns when no request waits for a turn, after `drain_s` seconds, or when `hastened` is set.
+        Returns as soon as no request waits for a turn, `drain_s` seconds have passed, or `hastened` is set.
 
         The drain is phases 1 and 2 of a gateway's shutdown; `perdure.cli.serve.server` executes phases 3 and 4.
         """
@@ -221,7 +221,7 @@ class Gateway:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count the request as waiting while the block runs."""
+        """Count the request as waiting while the `with` block runs."""
         self._waiting_requests += 1
         self._no_request_waits.clear()
         try:
@@ -233,7 +233,10 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until the gateway ends all waits for turns: after a drain, or `drain_s` after the intake is closed."""
+        """Wait until the gateway ends all waits for turns.
+
+        The gateway ends them after a drain, and also when the intake has been closed for `drain_s` seconds.
+        """
         await self._stop_waiting.wait()
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""/openapi.json: FastAPI's document, extended with the gateway's errors and with keys and limits from the settings.
+"""/openapi.json: FastAPI's document, changed to describe the gateway's errors, authentication and limits.
 
 FastAPI makes the document from the routes. This module adds whether a key is required and the maximum length of a text,
 which depend on the settings. It replaces FastAPI's error schemas with `Problem`, the format of the gateway's errors.
@@ -23,7 +23,7 @@ _FASTAPIS_ERRORS = ("HTTPValidationError", "ValidationError")
 
 
 def document(app: FastAPI, settings: Settings) -> dict[str, Any]:
-    """The OpenAPI document of `app`, which the first call makes."""
+    """The OpenAPI document of `app`. The first call makes the document, and later calls return the same one."""
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operation in _operations(made):

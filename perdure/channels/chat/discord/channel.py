@@ -1,7 +1,7 @@
 """The channel `discord`, through hikari: Discord's gateway, its webhook for interactions, and its REST API.
 
 In a private chat, every message is for the agent. In a server's channel, a message is for the agent if it mentions the
-bot or replies to the bot. Once the agent takes part in a thread, every message in that thread is for the agent.
+bot or replies to the bot. After the first such message in a thread, every message in that thread is for the agent.
 
 Slash commands and button presses are interactions. Discord sends interactions to the application's endpoint URL (the
 webhook) if the application has one, otherwise over the gateway. Discord requires an answer to an interaction within
@@ -318,7 +318,8 @@ class Discord:
     async def _name_author(self, rest: RESTClient, update: dict[str, Any]) -> None:
         """Add the author to the event of a deleted private message, because Discord's event names only the channel.
 
-        For this purpose, stores the author of each new private message by channel.
+        Stores the author of each message that a person sends in a private chat, for up to `_MOST_RECIPIENTS` chats. If
+        no author is stored for the chat of a deleted message, asks Discord who the person in the chat is.
         """
         data = update["d"]
         if "guild_id" in data or update["t"] not in {"MESSAGE_CREATE", "MESSAGE_DELETE"}:

@@ -16,7 +16,7 @@ router = APIRouter(prefix="/breakers", tags=["breakers"], responses=problems(*WI
 
 @router.get("", response_description="The breakers.")
 async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
-    """List the breakers that were used in the last week, by name."""
+    """List the breakers that were used in the last week, sorted by name."""
     breakers = await gateway.in_thread(lambda: _breakers(gateway.runtime).list())
     return BreakerList(breakers=[Breaker.model_validate(each.record()) for each in breakers])
 
@@ -25,7 +25,8 @@ async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
 async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Breaker:
     """Close a breaker for the whole fleet: it admits calls again, and the turns parked for it resume.
 
-    A model's name may contain slashes (`llm:openai:org/model`), escaped or not.
+    A breaker's name may contain slashes, for example `llm:openai:org/model`. In the path, a slash may be escaped or
+    unescaped.
     """
     called = parameters.parse_name(name, "breaker")
     breaker = await gateway.in_thread(lambda: _breakers(gateway.runtime).reset(called))

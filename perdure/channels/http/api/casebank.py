@@ -73,7 +73,7 @@ async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> 
 
 @router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
 async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> UnsharedCase:
-    """Stop sharing a case. Afterwards, only prompts for the case's author may contain it."""
+    """Stop sharing a case. Afterwards, only the prompts of the case's author may contain the case."""
     name = parameters.parse_name(case_id, "case")
     await gateway.in_thread(partial(sharing.unshare, gateway.runtime.database, name, _ADMINISTRATOR))
     return UnsharedCase(case_id=name, shared_at=None)

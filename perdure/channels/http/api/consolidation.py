@@ -69,7 +69,7 @@ async def dry_run(
     _admin: TheAdministrator,
     wait: parameters.RunWait = _DEFAULT_WAIT_S,
 ) -> Response:
-    """Request the plan that a run would make now. No case changes. The status is 202 if the plan is unfinished."""
+    """Request the plan that a run would make now. No case is changed. The status is 202 if the plan is unfinished."""
     return await _run(gateway, request, wait, dry_run=True)
 
 
@@ -110,14 +110,17 @@ async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdm
     responses=problems(404, 409),
 )
 async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
-    """Reject a plan that waits for approval; no case changes."""
+    """Reject a plan that waits for approval; no case is changed."""
     return await _decide(gateway, state.reject, _parse_id(run_id))
 
 
 # Callers choose the ids of cases, so an id may contain slashes.
 @router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
-    """Make an archived case active again, exactly as it was. Runs do not archive it for some days."""
+    """Make an archived case active again, with the data that it had when it was archived.
+
+    Runs do not archive a restored case again for some days.
+    """
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
     return Restored(case_id=name, status="restored")

@@ -51,7 +51,8 @@ async def change(
 ) -> Conversation:
     """Set a conversation's title, archive it, or restore it.
 
-    Archiving ends the live session. The next message restores an archived conversation.
+    Archiving a conversation ends its live session. The next message to an archived conversation
+    restores the conversation.
     """
     user = users.key(_user(user_id, caller.user))
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))

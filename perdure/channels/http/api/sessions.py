@@ -66,7 +66,10 @@ async def read(session_id: TheSession, gateway: TheGateway) -> Session:
 async def end(
     session_id: TheSession, given: Annotated[EndSession, Body(default_factory=EndSession)], gateway: TheGateway
 ) -> Session:
-    """Request the end of a session. Its accepted turns run first; later messages begin the next session."""
+    """Request the end of a session.
+
+    Turns that were accepted before the request run first. The first message after the request begins the next session.
+    """
     return await gateway.in_thread(partial(_end, gateway.runtime, session_id, given.reason))
 
 
@@ -79,7 +82,7 @@ async def end(
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
 ) -> Forked:
-    """Copy a session, up to and including its last turn that was settled at or before `tick`.
+    """Copy a session as it was at `tick`: with the turns that were settled at or before this tick.
 
     Only messages that name the copy's id go to the copy.
     """

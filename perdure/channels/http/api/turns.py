@@ -38,7 +38,7 @@ router = APIRouter(
 
 @router.get("", response_description="The turn.", responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
-    """Read a turn. With `wait`, the response is sent once the turn is settled, at the latest after `wait` seconds."""
+    """Read a turn. With `wait`, the response waits until the turn is settled, for `wait` seconds at most."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
     if not wait or turn.status in SETTLED:
         return turn

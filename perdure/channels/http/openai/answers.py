@@ -103,7 +103,10 @@ class _Answer:
                 return []
 
     def _grow(self, step: str) -> list[Part]:
-        """Replace the current step's text with `step`. Returns the new text as a part; nothing if `step` is blank."""
+        """Set the current step's text to `step`. Returns the text that is not yielded yet, as one part.
+
+        Returns no part if `step` is blank or all of it was yielded.
+        """
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []

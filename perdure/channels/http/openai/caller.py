@@ -3,8 +3,8 @@
 The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's user. The conversation is
 `X-Perdure-Conversation`, else `prompt_cache_key`. If a request names no user or no conversation, the missing one is
 taken from the headers that Open WebUI forwards. These headers are ignored if the caller has a user token, because only
-a front end that the operator trusts may name the user. A message without a conversation belongs to the user's
-conversation without a key.
+a front end that the operator trusts may name the user. If no source names a conversation, the message belongs to the
+user's conversation without a key.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ PIECE_CHARS = 24
 
 _HEARTBEAT = b": still running\n\n"
 _MARK = "\x1f"
-"""Stands for an event without text in the text from which the checksum is computed."""
+"""A tool call has events without text. Each of them adds this character to the checksum, and 1 to the position."""
 
 _CRC_BITS, _CHECK_BITS = 32, 24
-"""The size of a checksum in bits, and how many of its high bits are the low bits of a sequence number."""
+"""The size of a checksum in bits, and the number of its high bits that form the low bits of a sequence number."""
 
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
@@ -136,13 +136,16 @@ class _Events:
         self._turn = turn
         self._after = -1 if starting_after is None else starting_after
         self._known = starting_after is None
-        """Whether an event has had the client's sequence number, which proves that the number belongs to this text."""
+        """Whether the client's sequence number is known to belong to this text, because an event had this number.
+
+        True from the beginning if the client gave no number.
+        """
         self._text = ""
         self._numbered = 0
         """The number of characters of the text for which deltas were made."""
         self._calls: list[str] = []
         self._position = 0
-        """The length of the text from which the checksum is computed."""
+        """The length of the text that is included in the checksum so far."""
         self._crc = 0
         self._last = -1
 
@@ -187,7 +190,7 @@ class _Events:
             yield from self._event(number, "response.output_text.delta", **self._place, delta=piece, logprobs=[])
 
     def call(self, line: str) -> Iterator[bytes]:
-        """The deltas of the remaining text, then the events for a tool call, a part of the reasoning item's summary.
+        """The deltas of the remaining text, then the events that add a tool call to the reasoning item's summary.
 
         Raises:
             Rewound: the client's sequence number belongs to other text.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from perdure.channels.http.errors import CODES, MEDIA_TYPE
 
 Responses = dict[int | str, dict[str, Any]]
-"""The type of FastAPI's argument `responses`: by status, the responses of a route besides its response model."""
+"""The type of FastAPI's argument `responses`: a route's responses besides its response model, keyed by status."""
 
 
 def _instant(value: str) -> str:
@@ -20,7 +20,7 @@ def _instant(value: str) -> str:
 
 
 Instant = Annotated[str, AfterValidator(_instant), Field(json_schema_extra={"format": "date-time"})]
-"""A time in ISO 8601 format. It is text, because routes without pydantic format a `datetime` in another way."""
+"""A time in ISO 8601 format, as text from `datetime.isoformat`: pydantic would format a `datetime` differently."""
 
 WITH_KEY = (401, 403, 429, 500, 503)
 """The error statuses of a route that needs a key."""
@@ -34,7 +34,7 @@ WITH_EMBEDDING = (502, 504)
 
 TURN_ID, SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
 RUN_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20"
-"""Ids in examples."""
+"""The ids in examples: `RUN_ID`, `TURN_ID` and `SESSION_ID`."""
 
 
 class Answer(BaseModel):

@@ -69,7 +69,7 @@ class PruningDetails(Answer):
 
 
 class Pruning(Answer):
-    """The numbers of removed, merged and archived cases. `details` lists these cases and the spared cases."""
+    """How many cases are removed, merged and archived. `details` lists these cases and the spared cases."""
 
     removed_cases: int
     merged_cases: int
@@ -190,7 +190,7 @@ class SharedCase(Answer):
 
 
 class UnsharedCase(Answer):
-    """A case that is not shared: only prompts for its author may contain it."""
+    """A case that is not shared: only the prompts of its author may contain it."""
 
     model_config = examples({"case_id": "case-17", "shared_at": None})
 
