@@ -1,6 +1,6 @@
 """Builds the context of runs that prune the CaseBank, and POSTs their signed notices.
 
-The operator sets the notices' URL, `PERDURE_CASEBANK__NOTIFY_URL`, so a private address is accepted.
+The URL of the notices, `PERDURE_CASEBANK__NOTIFY_URL`, may have a private address, because only the operator sets it.
 """
 
 from __future__ import annotations

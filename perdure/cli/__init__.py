@@ -88,10 +88,10 @@ def main() -> None:
 
 
 def _add_working_directory() -> None:
-    """Append the working directory, which may contain the module of `PERDURE_AGENTS`, to `sys.path`.
+    """Add the working directory, which may contain the module of `PERDURE_AGENTS`, to the end of `sys.path`.
 
-    If perdure is imported from a checkout, the working directory is inserted before the checkout. Otherwise the
-    checkout's `tasks` would hide an application's module `tasks`.
+    If perdure is imported from a checkout, the working directory is inserted before the checkout instead. At the end
+    of `sys.path`, an application's module `tasks` would be hidden by the checkout's `tasks`.
     """
     here = str(Path.cwd())
     if here in sys.path:

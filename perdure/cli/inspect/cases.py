@@ -128,7 +128,10 @@ def list_(
 
 @commands.command()
 def show(case_id: CaseId, *, as_json: AsJson = False) -> None:
-    """Show a case, its review by reflection, and its history."""
+    """Show a case, its review and its history.
+
+    A case that fails more often than it succeeds has a review, which lists the errors.
+    """
     from perdure.casebank.cases import read
 
     with connecting.database() as database:

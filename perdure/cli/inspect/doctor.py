@@ -23,7 +23,7 @@ def doctor(
 ) -> None:
     """Find dangerous settings, with --app those of your own Celery application.
 
-    The exit status is 1 if any setting is dangerous.
+    Without --app, the settings of PostgreSQL and Redis are checked. The exit status is 1 if any setting is dangerous.
     """
     found = _of_servers() if app is None else _of_application(app)
     if as_json:

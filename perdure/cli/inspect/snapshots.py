@@ -48,9 +48,10 @@ def import_(
 ) -> None:
     """Restore a snapshot into its session.
 
-    Restores the working variables and accepts the pending messages. Each message is accepted once, by its id, even if
-    the file is imported again. The variables are restored only if the session is still at the snapshot's tick. If
-    the session does not exist in this database, it is created for the pending messages. The transcript is unchanged.
+    Restores the working variables and accepts the pending messages. A message whose id was accepted before is not
+    accepted again, so the file may be imported twice. The variables are restored only if the session is still at the
+    snapshot's tick. If this database does not have the session, it is created for the pending messages. The
+    transcript is unchanged.
     """
     from perdure.snapshots.codec import parse
     from perdure.turns.restore_snapshot import restore

@@ -33,7 +33,7 @@ from perdure.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 HEADER_S = 10.0
-"""Seconds from a request's first byte, or from the opening of the connection, to the end of the header."""
+"""Seconds for a request's header, from the opening of the connection; for later requests, from their first byte."""
 
 BODY_S = 60.0
 """Seconds from the end of a request's header to the end of its body."""

@@ -20,7 +20,7 @@ from perdure.turns.drain import Phase
 _REASON = "drain"
 _POLL_S = 1.0
 _QUIET_POLLS = 2
-"""How many consecutive polls must find no work. One is not enough: a worker that starts during a poll may miss it."""
+"""How many consecutive polls must find no work. One is not enough: a single poll may miss a worker that is starting."""
 
 
 class Drain:

@@ -37,8 +37,8 @@ class Servers:
 
     Attributes:
         environment: The environment for the other processes.
-        keepers: A process for each embedded server, which restarts the server when it dies.
-        started: The names of the servers that this process has started. Embedded servers that already ran are missing.
+        keepers: For each embedded server, a process that restarts the server when the server dies.
+        started: The names of the embedded servers that this process has started, not those that it found running.
     """
 
     environment: Mapping[str, str]

@@ -9,10 +9,10 @@ import socket
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 FINISH_S = 5
-"""Seconds that a shutdown allows for sending the last responses, once no client waits for a turn."""
+"""Seconds that a shutdown allows for sending the last responses. They begin when no client waits for a turn."""
 
 ACCEPTED_AT_ONCE = 128
-"""The most `accept` calls of the event loop per iteration, even if they fail because no descriptor is free."""
+"""The most `accept` calls of the event loop per iteration. Calls that fail for lack of a free descriptor count, too."""
 
 BACKLOG = 2048
 """The most connections that the system keeps until the event loop accepts them."""

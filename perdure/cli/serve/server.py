@@ -37,7 +37,7 @@ from perdure.workers.shutdown.hard_limit import HardLimit
 log = logging.getLogger(__name__)
 
 _SWITCH_S = 0.001
-"""The interpreter's switch interval: seconds after which a computing thread yields to the event loop. Default: 5 ms."""
+"""Seconds after which a computing thread yields to the event loop (`sys.setswitchinterval`). Python's default: 5 ms."""
 
 
 class Server(uvicorn.Server):
@@ -142,7 +142,7 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
 
 
 def _stop_at_signals(server: Server) -> None:
-    """Let SIGINT and SIGTERM stop `server` before uvicorn has installed its own handlers."""
+    """Install handlers that stop `server` if SIGINT or SIGTERM arrives before uvicorn installs its own handlers."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if server.signalled_at is None:  # otherwise uvicorn has shut down and raises the signal again

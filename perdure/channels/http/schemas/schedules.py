@@ -17,7 +17,10 @@ SCHEDULE_ID = "01980000-0000-7000-8000-0000000000d1"
 
 
 class NewSchedule(BaseModel):
-    """A text to send as a message of the user: once, at the time `at`, or repeatedly, by the expression `cron`."""
+    """A text to send as a message of the user. The body contains either `at` or `cron`.
+
+    `at` is the time of a single message. `cron` is a cron expression for the times of repeated messages.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

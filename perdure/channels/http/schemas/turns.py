@@ -84,7 +84,7 @@ class Error(Answer):
 
 
 class Delay(Answer):
-    """Why a reply is delayed. The next attempt begins no later than `until`, or is running if `until` is null."""
+    """Why a reply is delayed. `until`: the latest time at which the next attempt begins; null if it is running."""
 
     code: str
     message: str
@@ -101,10 +101,10 @@ class Approval(Answer):
 
 
 class Awaited(Answer):
-    """The task or timer that a parked turn waits for; if there are several, the one that is due first.
+    """The task or timer that a parked turn waits for. If the turn waits for several, the first one that is due.
 
-    `name` is the tool's name. `until` is the time when the task or timer is due. A task that runs beyond that time
-    counts as lost. `progress` is the task's last progress report, as text.
+    `name` is the name of the tool that started the task or timer. `until` is the time when the task or timer is due.
+    A task that runs beyond that time counts as lost. `progress` is the task's last progress report, as text.
     """
 
     kind: Literal["task", "timer"]

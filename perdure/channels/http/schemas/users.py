@@ -8,7 +8,7 @@ from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, ex
 
 
 class Export(Answer):
-    """All data of a user: rows by table, and the recent events of the user's stream."""
+    """All data of a user: rows by table, and the recent events of the user's Redis stream."""
 
     model_config = examples(
         {
@@ -28,7 +28,8 @@ class Export(Answer):
 class Erased(Answer):
     """The number of erased rows, by table.
 
-    `everywhere`: whether the user's data in Redis and the snapshots is erased, too. If not, a worker erases it later.
+    `everywhere`: whether the user's Redis data and snapshots are erased, too. If they are not, a worker erases them
+    later.
     """
 
     model_config = examples({"user_id": "ann", "rows": {"sessions": 1, "turns": 1, "messages": 2}, "everywhere": True})

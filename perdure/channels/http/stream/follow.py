@@ -31,7 +31,9 @@ class Follower:
         self._settled = False
 
     async def events(self, pause_s: float) -> AsyncGenerator[Event | None, None]:
-        """Yield events until the turn is settled or the gateway stops, and `None` after `pause_s` seconds without one.
+        """Yield events until the turn is settled or the gateway stops.
+
+        Yields `None` after every `pause_s` seconds without an event.
 
         Raises:
             NotFound: there is no such turn.

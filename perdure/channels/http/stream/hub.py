@@ -53,7 +53,7 @@ _MOST_READ = 1_000
 
 @dataclass(eq=False)
 class News:
-    """The changes that one stream has not processed yet."""
+    """The changes of one turn that wait to be processed by one client's open stream."""
 
     _written: bool = True
     _changed: bool = False

@@ -1,11 +1,13 @@
 """The WebSocket `GET /v1/ws`: a client sends messages and receives the events of several turns on one connection.
 
-The first frame must authenticate the client within `AUTH_S` seconds: a browser cannot send a header with the upgrade,
-and a token in the URL would be logged. If the application that mounts the gateway authenticates its users, the cookie
-or header of the upgrade request authenticates the client instead. The credentials are checked again with each frame. A
-connection from a page of another origin is refused. Frames are JSON objects. The server answers each frame with a frame
-that repeats its `ref`, and sends events as they occur. uvicorn limits the size of a frame. It also sends pings, and
-closes a connection that does not answer them.
+The first frame contains the client's token, and must arrive within `AUTH_S` seconds. The token is in a frame because a
+browser cannot send a header with the upgrade, and a token in the URL would be logged. If the application that mounts
+the gateway authenticates its users, the cookie or header of the upgrade request authenticates the client instead. The
+credentials are checked again with each frame. A connection from a page of another origin is refused.
+
+Frames are JSON objects. The server answers each frame of the client with a frame that has the same `ref`. It also sends
+events when they occur. uvicorn limits the size of a frame. It also sends pings, and closes a connection that does not
+answer them.
 """
 
 from __future__ import annotations
@@ -309,6 +311,6 @@ def _own_request(connection: WebSocket, headers: list[tuple[bytes, bytes]] | Non
 
 
 def _same_origin(connection: WebSocket) -> bool:
-    """Whether the `Origin` header names the gateway's host, or is absent, as in requests without a browser."""
+    """Whether the `Origin` header names the gateway's host or is absent. Usually only browsers send this header."""
     origin = connection.headers.get("origin")
     return origin is None or origin.partition("://")[2].lower() == connection.headers.get("host", "").lower()
