@@ -25,7 +25,7 @@ from benchmarks.report import Rate
 from benchmarks.setup import Setup, ledger
 
 _TURNS_A_CONVERSATION = 5
-"""About as many as in `benchmarks.throughput`, which runs up to 2,600 turns in 500 sessions."""
+"""`benchmarks.throughput` runs 3.6 turns per session: 1,800 turns in 500 sessions."""
 
 METHOD = (
     "LangGraph: one process without a queue; StateGraph, ToolNode and PostgresSaver on psycopg 3 with durability sync; "

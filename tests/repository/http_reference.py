@@ -60,13 +60,13 @@ HEAD = f"""\
 
 `make docs` writes this page from the gateway's OpenAPI document, which a gateway serves at `/openapi.json`.
 
-Bodies and answers are JSON. Each request takes a key as `Authorization: Bearer KEY` ([keys](operating.md#keys)); a
-gateway on loopback without keys needs none. The routes for CaseBank runs, for restoring and sharing cases, and
+Bodies and answers are JSON. Each request needs a key, sent as `Authorization: Bearer KEY`
+([keys](operating.md#keys)), except to a gateway on loopback that has no keys. The routes for CaseBank runs, for restoring and sharing cases, and
 for circuit breakers take an admin key without a tenant. The gateway answers 404 for another user's objects, as for
 objects that do not exist.
 
 The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json` with a stable `code`; the
-[error codes](errors.md) say what each means. Each route lists the statuses that it can answer.
+[error codes](errors.md) page explains each code. Each route lists the error statuses that it can return.
 """
 
 
@@ -105,7 +105,7 @@ def page(described: dict[str, Any]) -> str:
     for tag, group in groupby(_operations(described), key=lambda each: each[2]["tags"][0]):
         parts.append(f"## {TITLES.get(tag, tag)}\n")
         if tag == OPENAI:
-            parts.append("Their requests, streams and errors: [OpenAI-compatible endpoints](openai.md).\n")
+            parts.append("[OpenAI-compatible endpoints](openai.md) describes their requests, streams and errors.\n")
             parts.append(_table(["route", ""], [[f"`{m} {path}`", _sentence(o)] for m, path, o in group]))
         else:
             parts += [_route(described, *each) for each in group]

@@ -2,8 +2,8 @@
 
 In a private chat, every message is for the agent. In a channel, a message is for the agent if it mentions the bot. The
 reply begins a thread. Later messages in that thread are for the agent even without a mention. Slash commands and
-button presses arrive the same way as messages. The commands are `/new`, `/end`, `/cancel`, `/link` and `/help`, or
-`/perdure new` and so on.
+button presses arrive the same way as messages. The commands are `/new`, `/list`, `/open`, `/end`, `/cancel`,
+`/link` and `/help`, or `/perdure new` and so on.
 
 Slack repeats an event that was not acknowledged within three seconds. Slack reports a mention twice, as `message` and
 as `app_mention`. The message's `ts` is the same in all these events and deduplicates them. Slack has no idempotency key

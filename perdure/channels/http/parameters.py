@@ -61,7 +61,9 @@ UserPath = Annotated[
 ]
 UserId = Annotated[
     User | None,
-    Query(description="Only sessions of this user; without it, of all users (admin keys only)."),
+    Query(
+        description="Only sessions of this user. Default: with a user token, the token's user; with an admin key, all users."
+    ),
 ]
 Owner = Annotated[User | None, Query(description="The user; with a user token, the token's user by default.")]
 ConversationPath = Annotated[
@@ -76,9 +78,11 @@ ConversationKey = Annotated[
     Query(description="Only sessions of this conversation; requires `user_id`."),
 ]
 ConversationLimit = Annotated[
-    int, Query(ge=1, le=1_000, description="At most this many conversations, those with the newest activity.")
+    int, Query(ge=1, le=1_000, description="At most this many conversations, the most recently active ones.")
 ]
-Archived = Annotated[bool | None, Query(description="`true`: only archived conversations; `false`: only others.")]
+Archived = Annotated[
+    bool | None, Query(description="`true`: only archived conversations; `false`: only those that are not archived.")
+]
 SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="At most this many sessions, the newest ones.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
 MessageLimit = Annotated[

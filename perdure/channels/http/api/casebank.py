@@ -27,10 +27,14 @@ _ADMINISTRATOR = "an admin key"
 router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WITH_KEY))
 
 K = Annotated[int, Query(ge=1, le=MAX_K, description="At most this many cases.")]
-IncludeArchived = Annotated[bool, Query(description="Also archived cases; requires an admin key and no `user_id`.")]
+IncludeArchived = Annotated[
+    bool, Query(description="Also return archived cases. Requires an admin key; `user_id` must be absent.")
+]
 Reader = Annotated[
     parameters.User | None,
-    Query(description="Only cases that can enter this user's prompts; without it, all cases (admin keys only)."),
+    Query(
+        description="Only cases that this user's prompts may contain. Without `user_id`: all cases (admin keys only)."
+    ),
 ]
 Bank = Annotated[
     Annotated[str, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})] | None,

@@ -56,7 +56,7 @@ async def run(
 @router.post(
     "/dry-run",
     response_model=DryRun,
-    response_description="The plan as a run would make it now.",
+    response_description="The plan that a run would make now.",
     responses={
         202: {"model": PruningProgress, "description": "The progress of the unfinished dry run."},
         **problems(*WITH_BODY),
@@ -119,7 +119,7 @@ async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmi
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
     """Make an archived case active again, with the data that it had when it was archived.
 
-    Runs do not archive a restored case again for some days.
+    Runs spare a restored case for `PERDURE_CASEBANK__RECENT_ACCESS_DAYS` days.
     """
     name = parameters.parse_name(case_id, "archived case")
     await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))

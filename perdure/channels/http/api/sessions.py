@@ -84,7 +84,7 @@ async def fork(
 ) -> Forked:
     """Copy a session as it was at `tick`: with the turns that were settled at or before this tick.
 
-    Only messages that name the copy's id go to the copy.
+    Only messages whose `session_id` is the copy's id go to the copy.
     """
     runtime = gateway.runtime
     fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))

@@ -67,7 +67,9 @@ async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEvent
     return sse.response(sse.chunks(first, found))
 
 
-@router.post("/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested; the turn as it is now.")
+@router.post(
+    "/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested. The body is the turn's current state."
+)
 async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     """Cancel a turn: at once if it has not begun, else at its next safe point. A settled turn is unchanged."""
     return await _after(gateway, turn_id, lambda: cancel_turn(gateway.runtime, turn_id))
@@ -76,18 +78,18 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
 @router.post(
     "/approval",
     status_code=HTTPStatus.ACCEPTED,
-    response_description="Decided; the turn as it is now.",
+    response_description="Decided. The body is the turn's current state.",
     responses=problems(*WITH_BODY, 409),
 )
 async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway) -> Turn:
-    """Approve or deny the call `call_id` of `pending_approvals`. `arguments`, if given, replace the model's."""
+    """Approve or deny the call `call_id` of `pending_approvals`. If `arguments` are given, they replace the model's."""
     return await _after(gateway, turn_id, lambda: decide(gateway.runtime, turn_id, decision))
 
 
 @router.post(
     "/feedback",
     status_code=HTTPStatus.ACCEPTED,
-    response_description="Recorded; the turn as it is.",
+    response_description="Recorded. The body is the turn's current state.",
     responses=problems(*WITH_BODY, 409),
 )
 async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -> Turn:

@@ -34,7 +34,7 @@ async def export(user_id: parameters.UserPath, gateway: TheGateway, users: TheUs
 async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Erased:
     """Erase a user's messages and everything derived from them. The answer has the number of erased rows by table.
 
-    Erasing an unknown user, or a user a second time, is no error.
+    Erasing an unknown user, or erasing a user a second time, succeeds.
     """
     erased = await gateway.in_thread(partial(gateway.runtime.eraser.erase, users.key(user_id)))
     return Erased(user_id=user_id, **asdict(erased))
