@@ -178,7 +178,7 @@ class Database:
             isolation_level="AUTOCOMMIT",
             use_native_hstore=False,  # otherwise each new connection queries for `hstore`, which no table uses
             pool_size=_POOL_SIZE,
-            max_overflow=0,  # an overflow connection would be opened, and prepare its statement, for one use
+            max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
             connect_args=_connect_arguments(self.url, limits if prepare else {}),
@@ -336,7 +336,7 @@ def _rendered(connection: Connection, sql: str) -> str:
 def _drop_if_useless(context: ExceptionContext) -> None:
     """Make SQLAlchemy close a connection that has become useless.
 
-    SQLAlchemy then also replaces each older connection of the pool at that connection's next use.
+    SQLAlchemy then also replaces the pooled connections that were opened before the error, each at its next use.
     """
     code = _code(context.original_exception)
     if context.is_disconnect or context.connection is None or not _is_about_the_connection(code):

@@ -1,8 +1,8 @@
 """Removes the values of a failed statement from the driver's errors.
 
 Errors are logged, and logs outlive the erasure of a user. PostgreSQL's messages quote values in the lines after the
-first (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). The first line also quotes a
-value, between quotation marks, if the value is invalid for its type, or is not a valid name or query.
+first (`DETAIL: Key (…)=(…)`, `Failing row contains (…)`, `CONTEXT: JSON data, line 1: …`). If a value is invalid
+for its type, or is not a valid name or query, the first line also quotes the value, in quotation marks.
 """
 
 from __future__ import annotations

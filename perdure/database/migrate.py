@@ -58,10 +58,10 @@ def migrate(
         database_url: The database.
         revision: The Alembic revision to upgrade to.
         schema: The schema of the tables. It is created if it does not exist.
-        source: The schema of an installation that is first moved to `schema`; see `perdure.database.moving`. `None`
-            moves an installation from `public`, where earlier releases kept their tables, if there is one.
+        source: The schema of an installation that is first moved to `schema`; see `perdure.database.moving`. If
+            `None`, an installation in `public`, where earlier releases kept their tables, is moved.
         although_leased: Move the tables even while workers hold leases.
-        new: Leave an installation in `public` there, and create another one in `schema`.
+        new: Do not move an installation from `public`; create another installation in `schema`.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
@@ -106,9 +106,10 @@ def _acquire_lock(connection: Connection) -> None:
 def _prepare_schema(
     connection: Connection, schema: str, source: str | None, *, although_leased: bool, new: bool
 ) -> None:
-    """Set the connection's `search_path` to `schema`, and prepare a schema that has no installation yet.
+    """Set the connection's `search_path` to `schema`, and prepare `schema` for the migrations.
 
-    If there is an installation to move, move it to `schema`; otherwise create `schema`.
+    If `schema` has an installation, it needs no preparation. Otherwise, if another schema has an installation to move,
+    move that installation to `schema`. If there is no installation to move, create `schema`.
     """
     connection.execute(text(f"SET search_path = {quoted(schema)}"))
     connection.commit()
@@ -135,8 +136,8 @@ def _source(schema: str) -> str | None:
     """The schema whose installation is moved to `schema`: `public`, or `None` if `schema` is `public` itself.
 
     Raises:
-        IncompatibleDatabase: `schema` is neither `public` nor the default, so the operator may want a second
-            installation.
+        IncompatibleDatabase: `schema` is neither `public` nor the default. The operator must choose whether to move the
+            installation in `public` or to create a second installation.
     """
     if schema not in {SCHEMA, PUBLIC}:
         raise IncompatibleDatabase(

@@ -84,7 +84,8 @@ def tables_at(revision: str | None, revisions: tuple[str, ...]) -> set[str]:
 def find_revision(connection: Connection, schema: str) -> str | None:
     """The revision of perdure's installation in `schema`; `None` if the schema has no installation.
 
-    An `alembic_version` of another application is ignored, even if its revision has the name of one of perdure's.
+    An `alembic_version` of another application is ignored, even if its revision has the same name as a revision of
+    perdure.
     """
     found = _columns(connection, schema)
     if "alembic_version" not in found or not _is_recognised(found):
@@ -153,7 +154,7 @@ def move(
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
         for name in tables:
             connection.execute(text(f"ALTER TABLE {quoted(source)}.{quoted(name)} SET SCHEMA {quoted(target)}"))
-        if not although_leased:  # checked under the locks of ALTER TABLE, so no worker can take a lease later
+        if not although_leased:  # the locks of ALTER TABLE prevent new leases after this check
             _require_no_lease(connection, target, [name for name in tables if "lease_until" in found[name]])
         for function in connection.scalars(_FUNCTIONS, {"schema": source, "names": _FUNCTION_NAMES}).all():
             connection.execute(text(f"ALTER FUNCTION {function} SET SCHEMA {quoted(target)}".replace(":", "\\:")))

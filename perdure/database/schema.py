@@ -4,8 +4,8 @@ Each connection of perdure has perdure's schema as its only `search_path`, so mo
 a schema. A name needs a schema in two cases:
 
 - The objects of the extension `vector` may be in any schema. SQL has the marker `@vector.` before their names.
-- Some statements run without that `search_path`: outside of transactions behind a pooler, and on the application's own
-  connections. Their SQL has the marker `@schema.` before the names of tables.
+- Some statements run without that `search_path`: statements on the application's own connections, and statements that
+  run outside of a transaction if there is a pooler. Their SQL has the marker `@schema.` before the names of tables.
 
 `Names.render` replaces both markers with schema names.
 """

@@ -2,7 +2,7 @@
 
 Every step of a turn updates a row of `sessions` and a row of `turns`. These rows are narrow, their pages have free
 space (`fillfactor`), and the columns that a step updates have no index. PostgreSQL can therefore make HOT updates. Most
-rows of the other tables are inserted once and never updated, such as those of `messages`.
+rows of the other tables (for example, of `messages`) are never updated after they are inserted.
 
 This file is longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs the schema in one
 file.
@@ -889,7 +889,7 @@ case_executions = Table(
         "counted",
         Boolean,
         nullable=False,
-        server_default=text("true"),  # releases without this column count a use when they record it
+        server_default=text("true"),  # releases without this column count a use when they insert its row
         comment="whether the case's usage_count and last_accessed_at include it",
     ),
     PrimaryKeyConstraint("case_id", "turn_id"),

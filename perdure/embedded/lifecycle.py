@@ -220,7 +220,7 @@ def _join_or_launch(server: Server, timeout_s: float) -> subprocess.Popen[bytes]
     log_start = _rotate(log)
     child: subprocess.Popen[bytes] | None = None
     try:
-        # The lock is checked first: in a copied directory, the recorded address is that of the original's server.
+        # The lock is checked first: a copied directory still has the address of the original directory's server.
         while not (_is_alive(server.directory) and server.answers()):
             if child is None:
                 child = _launch(server, log)

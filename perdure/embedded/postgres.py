@@ -1,13 +1,13 @@
 """PostgreSQL 18 with pgvector, under `<data_dir>/postgres`, on a unix socket only.
 
-    data/          the cluster; it is created as `initialising/` and renamed once it is complete
+    data/          the cluster; it is created as `initialising/`, and renamed when it is complete
     access/        the access rules, written at each start
     run/           the socket, unless `sockets` chooses another directory
     server.log     the server's log
 
 Only the account that started perdure and the owner of the directory may connect, each as the role `perdure`. With
 `peer` authentication, the kernel reports the client's account to the server. A server that runs with a capability (see
-`process.account`) can read other accounts' files, so no further account may connect.
+`process.account`) can read the files of all accounts. For this reason, no other account may connect.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Postgres:
         return written if written is not None and lifecycle.is_process_of(written, "postgres", self._data) else None
 
     def url(self) -> str:
-        """The URL for SQLAlchemy. `sockets` chooses a path without quoting, since a `%` would break config files."""
+        """The URL for SQLAlchemy. It has no quoted characters (`%`), which would break config files; see `sockets`."""
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def remedy(self, log: str) -> str:

@@ -5,8 +5,8 @@ and an embedded Redis if no Redis URL is set. Then it starts the gateway, two wo
 process that dies. If a process exits because a setting is invalid, the command stops all processes.
 
 On Ctrl-C the gateway stops first: it refuses new messages, and waits until the workers have finished the turns that its
-clients wait for. Then the workers drain, and beat and Flower stop. The servers stop last. A second Ctrl-C shortens
-every step.
+clients wait for. Then the workers drain, and beat and Flower stop. The embedded servers stop last. A second Ctrl-C
+shortens every step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def up(
         migrate(
             migration_address(settings, environment),
             schema=settings.database_schema,
-            although_leased="postgres" in servers.started,  # any lease in its database is that of an ended process
+            although_leased="postgres" in servers.started,  # if this command started it, all lease holders are dead
         )
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
@@ -79,7 +79,7 @@ def up(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Abort the start cleanly on SIGINT, SIGTERM or SIGHUP, until the supervisor installs its own handlers."""
+    """Make SIGINT, SIGTERM and SIGHUP abort the start cleanly, until the supervisor installs its own handlers."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         _ignore_signals()

@@ -27,8 +27,8 @@ def link(
 ) -> None:
     """Link another channel to a user with a one-time code.
 
-    Prints a code. After `/link CODE` is sent from the other channel, messages from that channel belong to this user,
-    with the same sessions and the same memory. A new code replaces the previous one.
+    Prints a code. After `/link CODE` is sent from the other channel, messages from that channel belong to this user.
+    They then use this user's sessions and memory. A new code replaces the previous code.
     """
     if list_links and remove is not None:
         raise Failure("Pass either --list or --remove.", WRONG_USAGE)

@@ -122,7 +122,7 @@ class _Interrupted(Exception):
 
 
 class _Wait:
-    """Waits for a turn; a signal ends the wait. After a signal that arrived before `wait`, `wait` returns at once."""
+    """Waits for a turn; a signal ends the wait. If a signal arrives before `wait` is called, `wait` returns at once."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -45,11 +45,11 @@ class FileLock:
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Acquire a shared lock unless another process holds it exclusively; returns whether it was acquired."""
+        """Acquire a shared lock unless another process holds the exclusive lock; returns whether it was acquired."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Close the file, which releases the lock. A process that inherited the descriptor still holds the lock."""
+        """Close the file. This releases the lock, unless a running child process has inherited the descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

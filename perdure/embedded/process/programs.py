@@ -60,7 +60,7 @@ def runnable(installation: Path, version: str, user: Account) -> Path:
 
 
 def _copy_directory(user: Account) -> Path:
-    """A directory for a copy, in which `user` may run programs and only root can replace the files of root."""
+    """A directory for a copy, in which `user` may run programs and only root can replace files that root owns."""
     for place in _PLACES:
         if place.is_dir() and account.obstacle(place, user) is None and _is_usable(place):
             return place

@@ -82,7 +82,7 @@ def _was_made_for(home: Path, directory: Path, owner: int) -> bool:
     """Whether `directory` is the one that `_temporary_directory` created for `home`.
 
     After a cleanup of `/tmp`, any account can create a directory with the same name. If `home` is a copy of another
-    directory, the copied record names the socket directory of the original, whose server may still use that directory.
+    directory, its record names the original's socket directory. The original's server may still use that directory.
     """
     try:
         entry = directory.lstat()
