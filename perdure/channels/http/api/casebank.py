@@ -28,13 +28,11 @@ router = APIRouter(prefix="/casebank", tags=["casebank"], responses=problems(*WI
 
 K = Annotated[int, Query(ge=1, le=MAX_K, description="At most this many cases.")]
 IncludeArchived = Annotated[
-    bool, Query(description="Also return archived cases. Requires an admin key; `user_id` must be absent.")
+    bool, Query(description="Also archived cases. Requires an admin key; not together with `user_id`.")
 ]
 Reader = Annotated[
     parameters.User | None,
-    Query(
-        description="Only cases that this user's prompts may contain. Without `user_id`: all cases (admin keys only)."
-    ),
+    Query(description="Only cases that this user's prompts may contain. Default: all cases (admin keys only)."),
 ]
 Bank = Annotated[
     Annotated[str, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})] | None,
