@@ -61,9 +61,9 @@ HEAD = f"""\
 `make docs` writes this page from the gateway's OpenAPI document, which a gateway serves at `/openapi.json`.
 
 Bodies and answers are JSON. Each request needs a key, sent as `Authorization: Bearer KEY`
-([keys](operating.md#keys)), except to a gateway on loopback that has no keys. The routes for CaseBank runs, for restoring and sharing cases, and
-for circuit breakers take an admin key without a tenant. The gateway answers 404 for another user's objects, as for
-objects that do not exist.
+([keys](operating.md#keys)), except to a gateway on loopback that has no keys. The routes for CaseBank runs, for
+restoring and sharing cases, and for circuit breakers take an admin key without a tenant. The gateway answers 404 for
+another user's objects, as for objects that do not exist.
 
 The examples use a gateway at `{ADDRESS}`. Errors are `application/problem+json` with a stable `code`; the
 [error codes](errors.md) page explains each code. Each route lists the error statuses that it can return.

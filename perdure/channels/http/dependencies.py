@@ -27,7 +27,7 @@ from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
 Tenant = Annotated[
     str | None,
     Query(
-        description="The user's tenant. Only an admin key without a tenant may name one; other keys have a fixed tenant.",
+        description="The user's tenant. An admin key without a tenant may name any; other keys have one fixed tenant.",
         json_schema_extra={"pattern": PATTERN},
     ),
 ]

@@ -61,9 +61,7 @@ UserPath = Annotated[
 ]
 UserId = Annotated[
     User | None,
-    Query(
-        description="Only sessions of this user. Default: with a user token, the token's user; with an admin key, all users."
-    ),
+    Query(description="Only sessions of this user. Default: the user token's user; with an admin key, all users."),
 ]
 Owner = Annotated[User | None, Query(description="The user; with a user token, the token's user by default.")]
 ConversationPath = Annotated[
