@@ -45,7 +45,7 @@ def explain(settings: type[BaseSettings], error: ValidationError) -> str:
 def given_groups(settings: type[BaseSettings], names: Iterable[str]) -> str:
     """One error line for each of `names` that is a group of settings, such as `PERDURE_STREAM`.
 
-    A group cannot be set itself, only its variables, such as `PERDURE_STREAM__BATCH_MS`.
+    A group itself cannot be set. Its variables can be set, such as `PERDURE_STREAM__BATCH_MS`.
     """
     given = {name.upper() for name in names}
     return "\n".join(_is_group(settings, group) for group in _groups(settings) if PREFIX + group in given)

@@ -273,7 +273,10 @@ _OF_SERVERS = (
     RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
     TurnCancelled, Abandoned,
 )  # fmt: skip
-"""The errors of servers and limits. Their messages never contain a user's text; those of other errors may."""
+"""Errors such as a failed server or an exceeded limit, whose messages never contain a user's text.
+
+The messages of other errors may contain a user's text.
+"""
 
 
 def _is_of_a_broker(kind: type[BaseException]) -> bool:
@@ -299,8 +302,8 @@ class IllegalTransition(Exception):
     """A session's state does not allow a transition: a bug in perdure.
 
     Not a `PerdureError`, so that it is logged with its traceback. The transition wrote nothing to the database. `state`
-    is the session's state. `trigger` names the event that was to cause the transition, and its source and target
-    states.
+    is the session's state. `trigger` names the event that was to cause the transition, and the source and target
+    states of the transition.
     """
 
     def __init__(self, state: str, trigger: str) -> None:

@@ -6,13 +6,14 @@
 
     Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
 
-A hook that raises is logged, and the turn continues, unless the hook is `required`. If a required turn hook raises a
-`PerdureError`, the turn fails with that error. Any other exception of such a hook fails the turn with `GUARD_REJECTED`.
-If a required hook before a tool call raises, the tool does not run. If a required hook after the call raises, the
-result is withheld. In both cases the model receives the error.
+If a hook that is not `required` raises, perdure logs the exception and the turn continues.
+
+If a required turn hook raises a `PerdureError`, the turn fails with that error. If it raises any other exception, the
+turn fails with `GUARD_REJECTED`. If a required hook before a tool call raises, the tool does not run. If a required
+hook after the call raises, the model does not receive the result. In both cases the model receives the error.
 
 A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` counts as failed. A coroutine is then cancelled. The thread of a
-plain function cannot be stopped and counts as leaked.
+plain function cannot be stopped and counts as leaked (see `perdure.tools.leaks`).
 
 `before_turn` hooks run once per turn, even if the turn is parked (waits without a worker) and then continues. The
 commit of the user's message records that they have run. After a crash, any hook may run again for the same turn or

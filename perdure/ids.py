@@ -20,5 +20,8 @@ def new_id(clock: Clock) -> UUID:
 
 
 def part_task_id(effect_id: UUID, part: int) -> UUID:
-    """The id of the Celery task that runs part number `part` of a tool call with a list of arguments."""
+    """The id of the Celery task that runs part number `part` of the tool call `effect_id`.
+
+    A tool call with a list of arguments has one part for each element of the list.
+    """
     return uuid5(effect_id, str(part))

@@ -35,7 +35,10 @@ from perdure.text.patterns import compiled
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis-server", "valkey-server")
 _OLDEST = (6, 2)
-"""The oldest supported version, which `_SETTINGS` needs. The wheel has this version, and the tests use the wheel."""
+"""The oldest supported version of Redis: `_SETTINGS` needs at least this version.
+
+The wheel has this version, and the tests use the wheel.
+"""
 
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0

@@ -34,7 +34,7 @@ class AppendOnlyFile:
         self._lock = threading.Lock()
         self._began_at = -_APART_S
         self._covered: frozenset[UUID] = frozenset()
-        """Erasures that the newest rewrite covers, if it succeeds in the same run of the server."""
+        """The erasures that the newest rewrite covers, if the rewrite succeeds before Redis is restarted."""
         self._server_run = ""
 
     def rewrite(self) -> None:
@@ -48,7 +48,7 @@ class AppendOnlyFile:
                 self._begin(client)
 
     def rewritten(self, erasures: Collection[UUID]) -> frozenset[UUID]:
-        """Return those of `erasures` whose deleted keys are no longer in the file.
+        """Return each of `erasures` whose deleted keys are no longer in the append-only file.
 
         If a rewrite is running, returns an empty set at once. Otherwise begins a rewrite if one of `erasures` needs it,
         and waits at most `_WAIT_S` seconds for its end. Call this method again for the erasures that it does not
@@ -62,7 +62,7 @@ class AppendOnlyFile:
             ended_well = _finished(client)
             if ended_well is None:
                 return frozenset()
-            # A server that was restarted reports "ok" for a rewrite that its end interrupted.
+            # After a restart, the server reports "ok" even if its previous run ended during a rewrite.
             server_run = client.info("server")["run_id"]
             done = self._covered & wanted if ended_well and server_run == self._server_run else frozenset()
             self._covered = frozenset()

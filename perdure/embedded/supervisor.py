@@ -279,7 +279,8 @@ class _Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_exit)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]
         for task in keeping:
-            task.add_done_callback(lambda _: self._stopping.set())  # a task ends early only on a final status or a bug
+            # Before the supervisor stops, a task ends only because of a final status or a bug.
+            task.add_done_callback(lambda _: self._stopping.set())
         try:
             await self._stop_in_order()
             await asyncio.gather(*keeping)

@@ -87,9 +87,10 @@ def rewind_to(epoch: int) -> dict[str, str]:
 
 
 def news_channel(prefix: str) -> str:
-    """The pub/sub channel that announces turns that have new events or were settled.
+    """The pub/sub channel that announces which turns have new events, and which turns were settled.
 
-    A message is a letter (`e`: new events, `s`: settled) and turn ids in hexadecimal, separated by spaces.
+    A turn is settled when it is done, failed or cancelled. A message consists of a letter (`e`: new events, `s`:
+    settled) and turn ids in hexadecimal, separated by spaces.
     """
     return f"{prefix}events"
 

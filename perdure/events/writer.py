@@ -49,9 +49,9 @@ MAX_ENTRIES = 20_000
 """The maximum number of entries of one stream: enough for a quarter of an hour of text at 20 batches a second."""
 
 _LONGEST_TURN_MS = 86_400_000
-"""One day. The set of a session's turns that have a stream expires this much later than the streams.
+"""One day. The Redis set that lists a session's streams expires this much later than the streams.
 
-Within a day, a turn has ended, or another worker has continued the turn and added it to the set again.
+Within a day, each turn ends, or another worker continues the turn and adds it to the set again.
 """
 
 _TIMEOUT_S = 1.0
@@ -294,7 +294,8 @@ class EventWriter:
             return
         pipeline = self._client.pipeline(transaction=False)
         unlisted = [turn for turn, _ in batches if not turn.listed]
-        for turn in unlisted:  # first: the erasure of a user deletes only the streams of listed turns
+        # List the turns before writing their streams, because the erasure of a user deletes only listed streams.
+        for turn in unlisted:
             self._list(pipeline, turn)
         for turn, entries in batches:
             self._append(pipeline, turn, entries)

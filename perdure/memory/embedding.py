@@ -58,9 +58,9 @@ class RegisteredEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRound:
-    """The result of one round: how many texts were embedded, how many the embedder refused, and its error, if any.
+    """The result of one round: how many texts were embedded, and how many texts the embedder refused.
 
-    `more` is true if texts may remain without a vector.
+    `more` is true if texts may remain without a vector. `error` is `None` unless the embedder failed.
     """
 
     embedded: int = 0
@@ -88,7 +88,7 @@ def text_to_embed(content: str, author: str | None = None, occurred_at: datetime
 def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedder:
     """Return the row of the embedder `name` with these `dimensions`. Inserts the row if it does not exist."""
     parameters = {"name": name, "dimensions": dimensions}
-    # If another process inserts the row concurrently, the first run returns no row.
+    # If another process inserts the row concurrently, the statement returns no row. A second run finds the row.
     rows = executor.run(queries.REGISTER, parameters) or executor.run(queries.REGISTER, parameters)
     return RegisteredEmbedder(rows[0].embedder_id, dimensions, rows[0].indexed)
 
@@ -98,8 +98,8 @@ def embed_missing(
 ) -> EmbeddingRound:
     """Embed at most `batch` of the texts in `unembedded`.
 
-    If fewer than `batch` texts are due, also scans one page of older rows for missing vectors. If the embedder fails,
-    returns its error and postpones the texts.
+    If fewer than `batch` texts are due, also continues the background scan by one page (see the module's docstring).
+    If the embedder fails, postpones the texts and returns the embedder's error.
 
     Raises:
         CallAborted: `call` was aborted; the claimed texts are due again when their lease expires.

@@ -31,8 +31,8 @@ _TEXTS = """
 """
 
 # Claims due rows by moving their `due_at` to the end of the lease. If the claiming process crashes, another process
-# claims the rows when the lease ends. A `due_at` further ahead than the longest pause was written while the server's
-# clock was wrong. Such a row counts as due.
+# claims the rows when the lease ends. If a `due_at` is further ahead than the longest pause, the clock of the database
+# server was wrong when the `due_at` was written. Such a row counts as due.
 CLAIM = Statement(
     "embedding.take",
     f"""
@@ -124,8 +124,8 @@ PLACE = Statement(
 )
 
 # Reads the next page of messages or memories. Adds each row that lacks a vector of this embedder to `unembedded`, and
-# saves the end of the page as the new position. If two processes scan concurrently, only one proceeds. An empty page
-# ends the scan of messages or of memories.
+# saves the end of the page as the new position. If two processes read the same page, only one of them writes. After an
+# empty page of messages, the scan continues with the memories. An empty page of memories ends the scan.
 _WALK = """
     WITH place AS (
         SELECT e.embedder_id FROM embedders AS e

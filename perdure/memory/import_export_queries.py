@@ -24,8 +24,8 @@ OPEN = Statement(
     """,
 )
 
-# The session that a line's `session` names: an imported session, or the session with that id if the file was exported
-# from this database.
+# Finds and locks the session that a line's `session` names. If `session` is the id of a session of this user, as in a
+# file exported from this database, that session is returned. Otherwise, `session` is the name of an imported session.
 LOCK = Statement(
     "exchange.lock",
     """

@@ -7,7 +7,8 @@ from perdure.database.engine import Statement
 # --- decay -------------------------------------------------------------------------------
 
 # Computes the formula of `perdure.memory.decay`. PostgreSQL's `exp` fails for exponents below about -745, so exponents
-# are limited to -700. The limit changes no result, because the floor is higher. Unchanged values are not written.
+# below -700 are replaced by -700. This changes no result, because a memory's value never falls below `floor` times its
+# importance, and `floor` is greater than exp(-700). Unchanged values are not written.
 DECAY = Statement(
     "decay.decay",
     """

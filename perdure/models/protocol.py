@@ -225,10 +225,13 @@ class ModelCall:
 
     @contextmanager
     def aborting(self, on_abort: Callable[[], None]) -> Iterator[None]:
-        """Call `on_abort`, from the aborting thread, if the call ends within the block.
+        """If the call ends while the block runs, the thread that ends the call runs `on_abort`.
 
-        If the call has ended, `aborting` raises `CallAborted` or `DeadlineExceeded` at the end of the block. This error
-        replaces any other error that the block raised.
+        If the call ended before the block, the block does not run. If the call ends while the block runs, the error
+        below is raised at the end of the block, in place of any error that the block raised.
+
+        Raises:
+            CallAborted, DeadlineExceeded: the call is over.
         """
         with self._lock:
             self._on_abort = on_abort

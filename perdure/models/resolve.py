@@ -72,7 +72,7 @@ def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDUR
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
     """Create the fallback strategy that `PERDURE_FALLBACK` names.
 
-    Returns `None` for the value `models`. The fallbacks are then the models of `PERDURE_FALLBACK_MODELS`.
+    Returns `None` if the value is `models`. In that case, the fallbacks are the models of `PERDURE_FALLBACK_MODELS`.
 
     Raises:
         SettingsError: there is no such strategy, or it cannot be set up.

@@ -1,7 +1,8 @@
 """The receivers that `PERDURE_REPLY_URLS` allows in addition to public addresses: networks and globs of URLs.
 
 The parts of a glob are matched separately, so a pattern for the host never matches the path: `http://*.corp/*` does not
-match `http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL, and each address of the URL's host.
+match `http://10.0.0.1/x.corp/`. `perdure.network.egress` checks each URL. If no glob allows the URL, it also checks
+each address of the URL's host.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ class Reachable:
         return is_public(address) or any(inner in network or address in network for network in self.networks)
 
     def has_url(self, scheme: str, host: str, port: int, path: str) -> bool:
-        """Whether a glob allows a URL with these parts. The addresses of an allowed URL's host are not checked."""
+        """Whether a glob allows a URL with these parts.
+
+        If a glob allows a URL, `perdure.network.egress` does not check the addresses of the URL's host.
+        """
         return any(glob.matches(scheme, host, port, path) for glob in self.urls)
 
 

@@ -1,6 +1,7 @@
 """Signs callbacks as Standard Webhooks 1.0 specifies; any Standard Webhooks library can verify them.
 
-The signature covers the message's id, the time of the attempt and the body, so that a receiver can reject a replay.
+The signature covers the message's id, the time of the delivery attempt and the body. A receiver can therefore reject a
+replay.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
 
 
 def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of one attempt: the message's id, `timestamp` in seconds, and one signature per key."""
+    """The headers of one delivery attempt: the message's id, `timestamp` in seconds, and one signature per key."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return {
         "webhook-id": message_id,

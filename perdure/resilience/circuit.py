@@ -10,8 +10,8 @@ Each change of state begins an epoch. The outcome of a call changes the state on
 admitted. For example, a call that was admitted before the circuit opened does not close the circuit. An epoch's number
 is the time at which the epoch began. If Redis loses a circuit, the new circuit therefore does not reuse an old number.
 
-A probe is a call that a half-open circuit admits. It holds one slot of the circuit, at most until its lease expires.
-The expiry frees the slots of a process that crashed.
+A probe is a call that a half-open circuit admits. Each probe holds one slot of the circuit until the call ends or the
+probe's lease expires. The expiry frees the slots of a process that crashed.
 
 Callers pass times as milliseconds since 1970. `redis_circuits.py` implements the same machine in Lua; a property test
 compares the two implementations.
@@ -111,7 +111,8 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
 def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, outcome: CallOutcome) -> Circuit:
     """The circuit after the outcome of an admitted call.
 
-    If the call was admitted in an earlier epoch, its outcome changes only `successes` or `last_failure_ms`.
+    If the call was admitted in an earlier epoch, a success changes only `successes`, and a failure changes only
+    `last_failure_ms`.
     """
     present = admission.epoch == circuit.epoch
     match outcome:
@@ -134,9 +135,10 @@ def reset(circuit: Circuit, now: int) -> Circuit:
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
-    """The time by which a circuit that refuses calls admits a call again, even if no probe ends earlier.
+    """The latest time at which a circuit that refuses calls admits a call again.
 
-    Returns `None` if the circuit is closed, or half-open without probes.
+    For an open circuit, this is the end of the cooldown. For a half-open circuit, it is the time at which the first
+    lease of a probe expires. Returns `None` if the circuit is closed, or half-open without probes.
     """
     if circuit.state is State.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms

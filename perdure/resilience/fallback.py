@@ -27,7 +27,8 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
         """The reply to the request `asked`, whose call failed with `error`; `None` if the strategy has no reply.
 
         Raises:
-            Exception: the strategy failed. Unless the error is a cancellation, `with_fallback` treats it like `None`.
+            Abandoned: the call was cancelled.
+            Exception: the strategy failed. `with_fallback` treats this failure like the result `None`.
         """
         ...
 

@@ -188,7 +188,7 @@ class CircuitBreaker:
             self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
     def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
-        """The error for a refused call. `until` is a time of this process's clock, not of Redis's clock."""
+        """The error for a refused call. The error's `until` is a time of this process's clock, not of Redis's clock."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)
         return CircuitBreakerOpen(until=until, retry_after_s=left_s)

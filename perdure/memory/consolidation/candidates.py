@@ -167,7 +167,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _name(value: Any) -> str:
-    """The name on one line; empty if `value` is not a string or is too long."""
+    """The name `value` on one line; an empty string if `value` is not a string or is too long."""
     normalized_text = " ".join(value.split()) if isinstance(value, str) else ""
     return normalized_text if len(normalized_text) <= MAX_NAME_CHARS else ""
 

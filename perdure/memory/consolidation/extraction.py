@@ -76,13 +76,16 @@ class ConversationMessage:
 def message_chars(messages: int) -> int:
     """The maximum number of characters to read of each message in a conversation of `messages` messages.
 
-    With this limit the conversation has at most about `MAX_CHUNKS` chunks. The labels of its lines can add a few.
+    With this limit the conversation has at most about `MAX_CHUNKS` chunks. The lines' labels can add a few chunks.
     """
     return max(1, min(MESSAGE_CHARS, CHUNK_CHARS * MAX_CHUNKS // max(1, messages)))
 
 
 def chunks(conversation: Sequence[ConversationMessage]) -> Iterator[list[ConversationMessage]]:
-    """Split the conversation into parts, one for each model call. Keeps the order and removes quotations."""
+    """Split the conversation into parts, one for each model call. Keeps the order of the messages.
+
+    Removes the untrusted texts that perdure quoted in the messages (see `perdure.text.quoting`).
+    """
     part: list[ConversationMessage] = []
     room = CHUNK_CHARS
     most_lines = max(1, min(_MAX_LINES, CHUNK_CHARS * MAX_CHUNKS // (_MAX_LINES * max(1, len(conversation)))))

@@ -4,8 +4,8 @@ The date of a candidate is the time of its latest source message. A candidate is
 are valid now or were still valid at its date. Memories that are no longer valid are included because sessions are
 consolidated in any order. If one of the compared memories agrees with the candidate, that memory is reinforced.
 Otherwise, the candidate is stored as a new memory, which contradicts all similar memories. Of two contradicting
-memories, the later one is valid from its date. The earlier one stays as history, with the interval in which it was
-valid.
+memories, the memory with the later date is valid from that date. The memory with the earlier date stays as history,
+with the interval in which it was valid.
 
 A lock on the user serialises the merges of all sessions of the user, so that a fact from two sessions is stored once.
 The transaction first checks the session's fencing token, so that a process that has lost its lease writes nothing.

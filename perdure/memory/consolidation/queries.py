@@ -9,8 +9,8 @@ from perdure.database.fencing import HELD, RAISED
 
 # The condition of a session that a run may claim. `consolidation_given_up_at` excludes abandoned sessions here and in
 # the partial indexes. If the process of the last allowed run died, the count of attempts excludes the session until the
-# sweeper marks it as abandoned (TO_WAKE). A lease that ends more than two lease times ahead was granted while the
-# server's clock was wrong, and is ignored.
+# sweeper marks it as abandoned (TO_WAKE). A lease that ends more than two lease times from now is ignored: it
+# was granted while PostgreSQL's clock was wrong.
 _FREE = """
     ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL
       AND consolidation_attempts < %(max_runs)s

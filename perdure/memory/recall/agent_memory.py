@@ -91,7 +91,7 @@ class OwnMemory:
     def recall(self, query: str, k: int) -> Sequence[Recalled]:
         """The `k` most relevant messages and memories of the user, best first.
 
-        Omits the messages of the other sessions in this session's fork tree.
+        Omits the messages of the other sessions in the fork tree of the turn's session.
 
         Raises:
             Unavailable: the database cannot be reached.

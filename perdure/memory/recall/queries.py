@@ -22,7 +22,7 @@ from perdure.database.engine import Statement
 #
 # Converting a term to a `tsvector` and back to text quotes the term for `tsquery`. With `strip`, a long row is
 # decompressed once instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`. The
-# index on `words` suffices, because `words` contains the owner.
+# index on `words` suffices, because each row's `words` also contains the row's user (`perdure_owner`).
 _BY_WORDS = """
     WITH asked AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,

@@ -55,7 +55,10 @@ _COMMON_SHARE = 0.1
 _REACH = 2
 _SEQ_REACH = 6
 _MOST_WITH_NEIGHBOURS = 20
-"""Number of best word matches, and of best vector matches, whose neighbours are examined. A greater `k` replaces it."""
+"""Number of best word matches, and of best vector matches, whose neighbours are examined.
+
+If a search has a greater `k`, `k` is used instead of this number.
+"""
 _PRECEDING_FACTOR = 0.9
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15

@@ -2,8 +2,8 @@
 
 Every turn is written to PostgreSQL first. PostgreSQL therefore lacks a turn only if it lost commits, for example in a
 failover or when a backup was restored. One statement appends the lost turns to the session, under the session's current
-fencing token. A process with an older token writes nothing. A lost turn is refused if PostgreSQL still has another turn
-of the copy, and that turn has a higher token.
+fencing token. A process with an older token writes nothing. A lost turn is not written if its token is lower than the
+token of another turn that both working memory and PostgreSQL have.
 
 Called when a worker shuts down, for each session that the worker holds, and when a session ends.
 """

@@ -45,8 +45,8 @@ class RedisMemory:
     def flush(self, database: Database, session_id: UUID, fence: Fence) -> int | None:
         """Write the turns of working memory that PostgreSQL lacks; returns the number of turns written.
 
-        Returns `None` if the fence is stale, or if PostgreSQL lacks turns and the session has an unsettled turn. A
-        later flush then writes the missing turns.
+        Returns `None` and writes nothing in two cases: `fence` is stale, or PostgreSQL lacks turns and the session has
+        an unsettled turn. A later flush can write the missing turns.
 
         Raises:
             Unavailable: Redis or PostgreSQL cannot be reached.

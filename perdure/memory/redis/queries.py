@@ -6,7 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 
 # Reads what `flush` needs to decide which turns may be written: the session's state, the turns that PostgreSQL has
-# (`known`), and the turns whose messages the inbox accepted again (`accepted`).
+# (`known`), and the turns with a message that is in the inbox (`accepted`). If PostgreSQL lacks a turn, but the inbox
+# has a message of the turn, PostgreSQL lost the turn, and the sender then sent the message again.
 COMPARE = Statement(
     "memory.compare",
     """
@@ -24,7 +25,8 @@ COMPARE = Statement(
 )
 
 # Appends settled turns to a session. Writes nothing if the token is not current, if the session has ended, if it has an
-# unsettled turn, or if it has changed since COMPARE. Only one of two concurrent flushes therefore writes.
+# unsettled turn, or if a turn or message was added after `COMPARE` read the session. Only one of two concurrent flushes
+# therefore writes.
 FLUSH = Statement(
     "memory.flush",
     """

@@ -27,13 +27,13 @@ RELATED_SESSIONS = Statement(
 
 # The content that does not depend on the question. The column `section` of a row is one of:
 #
-#     archive: the summary of an earlier session, newest first. Only the newest sessions are read, because any number of
-#         sessions may have no summary.
+#     archive: the summary of an earlier session, newest first. Only the newest 2 * `archive` sessions are read. Without
+#         this limit, the statement would read all sessions of a user whose sessions have no summary.
 #     meta: a hot memory.
 #     kin: the id of another session in the fork tree.
-#     past: the user has something to recall.
-#     bank: the agent's bank has cases of this embedder that this user may see. The parameter `bank` is NULL for an
-#         agent without a bank.
+#     past: this row exists if the user has something to recall.
+#     bank: this row exists if the agent's bank has cases of this embedder that this user may see. The parameter `bank`
+#         is NULL for an agent without a bank.
 PAST = Statement(
     "context.past",
     f"""

@@ -18,7 +18,7 @@ Vector = list[float]
 """A vector of length 1: the inner product of two vectors is their cosine similarity."""
 
 MAX_QUERY_CHARS = 2_000
-"""Maximum characters of a query. Of a longer query, only the first 1,000 and the last 1,000 are searched."""
+"""Maximum characters of a query. Of a longer query, only the first 1,000 and the last 1,000 are used."""
 
 
 class Embedder(Protocol):
@@ -91,7 +91,7 @@ def unit(values: Sequence[float]) -> Vector:
 
 
 def embedded_text(query: str) -> str:
-    """The part of a query that is searched and embedded (see `MAX_QUERY_CHARS`)."""
+    """The part of a query that a search uses (see `MAX_QUERY_CHARS`)."""
     text = storable(query)
     if len(text) <= MAX_QUERY_CHARS:
         return text

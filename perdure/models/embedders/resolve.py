@@ -23,7 +23,10 @@ ENTRY_POINT_GROUP = "perdure.embedders"
 EmbedderFactory = Callable[[str, Settings, Clock], Embedder]
 
 Guard = Callable[[Embedder], Embedder]
-"""Wraps an embedder in a circuit breaker and retries. The cache is outside, so cached texts bypass this wrapper."""
+"""Wraps an embedder in a circuit breaker and retries.
+
+`resolve` puts a cache around this wrapper. Texts that are in the cache therefore bypass the wrapper.
+"""
 
 
 def _unguarded(embedder: Embedder) -> Embedder:

@@ -1,8 +1,8 @@
 """Maps a provider's failures to the errors of perdure.
 
     failure                                        error              transient
-    429, or a code of a rate limit                 RateLimited        yes
-    408, 5xx, 529, an error in mid-stream          ProviderError      yes
+    429, or an error code for a rate limit         RateLimited        yes
+    408, any 5xx, an error in mid-stream           ProviderError      yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
     413, "too long" in a 400 or in mid-stream      ContextTooLong     no
@@ -52,7 +52,10 @@ _TOO_LONG_PHRASES = (
 
 @dataclass(slots=True)
 class Exchange:
-    """One request to the model or embedder called `name`. `request_id` is the provider's id from the response."""
+    """One request to the model or embedder called `name`.
+
+    `request_id` is the id that the provider gave to the request, from the provider's response.
+    """
 
     name: str
     request_id: str | None = None

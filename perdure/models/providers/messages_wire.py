@@ -26,7 +26,7 @@ from perdure.models.providers.wire_names import WireIds, WireNames
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
-"""Maximum tokens of a reply. The API requires this limit. All models of the provider accept this value."""
+"""Maximum tokens of a reply. Each request must contain a limit. All models of the provider accept this value."""
 
 _EMPTY_TEXT = "(nothing)"
 _STOP_REASONS = {

@@ -31,7 +31,7 @@ class ToolCallDraft:
 
 
 class ReplyDraft:
-    """A reply under construction. It is complete once `stop_reason` is set."""
+    """A reply under construction. When `stop_reason` is set, the reply is complete."""
 
     def __init__(self, names: WireNames) -> None:
         """`names` translates the tool names in the reply."""

@@ -223,7 +223,7 @@ class _Body(httpx2.SyncByteStream):
 
 
 class _Backend(httpcore2.NetworkBackend):
-    """Connects over TCP. A call can be aborted while it connects."""
+    """Connects over TCP. While a call's thread connects, another thread can abort the call."""
 
     def connect_tcp(
         self,

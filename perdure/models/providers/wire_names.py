@@ -31,7 +31,8 @@ class WireNames:
     def to_wire(self, name: str) -> str:
         """The provider's form of the tool name `name`.
 
-        The tool may be missing from the request, because it was removed or a model invented its name.
+        Also accepts the name of a tool that is not in the request. Such a tool was removed, or a model invented its
+        name.
         """
         return self._wire.get(name) or sanitized(name)
 
@@ -66,8 +67,8 @@ def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
 class WireIds:
     """Maps perdure's call ids to ids that are unique within one prompt.
 
-    A provider may give calls of two replies the same id, but refuses a prompt with a repeated id. A tool result belongs
-    to the last message with calls before the result.
+    A provider may give the same id to calls of two replies, but refuses a prompt with a repeated id. In a prompt, a
+    tool result belongs to a call of the nearest earlier message that has calls.
     """
 
     def __init__(self, *, translate: bool) -> None:
