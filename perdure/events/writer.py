@@ -301,7 +301,7 @@ class EventWriter:
             self._append(pipeline, turn, entries)
         pipeline.publish(news_channel(self._prefix), f"e {hexes([turn.turn_id for turn, _ in batches])}")
         try:
-            answers = iter(pipeline.execute(raise_on_error=False)[2 * len(unlisted) :])
+            answers = iter(pipeline.execute(raise_on_error=False))
         except redis.RedisError as error:
             self._failed(error)
             for turn, _ in batches:
@@ -311,7 +311,8 @@ class EventWriter:
             return
         self._failing = False
         for turn in unlisted:
-            turn.listed = True
+            added, kept = next(answers), next(answers)
+            turn.listed = not isinstance(added, Exception) and not isinstance(kept, Exception)
         for turn, entries in batches:
             self._check(turn, [next(answers) for _ in entries])
             next(answers)  # the answer to PEXPIRE

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy.exc import IntegrityError
 from starlette.testclient import TestClient
 
-from perdure.casebank import cases
+from perdure.casebank import cases, sharing
 from perdure.casebank.cases import NewCase
 from perdure.casebank.runs import prune, state
 from perdure.channels.http.app import create_app
@@ -276,6 +276,22 @@ def test_a_search_for_a_user_finds_the_cases_that_their_prompts_may_quote(client
     assert _found(client, bank="support", include_archived="true") == {"of a bank that no agent has"}
     for wrong in ("user_id=", "bank=", "bank=a%20b"):
         refused(client.get(f"/v1/casebank/search?q=x&{wrong}"), 400, "INVALID_REQUEST")
+
+
+def test_a_user_token_sees_no_other_authors_name(runtime: Runtime) -> None:
+    """A search with a user token finds shared cases of other users, without the ids of these users."""
+    keys = {"api_keys": (SecretStr(SERVICE_KEY),), "secret_key": SecretStr("a secret of this test, long enough")}
+    guarded = replace(runtime, settings=runtime.settings.model_copy(update=keys))
+    _add(runtime, "anas", user_id="ana")
+    _add(runtime, "bobs", user_id="bob")
+    sharing.share(runtime.database, "anas", "an administrator")
+    with TestClient(create_app(guarded, lambda: True), base_url=BASE_URL) as client:
+        service = {"Authorization": f"Bearer {SERVICE_KEY}"}
+        token = client.post("/v1/tokens", json={"user_id": "bob", "ttl_s": 60}, headers=service).json()["token"]
+        for key, authors in ((token, {"anas": None, "bobs": "bob"}), (SERVICE_KEY, {"anas": "ana", "bobs": "bob"})):
+            headers = {"Authorization": f"Bearer {key}"}
+            found = client.get("/v1/casebank/search?q=reset the router&user_id=bob", headers=headers).json()["results"]
+            assert {each["case_id"]: each["user_id"] for each in found} == authors
 
 
 def test_an_administrator_shares_a_case(client: TestClient, runtime: Runtime) -> None:

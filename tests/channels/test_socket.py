@@ -133,6 +133,9 @@ def test_invalid_frames_are_answered(client: TestClient, monkeypatch: pytest.Mon
             socket.send_text(text)
             assert socket.receive_json()["type"] == "error"
         assert _ask(socket, "send", user_id="ann", text=" ")["code"] == "INVALID_REQUEST"
+        for unknown in ("reply_to", "converstaion"):
+            refused = _ask(socket, "send", user_id="ann", text="one", **{unknown: "x"})
+            assert (refused["code"], refused["message"].partition(":")[0]) == ("INVALID_REQUEST", unknown)
         first = _ask(socket, "send", user_id="ann", text="one")
         assert _ask(socket, "follow", turn_id=first["turn_id"], last_event_id="nonsense")["code"] == "INVALID_REQUEST"
         assert _ask(socket, "send", user_id="ann", text="two")["code"] == "CONFLICT"

@@ -440,3 +440,17 @@ LOCK_ROW = "SELECT 1 FROM sessions WHERE session_id = %(session_id)s FOR UPDATE"
 def _ignoring_unavailable(harness: Harness, user_id: str) -> None:
     with suppress(Unavailable):
         harness.send(user_id=user_id)
+
+
+@pytest.mark.parametrize(("message_id", "on_busy"), [("queued", "enqueue"), ("new", "enqueue"), ("new", "merge")])
+def test_a_message_does_not_shorten_the_pause_after_failures(harness: Harness, message_id: str, on_busy: str) -> None:
+    """Only the sweeper wakes a session whose turn has failed. A new, merged or repeated message does not."""
+    sent = harness.send()
+    for _ in range(4):
+        harness.script(ZeroDivisionError("a bug"))
+        harness.run(sent.session_id, alone=True)
+    harness.send(message_id="queued")
+    harness.move(4 * harness.settings.turn.sweep_s + 1)  # a wake-up counts as recent for at most four intervals
+    harness.waker.sessions.clear()
+    harness.send(message_id=message_id, on_busy=on_busy)
+    assert harness.waker.sessions == []

@@ -15,6 +15,9 @@ _WOKEN = """
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
 """.strip()
 
+# Whether the session has failed attempts (see STRIKE) and only the sweeper wakes it: messages do not shorten the pause.
+_STRUCK = "s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL"
+
 # Accepts a message into an existing session. If this installation no longer has the session's agent, the default agent
 # is used. Returns no row if the message needs a decision first: the session does not exist, has ended, was idle for too
 # long, or is busy while `on_busy` is not `enqueue`; or the message was accepted before.
@@ -57,10 +60,9 @@ ENQUEUE = Statement(
           AND NOT EXISTS (
                 SELECT FROM inbox
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
-        -- A struck session (see STRIKE) is woken by the sweeper alone: a message must not shorten its back-off.
         RETURNING s.session_id, s.last_turn_seq,
                   s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
-                  OR s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL AS held,
+                  OR {_STRUCK} AS held,
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
@@ -80,7 +82,7 @@ ENQUEUE = Statement(
 FIND_ACCEPTED = Statement(
     "turns.find_accepted",
     f"""
-    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status, {_WOKEN} OR s.not_before > perdure_now() AS held
+    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status, {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS held
     FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
     """,
@@ -117,7 +119,7 @@ MERGE = Statement(
         FROM target
     )
     SELECT turn_id, seq, status,
-           (SELECT {_WOKEN} OR s.not_before > perdure_now() FROM sessions AS s
+           (SELECT {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} FROM sessions AS s
             WHERE s.session_id = %(session_id)s) AS held
     FROM target
     """,

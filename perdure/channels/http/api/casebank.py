@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, Field
 
 from perdure.casebank import sharing
-from perdure.casebank.search import EVERYBODY, Within
+from perdure.casebank.search import EVERYBODY, FoundCase, Within
 from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import TheAdministrator, TheCaller, TheGateway, TheUsers, Users
@@ -52,7 +52,10 @@ async def search(
     bank: Bank = None,
     include_archived: IncludeArchived = False,
 ) -> NearCases:
-    """List the cases whose questions are nearest to `q`, nearest first. A case's `user_id` names its author."""
+    """List the cases whose questions are nearest to `q`, nearest first.
+
+    A case's `user_id` names its author. A user token sees only its own user's name there.
+    """
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:
@@ -96,4 +99,10 @@ def _search(
     else:
         within = EVERYBODY if users.all_users else Within(users.tenant)
         cases = runtime.cases.nearest(query, k, within, bank=bank, include_archived=include_archived)
-    return NearCases.model_validate({"results": [each.record() for each in cases]})
+    return NearCases.model_validate({"results": [_record(each, users.caller.user) for each in cases]})
+
+
+def _record(case: FoundCase, reader: str | None) -> dict[str, Any]:
+    """The case as the route returns it. `reader`: the user key of a user token, which sees no other user's name."""
+    record = case.record()
+    return record if reader is None or case.author == reader else {**record, "user_id": None}

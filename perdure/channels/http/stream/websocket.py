@@ -51,7 +51,9 @@ PING_S = 20.0
 
 UNAUTHORIZED, LATE, STOPPING = 4401, 4408, status.WS_1012_SERVICE_RESTART
 _PAUSE_S = 60.0
-_MESSAGE = frozenset({"text", "conversation", "message_id", "session_id", "agent", "priority", "on_busy", "metadata"})
+_MESSAGE = frozenset(
+    {"user_id", "text", "conversation", "message_id", "session_id", "agent", "priority", "on_busy", "metadata"}
+)
 
 
 class _Frame(BaseModel):
@@ -160,9 +162,10 @@ class _Client:
         """Accept a message, and follow its turn."""
         self._gateway.admit()
         self._require_room()  # before `accept`: otherwise a turn could run although its client gets an error
-        given = {name: value for name, value in _members(frame).items() if name in _MESSAGE}
-        given["user_id"] = self._user_id(frame)
-        message = self._users.address(parse_incoming({**given, "channel": WEB}))
+        if unknown := _members(frame).keys() - _MESSAGE:
+            raise InvalidRequest(f"{min(unknown)}: accepted fields are {', '.join(sorted(_MESSAGE))}.")
+        given = {**_members(frame), "user_id": self._user_id(frame), "channel": WEB}
+        message = self._users.address(parse_incoming(given))
         accepted = await self._gateway.in_thread(partial(accept, self._gateway.runtime, message))
         await self._begin(accepted.turn_id, None)
         return {
