@@ -5,8 +5,8 @@ These rows are deleted:
 - delivered and failed deliveries
 - snapshots that were set aside as unusable, and snapshots of ended sessions
 - messages of the inbox, if their text is in a transcript
-- applications' messages that were refused or merged into another turn
-- answered requests
+- applications' messages that were refused, or that were merged into an existing turn
+- records of answered requests, which are kept to recognise a request that is sent again
 - executions that are too old to affect their case's success rate
 - dry runs of the CaseBank
 - expired codes for linking channels
@@ -14,8 +14,8 @@ These rows are deleted:
 
 This module never deletes transcripts, turns, memories or cases.
 
-Each statement reads and deletes a bounded number of rows through an index. Some tables have no index that finds the old
-rows. `retain` scans each of these tables once per call, page by page in the order of the table's key.
+Each statement reads and deletes a bounded number of rows through an index. If a table has no index that finds the old
+rows, `retain` scans the whole table once per call, page by page through the index of the table's key.
 """
 
 from __future__ import annotations

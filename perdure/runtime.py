@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class Waker(Protocol):
-    """Publishes hints to the workers, through the broker, that there is work. A hint may be lost.
+    """Tells the workers that there is work. Each method publishes one hint through the broker; a hint may be lost.
 
-    Each method returns within about a second and never raises. A method returns False if the hint could not be
-    published or queued. The sweeper publishes lost hints again.
+    A method may queue its hint instead, for a background thread that publishes the hint. Each method returns within
+    about a second and never raises. A method returns False if its hint was neither published nor queued. The sweeper
+    publishes lost hints again.
     """
 
     def session(self, session_id: UUID, priority: int) -> bool:

@@ -4,8 +4,8 @@ In the name of a variable, `__` separates a group from its setting (`PERDURE_TUR
 `Settings.load()` once. An invalid value raises `SettingsError`, which names the variable, the value and the accepted
 values.
 
-The vendors' SDKs and Flower read their own variables from the process's environment. Therefore `load` copies variables
-whose names begin with a prefix in `VENDORS` from `.env` into that environment.
+The vendors' SDKs and Flower read their own variables from the process's environment. Therefore, if the name of a
+variable in `.env` begins with a prefix in `VENDORS`, `load` copies the variable into that environment.
 """
 
 from __future__ import annotations
@@ -561,7 +561,9 @@ class Settings(BaseSettings):
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """`PERDURE_SECRET_KEY`, or a key generated once in `PERDURE_DATA_DIR`.
+        """`PERDURE_SECRET_KEY`; if it is not set, the key in the file `secret.key` in `PERDURE_DATA_DIR`.
+
+        If the file does not exist, creates the file with a random key.
 
         The key signs user tokens, the tokens of chat buttons and the header `X-Perdure-Signature`. The codes that mark
         quotations in prompts are derived from the same key.

@@ -27,7 +27,7 @@ _VARIABLE = "PERDURE_BREAKER__REGISTRY"
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
     """Create the registry of circuit breakers that the settings select.
 
-    If the settings disable breakers, returns perdure's own registry, whose breakers then admit every call.
+    If breakers are disabled in the settings, returns perdure's own registry, and its breakers admit every call.
 
     Raises:
         SettingsError: no registry has the configured name, or the registry cannot be loaded.

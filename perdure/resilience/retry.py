@@ -43,8 +43,8 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
         draw: Returns a number in [0, 1) for the jitter.
 
     Raises:
-        Exception: the error of the last attempt. No further attempt is made if the pause before that attempt would
-            exceed the call's remaining time.
+        Exception: the error of the last attempt. If the pause after an attempt would use up the call's remaining time,
+            this attempt is the last.
     """
     tried = 1
     while True:

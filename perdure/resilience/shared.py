@@ -148,7 +148,8 @@ class SharedCircuits:
         self._report(name, answer, fleet=True)
         try:
             self._free_slots(self._fleet)
-        except Unavailable as error:  # the answer stays valid: an admitted call holds its slot
+        except Unavailable as error:
+            # The slots of other calls were not freed. `answer` is still valid: an admitted call holds its slot.
             self._mark_unavailable(error)
         return answer
 

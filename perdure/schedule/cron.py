@@ -21,9 +21,9 @@ LONGEST = 100
 
 _FIELDS = 5
 _TWICE = timedelta(hours=3)
-"""The distance from the given local time at which the search for a slot begins.
+"""The search for a slot begins at this distance from the local time of `at`.
 
-The distance is longer than any clock change, so the search misses no slot if a local time occurs twice.
+The distance is longer than any clock change. Therefore the search misses no slot if a local time occurs twice.
 """
 
 ACCEPTED = "accepted: minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`"

@@ -1,9 +1,9 @@
 """Claims a slot, renews the slot's lease while its work runs, and settles the slot when the work is done.
 
 A settled slot never runs again. The message that fires a slot does not name the slot: `claim` computes the newest slot
-from the database's clock. If several slots were missed, only the newest runs. A message may be late or duplicate, or
-arrive after the clock was set back. If the newest slot is then already settled, nothing runs. A thread renews the lease
-during the work, for at most `Entry.within_s` seconds.
+from the database's clock. If several slots were missed, only the newest runs. A message may be late or a duplicate, and
+the database's clock may be set back. If the newest slot is settled when a message arrives, no slot runs. A thread
+renews the lease during the work, for at most `Entry.within_s` seconds.
 """
 
 from __future__ import annotations

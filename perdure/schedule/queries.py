@@ -11,8 +11,8 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 
 # Inserts new entries, and returns the database's time. After the clock was set back, stored times may be too far in the
-# future. Therefore the statement also limits an entry's `since`, its lease and the retry times of its slots. A live
-# holder renews a shortened lease before the lease expires.
+# future. Therefore the statement also reduces such times: an entry's `since`, the end of the entry's lease, and the
+# retry times of the entry's slots. If the worker that holds a shortened lease is alive, it renews the lease in time.
 REGISTER = Statement(
     "slots.register",
     """

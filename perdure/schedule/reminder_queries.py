@@ -80,8 +80,8 @@ ANY_DUE = Statement(
 )
 
 # Leases due schedules to the calling worker. If the worker dies, another worker takes the schedules after the lease
-# expires. A lease that is longer than any postponement was written while the server's clock was ahead, and counts as
-# expired.
+# expires. `POSTPONE` sets a lease of at most an hour. A lease that is longer than an hour and longer than `lease_s` was
+# written while the server's clock was ahead, and counts as expired.
 TAKE_DUE = Statement(
     "reminders.take_due",
     """

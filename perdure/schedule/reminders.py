@@ -38,7 +38,7 @@ _UNKNOWN = "There is no such schedule."
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a schedule fires: at the slots of `cron`, or once if `cron` is `None`.
+    """When a schedule fires: at the slots of `cron`, or only at `next_due` if `cron` is `None`.
 
     `next_due` is timezone-aware and in UTC.
     """

@@ -1,7 +1,8 @@
 """Gives one tool call access to the schedules of the call's user.
 
 Each `UserReminders` belongs to one call and its user, so the call cannot reach another user's schedules. The id of a
-new schedule is the id of the call's effect. A call that is repeated after a crash therefore stores no second schedule.
+new schedule is the call's `effect_id`, which stays the same if the call is repeated after a crash. Therefore a repeated
+call stores no second schedule.
 """
 
 from __future__ import annotations

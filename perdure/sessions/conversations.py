@@ -49,10 +49,10 @@ def read_conversation(executor: Executor, user: str, conversation: str) -> dict[
 def change_conversation(
     database: Database, wake: Waker, user: str, conversation: str, *, title: str | None, archived: bool | None
 ) -> dict[str, Any]:
-    """Change the title of a conversation, archive it or restore it, and return the conversation.
+    """Change a conversation's title, or archive or restore the conversation; returns the conversation.
 
-    An argument of `None` changes nothing. Archiving requests the end of the live session. The next message to an
-    archived conversation restores the conversation.
+    An argument of `None` changes nothing. If `archived` is True, also requests the end of the conversation's live
+    session. The next message to an archived conversation restores the conversation.
 
     Raises:
         NotFound: the user has no such conversation.

@@ -111,7 +111,7 @@ class Hold(Protocol):
         ...
 
     def calling(self, call: ModelCall) -> AbstractContextManager[None]:
-        """While the block runs, abort `call` when its time is up, the process shuts down or the lease is lost."""
+        """A context manager that aborts `call` if its time is up, the process shuts down or the lease is lost."""
         ...
 
 
@@ -167,7 +167,7 @@ class Ender:
         return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
-        """Run `clean`; returns False if a store is unavailable: the session cannot end yet."""
+        """Run `clean`. Returns False if a store is unavailable; the session cannot end until `clean` succeeds."""
         try:
             self.clean(session_id, fence)
         except Unavailable as error:

@@ -7,9 +7,9 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
-# Opens the live session of a scope. Its predecessor is the newest earlier session of the scope without a successor, so
-# the chain of sessions has no gap even if the clock was set back. Inserts no session if a concurrent transaction opened
-# one. Also creates or restores the scope's conversation.
+# Opens the live session of a scope. Of the scope's earlier sessions that have no successor, the newest becomes the
+# predecessor. Therefore the chain of sessions has no gap even if the clock was set back. Inserts no session if a
+# concurrent transaction opened one. Also creates or restores the scope's conversation.
 OPEN = Statement(
     "sessions.open",
     f"""

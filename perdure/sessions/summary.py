@@ -20,7 +20,7 @@ MAX_SUMMARY_CHARS = 4_000
 MAX_TOPICS = 8
 
 MAX_PROMPT_CHARS = 120_000
-"""The maximum length of the conversation in the prompt, in characters. Older messages are omitted."""
+"""The maximum length of the conversation in the prompt, in characters. The oldest messages are omitted first."""
 
 PROMPT = """Summarise the conversation below for whoever talks to this user next: what they asked, what was
 answered or decided, and what is still open. A few sentences, in the conversation's own language. Each line begins with

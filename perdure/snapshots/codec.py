@@ -64,8 +64,8 @@ def parse(text: str, expected_agent_id: UUID | None = None) -> AgentSnapshot:
 def checked_variables(variables: object) -> dict[str, Any]:
     """A copy of `variables` after a round trip through JSON.
 
-    For example, the copy contains lists instead of tuples, and text instead of numeric keys. The engine uses the copy,
-    so that a turn reads the same values whether or not it resumes after a crash.
+    For example, tuples become lists, and numeric keys become text. A turn that resumes after a crash reads such values.
+    The engine uses the copy in every turn, so a turn without a crash reads the same values.
 
     Raises:
         InvalidRequest: `variables` are not a JSON object, or contain a value that cannot be stored.
@@ -233,9 +233,9 @@ def _event_record(event: Event) -> dict[str, Any]:
 
 
 def _checked(part: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A copy of `part` of a snapshot's document, after a round trip through JSON.
+    """A copy of `part` after a round trip through JSON. `part` is a snapshot's document with only some of the members.
 
-    `part` begins at the document's root, so that its depth of nesting is the same as in the whole document.
+    A value has the same depth in `part` as in the whole document, so the limit on nesting has the same effect.
     """
     try:
         return load_object(_json(part, what))

@@ -13,7 +13,7 @@ from perdure.snapshots.store import SnapshotStore
 
 
 def delete_snapshots(executor: Executor, store: SnapshotStore, session_id: UUID) -> None:
-    """Delete the session's snapshot, and its present and earlier working variables. Safe to repeat.
+    """Delete the session's snapshot, and the session's working variables of all ticks. Safe to repeat.
 
     Raises:
         SnapshotUnavailable: the store cannot be used now; the rows in PostgreSQL are already deleted.

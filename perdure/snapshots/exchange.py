@@ -2,11 +2,15 @@
 
 `read` assembles an export from PostgreSQL: the session's state after its last commit, and the pending messages.
 
-`restore` imports only the working variables. It changes neither the session's tick nor the transcript.
-`turns.restore_snapshot` accepts the pending messages again. `restore` claims the session's lease, so no turn begins
-with variables that are about to be replaced. A snapshot store other than PostgreSQL first saves the snapshot. One
-statement then commits the variables to PostgreSQL. If the statement does not commit, the engine does not use the saved
-snapshot.
+`restore` imports only the working variables. It changes neither the session's tick nor the transcript. The module
+`turns.restore_snapshot` imports the pending messages.
+
+`restore` works in three steps:
+
+1. `restore` claims the session's lease, so no turn begins with variables that are about to be replaced.
+2. `restore` saves the snapshot in the configured snapshot store, if this store is not PostgreSQL.
+3. One statement commits the variables to PostgreSQL and releases the lease. If this statement does not commit, the
+   engine does not use the snapshot that step 2 saved.
 """
 
 from __future__ import annotations

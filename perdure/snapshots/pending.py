@@ -1,8 +1,8 @@
 """Converts pending messages to the events of a snapshot. A message is pending until its turn begins.
 
 Whichever snapshot store is configured, a session's queue is in PostgreSQL, in the tables `turns` and `inbox`.
-`queries.pending` reads the queue for each snapshot. An event contains all that an installation needs to accept the
-message again. `turns.restore_snapshot` accepts messages from their events during an import.
+`queries.pending` reads the queue for each snapshot. An import (`turns.restore_snapshot`) converts each event back to a
+message and accepts the message. An event contains everything that the import needs for this.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _mapped_errors() -> Iterator[None]:
 
 
 def _cause(error: Unavailable) -> str:
-    """The server's own message if the server lacks a resource, otherwise the message of `error`."""
+    """PostgreSQL's own message if PostgreSQL lacks a resource, otherwise the message of `error`."""
     cause = error.__cause__
     code = _code(cause) if isinstance(cause, DBAPIError) else ""
     if isinstance(cause, DBAPIError) and code.startswith(_OUT_OF_RESOURCES):

@@ -2,8 +2,8 @@
 
 Each step that changes a working variable appends a row with all variables and the step's tick. The variables are valid
 until the tick of the next row, so a fork can read the variables of any tick. `sessions.variables_tick` is the tick of
-the newest valid row, or NULL if the session has no valid row. Each writer locks the session's row in `sessions`, so the
-writers of one session run one after another.
+the row with the session's present variables. It is NULL if the session has no present variables. Each writer locks the
+session's row in `sessions`, so the writers of one session run one after another.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def pending(session_id: str, most: str = "ALL") -> str:
     """.strip()  # noqa: S608 (constants)
 
 
-# The present variables of a session. `{held}` is the name of the CTE or table that has the session's row. The statement
-# reads `variables_tick` from the locked row, but reads `snapshots` as of the statement's start. If the row of that tick
-# is not visible yet, the result is NULL, never an older row.
+# An expression for the present variables of a session. `{held}` is the CTE or table with the session's row. The
+# surrounding statement reads `variables_tick` from the newest version of the session's row, which it has locked. But it
+# reads `snapshots` as of the statement's start, so the row of that tick may not be visible yet. In that case, the
+# result is NULL, and never the variables of an older row.
 PRESENT_VARIABLES = """
     (SELECT k.variables::text FROM snapshots AS k
      WHERE k.session_id = {held}.session_id AND NOT k.set_aside AND k.tick = {held}.variables_tick)
@@ -67,8 +68,9 @@ KEPT = Statement(
     writes=False,
 )
 
-# Runs after LOCK_SESSION in the same transaction. Deletes rows of later ticks, which a worker that lost the session has
-# written. Setting `saved_token` and `saved_tick` invalidates snapshots of other versions in other stores.
+# Runs after LOCK_SESSION in the same transaction. Deletes rows of later ticks: a worker that lost the session wrote
+# them. Also sets `saved_token` and `saved_tick`: the engine then uses no snapshot of another version from an external
+# store.
 SAVE = Statement(
     "snapshots.save",
     """
@@ -144,8 +146,8 @@ DELETE = Statement(
 
 # --- import ------------------------------------------------------------------------------
 
-# Claims a session if none of its turns has begun, no end is requested, and the session is still at `tick`. Queued turns
-# do not prevent the claim.
+# Claims a session on these conditions: each of its turns is settled or has not begun, the session's end is not
+# requested, no process holds the session's lease, and the session is still at `tick`.
 CLAIM_FOR_IMPORT = Statement(
     "snapshots.claim_for_import",
     f"""
@@ -166,7 +168,8 @@ CLAIM_FOR_IMPORT = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Writes the restored variables and releases the session. Turns accepted during the import may then begin at once.
+# Writes the restored variables and releases the session. After this statement, the session's queued turns may begin at
+# once.
 RESTORE = Statement(
     "snapshots.restore",
     f"""

@@ -1,4 +1,4 @@
-"""`AgentSnapshot`: the state of a session between two steps, as the engine passes it to a store.
+"""`AgentSnapshot`: the state of a session between two steps. A snapshot store saves and loads it.
 
 `codec.dump` converts a snapshot to JSON. The engine recovers a session from its snapshot after a crash, and deletes the
 snapshot when the session ends. A snapshot does not contain the user's memories, which outlive sessions.

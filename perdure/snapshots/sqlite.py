@@ -163,7 +163,7 @@ class _Connection:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the connection once no thread uses it."""
+        """Wait until no thread uses the connection, then close it."""
         with self._lock:
             self._disconnect()
 

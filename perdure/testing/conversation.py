@@ -1,8 +1,8 @@
 """Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
 
-This module replaces the engine's runner (`perdure.turns.run.runner`). No other process can claim the turn. When a turn
-is settled, this module appends the remaining messages to the store. An exception that is not a `PerdureError`
-propagates to the test.
+This module replaces the engine's runner (`perdure.turns.run.runner`). It claims no lease, because no other process can
+run the turn. When the turn is settled, this module appends the messages that no step has committed, such as the reply,
+to the store. An exception that is not a `PerdureError` propagates to the test.
 """
 
 from __future__ import annotations
@@ -131,9 +131,10 @@ class Conversation:
         channel: The channel of the user's messages.
         language: The language of error messages.
         working_variables: The session's initial variables.
-        approve: Decides about calls that need approval. If it is `None`, the turn ends as `waiting_approval`.
-        clock: The turns' clock, which advances to the times of `sleep_until`. Defaults to the clock of a `Scripted`
-            model, or to a new clock.
+        approve: Decides about calls that need approval. If `approve` is `None`, a turn with such a call ends as
+            `waiting_approval`.
+        clock: The turns' clock. If a turn calls the tool `sleep_until`, this clock advances and the test does not wait.
+            Defaults to the clock of a `Scripted` model, or to a new clock.
         settings: Default to perdure's defaults. The environment is not read.
         tasks: Functions that replace Celery tasks, by the task's name. A turn that waits for any other task ends as
             `parked`.
@@ -226,7 +227,7 @@ class Conversation:
         return hold
 
     def _wait(self) -> bool:
-        """Run the tasks that the turn waits for, and advance the clock to the times of `sleep_until`.
+        """Run the tasks that the turn waits for. If the turn waits in the tool `sleep_until`, advance the clock.
 
         Returns False if the turn still waits because a task has no function.
         """
@@ -275,9 +276,9 @@ class Conversation:
         return self._read(settled, verdict.status, error, verdict.steps)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """Return `ending` with the agent's own message for its error.
+        """Return `ending` with the message that the agent defines for the error's code.
 
-        Returns `ending` unchanged if the turn has not failed, or if the agent has no message for the error's code.
+        Returns `ending` unchanged if the turn has not failed, or if the agent defines no message for the code.
         """
         messages = self._agent.error_messages
         if not isinstance(ending, Failed) or messages is None:

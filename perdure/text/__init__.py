@@ -1,4 +1,4 @@
-"""Functions over untrusted text, each of which takes time linear in the length of its text.
+"""Functions over untrusted text. Each function takes time linear in the length of the text.
 
 The functions parse JSON strictly, make text storable in PostgreSQL, match patterns, quote text in prompts, and detect
 contradictions. Called by every package that handles text of users, models or tools.

@@ -113,7 +113,7 @@ def difference(left: str, right: str) -> Difference | None:
 
 
 def compare(left: Features, right: Features) -> Difference | None:
-    """The `difference` of two texts, given their features. The order of the texts does not affect its kind."""
+    """The `difference` of two texts, given their features. The kind does not depend on the order of the texts."""
     if left.rest != right.rest:
         return Difference(
             DifferenceKind.REST, *(f"from character {MAX_CHARS:,}" if each.rest else "" for each in (left, right))
@@ -164,7 +164,7 @@ def _bits(words: Iterable[str]) -> int:
 
 
 def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers in `these` that are not in `others`; all numbers in `these` if `others` contains all of them."""
+    """The numbers in `these` that are not in `others`. If there are no such numbers, all numbers in `these`."""
     known = frozenset(others)
     return ", ".join([number for number in these if number not in known] or these)
 
@@ -192,6 +192,6 @@ def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[s
 
 
 def _word_of(features: Features, group: int) -> str:
-    """The longest of the text's words that are in `group`: a word is preferred to its stem."""
+    """The longest word of `features` that is in `group`. So a whole word is preferred to its stem."""
     words = [word for word in features.words if (found := opposite_group(word)) and found[0] == group]
     return max(words, key=lambda word: (len(word), word))

@@ -49,7 +49,7 @@ _KOREAN_NO_NAMES = frozenset(
 
 
 def names_of(token: Token) -> Iterator[str]:
-    """Yield the token's word if it is spelled like a name, in a form that `words.forms` returns for the word."""
+    """If the token is spelled like a name, yield the name in a form that `words.forms` returns for the token's text."""
     text = token.text
     if has_hangul(text):
         if (name := _korean_name(text)) is not None:

@@ -10,7 +10,8 @@ same code in every prompt, so the provider's prompt cache stays valid; a random 
 contains the code of an earlier quotation in the same prompt, asterisks replace that code. All other text stays
 unchanged, because a mark with a different code, or without a code, does not end a quotation.
 
-Consolidation removes quotations (`without_quotations`), so that it does not extract recalled text as a new memory.
+The consolidation of memories (`perdure.memory.consolidation`) removes quotations from conversations, so that it does
+not extract recalled text as a new memory.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Quoter:
         return f"{title}:\n<{mark} {code}>\n{text}\n</{mark} {code}>"
 
     def _code(self, mark: str, text: str) -> str:
-        """The HMAC code of `text`. If a text quoted so far contains the code, the next attempt yields another code."""
+        """An HMAC code of `text` that occurs neither in `text` nor in a text quoted earlier."""
         said = f"{mark} {text}".encode("utf-8", "surrogatepass")
         for attempt in count():
             code = hmac.new(self._key, b"%d %s" % (attempt, said), "sha256").hexdigest()[:_CODE_CHARS]

@@ -89,7 +89,7 @@ def load_object(text: str) -> dict[str, Any]:
 def dump(value: Any, limit: int) -> str:
     """Render `value` for a model in at most `limit` characters: a string as plain text, any other value as JSON.
 
-    Reads at most `limit` characters and items of the value.
+    Reads at most `limit` characters and items of the value, counted together.
 
     Raises:
         ValueError: the value cannot be converted to JSON; the message says why.
@@ -121,7 +121,7 @@ def identifier(name: str) -> str:
 
 
 def shown_channel(name: str) -> str:
-    """A channel's name for a prompt. Hides an invalid name, which a row of an earlier release may contain."""
+    """A channel's name for a prompt. Replaces an invalid name, which an earlier release may have stored."""
     return f"'{name}'" if is_identifier(name) else "another channel"
 
 
@@ -136,9 +136,10 @@ def _within(text: str, limit: int, total: str) -> str:
 
 
 class _BoundedCopy:
-    """Copies the beginning of a value, for conversion to JSON: at most `room` characters and items.
+    """Copies the beginning of a value, for conversion to JSON.
 
-    If `room` is below 0 afterwards, the copy was cut.
+    The copy has at most `room` characters and items, counted together. If `room` is below 0 afterwards, the copy was
+    cut.
     """
 
     def __init__(self, room: int) -> None:

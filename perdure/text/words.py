@@ -1,7 +1,8 @@
 """Splits English and Korean text into words, and finds stems, negations and words that exclude each other.
 
-The module uses rules and short word lists. Callers compare two texts by the same rules, so a crude stem is good enough.
-Called by `contradiction`, `names` and `numbers`.
+Words that exclude each other are, for example, open and close, or the days of the week. The module uses rules and short
+word lists. Callers compare two texts by the same rules, so a crude stem is good enough. Called by `contradiction`,
+`names` and `numbers`.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ _EXCLUSIVE = """
 
 @cached_by_word
 def forms(text: str) -> tuple[str, ...]:
-    """The forms in which a word is compared with the words of another text."""
+    """All forms of the word `text` that are compared with the words of another text."""
     word = base_form(text)
     if not has_hangul(word):
         return word, stem(word)

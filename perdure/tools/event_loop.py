@@ -36,7 +36,10 @@ _REPLACED_S = 10.0
 
 
 class Cancelled(Exception):
-    """The call was cancelled. `unwanted` is True if no turn waits for it, and False if its own code cancelled it."""
+    """The call was cancelled.
+
+    `unwanted` is True if no turn waits for the call any longer, and False if the called code cancelled itself.
+    """
 
     def __init__(self, *, unwanted: bool) -> None:
         super().__init__("the call was cancelled")
@@ -146,8 +149,8 @@ _current: _Loop | None = None
 def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
     """Call `work`, and return its result.
 
-    If `work` returns a coroutine, the event loop runs the coroutine, and cancels it once `is_over` returns True. `work`
-    may be a `functools.partial`. `name` appears in the log.
+    If `work` returns a coroutine, the event loop runs the coroutine, and cancels it as soon as `is_over` returns True.
+    `work` may be a `functools.partial`. `name` appears in the log.
 
     Raises:
         Cancelled: the coroutine was cancelled, or not started because `is_over` returned True.

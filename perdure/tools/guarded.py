@@ -38,10 +38,10 @@ def call(
     lease_s: float,
     is_over: Callable[[], bool],
 ) -> str:
-    """Call the tool; see `RunnableTool.call`. The breaker expects the outcome within `lease_s` seconds.
+    """Call the tool; see `RunnableTool.call`. After `lease_s` seconds, the breaker may treat the call as ended.
 
-    `is_over` returns True once the call has timed out. The breaker ignores the outcome of such a call, because
-    `note_overdue` counts the time-out.
+    `is_over` returns True if the call has timed out. The breaker ignores the outcome of a call that has timed out,
+    because `note_overdue` counts the time-out.
 
     Raises:
         ToolError: the tool raised it, or its breaker is open.

@@ -17,7 +17,7 @@ class Leaks:
 
     def __init__(self, most: int) -> None:
         self.on_too_many: Callable[[], None] | None = None
-        """Called once, when the limit is exceeded, in the thread that calls `add`."""
+        """`add` calls this function when the number of threads first exceeds `most`, and never again."""
         self._most = most
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []

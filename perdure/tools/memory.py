@@ -1,7 +1,7 @@
 """The built-in tools `remember`, `recall` and `forget`, for the memories of the turn's user.
 
-Results of `recall` are quoted, so that the model treats them as data. Consolidation does not extract quoted text as new
-memories.
+Results of `recall` are quoted, so that the model treats them as data. The consolidation of memories
+(`perdure.memory.consolidation`) does not extract quoted text as new memories.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ MAX_RESULT_CHARS = 32_000
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
-"""Prefix of the pydantic model's fields. A parameter may be named `copy` or `_x`, and a field may not."""
+"""Prefix of the pydantic model's fields. Without the prefix, no parameter could be named `copy` or `_x`."""
 
 
 class Effect(StrEnum):

@@ -108,7 +108,7 @@ class ChannelSuite:
         assert len(harness.sent()) == 1
 
     def test_a_failed_send_can_be_retried(self, harness: ChannelHarness) -> None:
-        """After an internal error of the service, the outbox must retry the delivery."""
+        """If the service has an internal error, `send` raises an error after which the outbox tries again."""
         harness.fail()
         with pytest.raises(DeliveryFailed) as failed:
             harness.channel.send(harness.place, "hello", (), "key")
@@ -130,7 +130,7 @@ class ChannelSuite:
         assert sorted(harness.sent()) == sorted(f"text {number}" for number in range(24))
 
     def test_a_signed_request_is_its_services(self, harness: ChannelHarness) -> None:
-        """A request that the service signed is accepted. One with a changed body or without a signature is refused."""
+        """A signed request is accepted. A request with a changed body or without its signature is refused."""
         headers, body = harness.signed("hello")
         harness.channel.verify(headers, body)
         assert harness.channel.receive(headers, body).updates

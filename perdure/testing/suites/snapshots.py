@@ -270,7 +270,7 @@ class SnapshotSuite:
     def test_set_aside_moves_snapshots_up_to_the_given_version(
         self, harness: StoreHarness, store: SnapshotStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """After a restore of an older database, newer snapshots must be set aside: they would make every save stale."""
+        """When an older database is restored, newer snapshots are set aside. Otherwise, every save would be stale."""
         agent_id = harness.session()
         store.save(snapshot_of(agent_id, 9), 9)
         store.set_aside(agent_id, Version(9, 8), "older than what is stored")

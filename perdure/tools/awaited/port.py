@@ -14,11 +14,12 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A task to send. `arguments` are keyword arguments. No worker begins the task after `expires_s` seconds.
+    """A task to send. `arguments` are the task's keyword arguments.
 
-    If `queue` is `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. If the call
-    has a single task, `task_id` equals `effect_id`. If the call has several tasks, each task has its own `task_id`, and
-    `part` is its index.
+    A worker discards the task if more than `expires_s` seconds have passed since the task was sent. If `queue` is
+    `None`, the application's routes choose the queue. `effect_id` is the id of the tool call. If the call has a single
+    task, `task_id` equals `effect_id`. If the call has several tasks, each task has its own `task_id`, and `part` is
+    its index.
     """
 
     task_id: UUID

@@ -2,8 +2,8 @@
 
     export = celery_tool("reports.export", effect="idempotent", timeout_s=3600, parameters=export_report)
 
-If perdure sends a task again, the task has the same id. A task that takes effect once per id may declare the effect
-`idempotent`.
+If perdure sends a task again, the task has the same id. If repeated runs with the same id take effect only once, the
+tool may declare the effect `idempotent`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class CeleryTool:
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote, and return them as JSON values by name, without added defaults.
 
-        If the tool was declared with a function, the arguments must match its signature. If the tool was declared with
-        a JSON schema, only the names of the arguments are checked.
+        If `celery_tool` received a function as `parameters`, the arguments must match the function's signature.
+        Otherwise, only the names of the arguments are checked.
 
         Raises:
             ToolError: the arguments are not a strict JSON object, or a check fails; the message is for the model.

@@ -67,7 +67,10 @@ class Connections:
                     self._connections[server.name] = self._start(server)
 
     def tools(self, servers: Sequence[McpServer]) -> tuple[RunnableTool, ...]:
-        """The tools of `servers`. The first call waits for each server to connect, within its `connect_timeout_s`."""
+        """The tools of `servers`. Connects to the servers that have no connection yet.
+
+        Waits until the first attempt to connect to each server has ended or timed out.
+        """
         self.open(servers)
         connections = [connection for each in servers if (connection := self._connections.get(each.name)) is not None]
         return tuple(tool for connection in connections for tool in connection.tools())

@@ -1,7 +1,8 @@
 """The errors of calls to an MCP server.
 
-The transports report failures as JSON-RPC errors with the codes below, because the SDK assigns only JSON-RPC errors to
-a single call. A server that sends these codes itself affects only its own calls.
+The transports report failures as JSON-RPC errors with the codes below, because the SDK attributes a JSON-RPC error to a
+single call. Other errors may make all calls of the server fail. A server that sends these codes itself affects only its
+own calls.
 """
 
 from __future__ import annotations

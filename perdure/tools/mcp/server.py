@@ -22,12 +22,12 @@ class McpServer:
         McpServer("weather", command=["uvx", "weather-server"], effect="pure")
         McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
 
-    Each process that runs turns starts `command` as a child process. `PERDURE_MCP__COMMANDS` must allow its program.
-    The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's own. `effect` is the
-    effect of all tools; `effects` overrides it for single tools. If `trust_hints` is True, the server's hints
-    (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one value for all
-    tools, or maps single tools to their values. The keys of `effects`, `probes` and `requires_approval` are names of
-    tools without the prefix `server:`.
+    Each process that runs turns starts `command` as a child process. `PERDURE_MCP__COMMANDS` must contain the first
+    item of `command`. The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's
+    own. `effect` is the effect of all tools; `effects` overrides it for single tools. If `trust_hints` is True, the
+    server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one
+    value for all tools, or maps single tools to their values. The keys of `effects`, `probes` and `requires_approval`
+    are names of tools without the prefix `server:`.
     """
 
     name: str

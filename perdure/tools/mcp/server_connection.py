@@ -1,8 +1,8 @@
 """Connects a process to one MCP server, lists and calls the server's tools, and reconnects.
 
 `keep` runs on the event loop until the process ends. The threads that run turns call `tools` and `call_tool`. While the
-server is unavailable, its last list of tools stays valid, so that the prompts of turns do not change. Calls then fail
-with a message for the model.
+server is unavailable, its last list of tools stays valid, so that the prompts of turns do not change. A call during
+that time fails with a message for the model.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ServerConnection:
         """Call the server's `tool`, and return its answer.
 
         Raises:
-            CircuitBreakerOpen: the server failed too often recently, in any process.
+            CircuitBreakerOpen: the server failed too often recently. Failures in other processes count, too.
             NotConnected: the server is not connected; the call was not sent.
             NoAnswer, TimeoutError, Abandoned, CancelledError: the call was sent, and no answer arrived.
             MalformedAnswer: the answer is malformed.
@@ -150,7 +150,9 @@ class ServerConnection:
                     raise
 
     def _connected(self, patient_until: float, context: ToolContext) -> tuple[ClientSession, asyncio.AbstractEventLoop]:
-        """The session and its event loop. If the connection was lost recently, waits for another until `patient_until`.
+        """The session and its event loop.
+
+        If the connection was lost recently, waits for the next connection, until `patient_until` at the latest.
 
         Raises:
             NotConnected: the server is not connected.
@@ -218,8 +220,8 @@ class ServerConnection:
     def end(self) -> None:
         """Make `keep` disconnect and return; called on the event loop.
 
-        Cancels the scope of `keep` instead of its task: asyncio's cancellation would also interrupt `stdio` while
-        `stdio` ends the server's process.
+        Cancels the anyio scope in `keep`, not the asyncio task that runs `keep`. If the task were cancelled, `stdio`
+        would be interrupted while `stdio` ends the server's process.
         """
         self._closing = True
         if self._scope is not None:

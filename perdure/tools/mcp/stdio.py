@@ -1,8 +1,8 @@
 """The transport to an MCP server that is a child process: one JSON message per line on stdin and stdout.
 
-The SDK's own stdio transport reads lines of any length. This transport limits the length of a line. A server that
-writes faster than perdure reads blocks on its pipe. The transport keeps only the end of the server's stderr, for the
-log. The server runs in its own process group; disconnecting ends the whole group within `END_S` seconds.
+The SDK's own stdio transport reads lines of any length. This transport limits the length of a line. If a server writes
+faster than perdure reads, the server blocks on its pipe. The transport keeps only the end of the server's stderr, for
+the log. The server runs in its own process group; disconnecting ends the whole group within `END_S` seconds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ async def stdio(
 
 @dataclass(slots=True)
 class _StderrTail:
-    """The end of a server's stderr. It is not logged after a tool call, since it may then quote the arguments."""
+    """The end of a server's stderr.
+
+    If a tool has been called, `loggable` does not return this text, because stderr may quote the arguments of the call.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     may_quote: bool = False

@@ -37,7 +37,10 @@ _MAX_SCHEMA = 32_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTool:
-    """A tool of an MCP server; see `sources.RunnableTool`. `ServerConnection` passes its calls through a breaker."""
+    """A tool of an MCP server; see `sources.RunnableTool`.
+
+    `breaker` is None, because `ServerConnection` passes each call through the server's breaker.
+    """
 
     breaker: ClassVar[None] = None
 
@@ -103,7 +106,7 @@ class RemoteTool:
 
 
 def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallTool) -> tuple[RemoteTool, ...]:
-    """The tools in `listed` that can be offered to a model. Logs the reason for each tool that cannot."""
+    """The tools in `listed` that can be offered to a model. For each other tool, logs the reason."""
     made: dict[str, RemoteTool] = {}
     for each in listed:
         why = "another tool has the same name" if each.name in made else _unfit(server, each)
