@@ -231,10 +231,10 @@ class Conversation:
 
         Returns False if the turn still waits because a task has no function.
         """
-        for effect in self._store.waiting():
-            if effect.waits_for == "timer":
-                self._clock.advance(timedelta(seconds=max(0.0, effect.undecided_s)))
-                effect.undecided_s = 0.0
+        timers = [effect for effect in self._store.waiting() if effect.waits_for == "timer"]
+        self._clock.advance(timedelta(seconds=max((0.0, *(timer.undecided_s for timer in timers)))))
+        for timer in timers:
+            timer.undecided_s = 0.0
         while (ended := self._tasks.run()) is not None:
             call, outcome = ended
             finish(self._runtime, call.effect_id, outcome, call.part)

@@ -37,8 +37,9 @@ class Leaks:
             count = len(self._threads)
             exceeded = count > self._most and not self._reported
             self._reported = self._reported or exceeded
-        if not thread.is_alive():
-            return
-        log.warning("%s still runs although no turn waits for it: the process has %d such threads", thread.name, count)
+        if thread.is_alive():
+            log.warning(
+                "%s still runs although no turn waits for it: the process has %d such threads", thread.name, count
+            )
         if exceeded and self.on_too_many is not None:
             self.on_too_many()

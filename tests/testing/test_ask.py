@@ -230,6 +230,16 @@ def test_functions_replace_celery_tasks() -> None:
     assert (answer.status, answer.calls[0].status) == ("parked", "intended")
 
 
+def test_waits_of_one_step_are_concurrent() -> None:
+    """Two calls of `sleep_until` in one step advance the clock by the longer of their waits."""
+    clock = MovedClock()
+    moments = [(clock.now() + timedelta(seconds=seconds)).isoformat() for seconds in (100, 200)]
+    model = Scripted([call("sleep_until", moment=moment) for moment in moments], "Good morning.")
+    began = clock.now()
+    ask(Agent("assistant", "You wait.", [sleep_until]), "Wait.", model=model, clock=clock)
+    assert clock.now() - began < timedelta(seconds=250)
+
+
 def test_sleep_until_advances_the_clock() -> None:
     """`sleep_until` advances the clock instead of waiting."""
     model = Scripted(call("sleep_until", moment=(datetime.now(UTC) + timedelta(days=2)).isoformat()), "Good morning.")
