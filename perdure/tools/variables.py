@@ -58,7 +58,7 @@ class VariableSet:
             after = {key: kept for key, kept in self._values.items() if key != name}
             try:
                 self._values = checked_variables({**after, name: value[0]} if value else after)
-            except TooLarge as error:  # a call removed variables, but its result was not recorded
+            except TooLarge as error:  # another call made room, but its changes were not recorded
                 log.warning("the working variable %r is not changed: %s", name, error.message)
 
     def lock(self, holder: WorkingVariables) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
         found = find_owner(runtime.database, turn_id)
         if found is None:
             raise NotFound("There is no such turn.")
-        is_routed = found[1]  # a routed turn that CANCEL does not change is settled
+        is_routed = found[1]  # if CANCEL did not change a routed turn, the turn was settled before
         if not is_routed and not route_unrouted.cancel(runtime, turn_id, TurnCancelled(CANCELLED)):
             cancel(runtime, turn_id)  # the message was routed concurrently
         return
@@ -60,7 +60,7 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
 
 
 def settle_begun(runtime: AcceptingRuntime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
-    """Settle a begun turn as cancelled, in a session that was seized under `tenure`."""
+    """Settle a begun turn as cancelled. The caller has raised the session's fence; `tenure` has the new fence."""
     turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
     try:
         transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)

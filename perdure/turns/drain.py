@@ -92,7 +92,7 @@ class Unfinished:
         running: Turns under a lease.
         waiting: Unsettled turns that are not under a lease.
         ending: Sessions with a requested end and no turns to run.
-        held_back: Sessions with a requested end whose turns must run first.
+        held_back: Sessions with a requested end and turns that must run before the end.
     """
 
     running: int

@@ -2,7 +2,7 @@
 
 plan.py           matches a reply's calls with tools, and validates their arguments
 run_calls.py      runs the calls of a message, and resumes them after a crash
-execute.py        executes calls in threads; records each result in its row if the message has several calls
+execute.py        executes calls in threads; if a message has several calls, records each result in the call's row
 awaited.py        calls that wait for a Celery task or a time
 fan_out.py        Celery calls with a list of arguments: one task per element
 approvals.py      calls that wait for a person

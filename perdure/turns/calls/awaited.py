@@ -51,11 +51,14 @@ RETRY_S = 5.0
 """Seconds after which a task that the broker did not accept is sent again."""
 
 MOST_PROBES = 50
-"""The most calls whose tasks one round of the sweeper probes or revokes."""
+"""One round of the sweeper probes or revokes the tasks of at most this number of calls."""
 
 LEAST_PROBE_S = 5.0
 MOST_PROBE_S = 60.0
-"""The pause between two probes of a task is a quarter of the task's age, within these bounds (in seconds)."""
+"""The longest pause between two probes of a task, in seconds. The shortest pause is `LEAST_PROBE_S`.
+
+Between these bounds, the pause is a quarter of the task's age.
+"""
 
 _SEND_S = 5.0
 """Seconds allowed for sending or probing one task."""
@@ -94,7 +97,8 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is Sent.NO and tool.effect is Effect.UNSAFE:
-        # The call must not wait: a later worker would assume that the task may have been sent, and never send it.
+        # The call fails at once. If it waited, a later worker would assume that the task may have been sent, and never
+        # send it.
         return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
     if sent is Sent.YES or tool.effect is Effect.UNSAFE:
         note_sent(runtime, effect_id)

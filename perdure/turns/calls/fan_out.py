@@ -29,7 +29,7 @@ from perdure.turns.calls import queries
 LOST_PART = "The task of this part has not ended, and this conversation no longer waits for it: its outcome is unknown."
 
 _LEAST_CHARS = 200
-"""The result of a part may have at least this number of characters, whatever the number of parts."""
+"""The limit for the result of one part is never below this number of characters, however many parts the call has."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def running(parts: Sequence[Part]) -> list[int]:
 
 
 def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
-    """Store the parts of a call, unless they are stored already, and send the first parts.
+    """Store the parts of a call, unless they are stored already. In either case, send waiting parts (`advance`).
 
     The call's intent must be committed.
 
@@ -96,7 +96,8 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
             return
         parts = load(row.parts)
         for number, status in statuses.items():
-            # Not changed if the task has ended, or if the broker refused it now but may have accepted it earlier.
+            # The part keeps its status in two cases: its task has ended, or the broker refused the task now but may
+            # have accepted it earlier.
             if parts[number].status == "taken" and not (status == "waiting" and number in in_doubt):
                 parts[number].status = status
         _store(transaction, effect_id, parts)
@@ -162,7 +163,7 @@ def rendered(parts: Sequence[Part]) -> str:
 
 
 def locked_call(executor: Executor, effect_id: UUID) -> Row[Any] | None:
-    """Lock the session of a Celery tool's call, and return the call's row; `None` if it already has a result."""
+    """Lock the session of a Celery tool's call, and return the call's row; `None` if the call already has a result."""
     if not executor.run(queries.LOCK_OF_CALL, {"effect_id": effect_id}):
         return None
     rows = executor.run(queries.READ_CALL, {"effect_id": effect_id})

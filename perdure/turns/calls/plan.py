@@ -19,7 +19,7 @@ from perdure.tools.sources import RunnableTool, Toolset
 from perdure.turns.lease.hold import Hold
 
 MAX_CALLS = 32
-"""The most calls of one reply that run. Further calls are refused."""
+"""At most this number of calls run for one reply. Further calls are refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,9 +206,9 @@ RECORD_RESULTS = Statement(
     """,
 )
 
-# Releases the session until the first of its waiting calls is due, or until a task that the broker did not accept is
-# sent again. The wait counts neither as an attempt nor as a claim. Writes nothing if no call waits any more, or if the
-# session's end or the turn's cancellation is requested.
+# Releases the session until the first of its waiting calls is due, or until it is time to send a task again that the
+# broker did not accept. The wait counts neither as an attempt nor as a claim. Writes nothing if no call waits any more,
+# or if the session's end or the turn's cancellation is requested.
 WAIT_CALLS = Statement(
     "turns.wait_calls",
     f"""
@@ -288,8 +288,8 @@ RESUME_PARKED = Statement(
 )
 
 # Takes the calls whose tasks are due, longest due first. If a turn waits for a call, the call's tasks must be probed;
-# otherwise they must be revoked. The pause until the next probe grows with the age of the call. A `probe_at` further
-# ahead than any pause was written while the server's clock was ahead, and counts as past.
+# otherwise they must be revoked. The pause until the next probe grows with the age of the call. If a `probe_at` is
+# further in the future than the longest pause, the server's clock was ahead when it was written: it counts as past.
 PROBE_DUE = Statement(
     "sweep.probe_due",
     """

@@ -41,7 +41,7 @@ class Result:
     effect_id: UUID | None = None
 
     def record(self) -> dict[str, Any]:
-        """The values that finish the call's effect row. `result` is `None`, because the transcript holds the text."""
+        """The values to write to the ended call's effect row. `result` is `None`: the transcript holds the text."""
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 
 

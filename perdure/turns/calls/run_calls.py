@@ -86,7 +86,7 @@ class CallRunner:
             Interrupted: the turn must stop before a call in doubt can be resolved.
             Undecided: calls wait for approval.
             Awaiting: calls wait for a task or a time.
-            Unavailable: the database refuses the commit.
+            Unavailable: the database cannot be reached, or refuses the commit.
         """
         results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
         entries = [
@@ -209,9 +209,9 @@ class CallRunner:
         return results, again, still_wait
 
     def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call for a task or a time, or the planned call if its task must be sent.
+        """The result of a call whose tool is a Celery task or a timer.
 
-        Returns `None` if the call still waits.
+        Returns `None` if the call still waits, and the planned call if its task must be sent.
         """
         if row.status != "intended":
             return recorded_result(fresh.position, row)

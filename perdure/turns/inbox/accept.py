@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _MOST_WOKEN = 10
-"""The most deliveries for which accepting a message publishes wake-ups; the sweeper publishes the others."""
+"""Accepting a message publishes wake-ups for at most this number of deliveries; the sweeper publishes the others."""
 
 _CHANGED = "The session changed while the message was being accepted; please send it again."
 

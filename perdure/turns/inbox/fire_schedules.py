@@ -40,10 +40,11 @@ _AGAIN_S = 300.0
 
 
 def fire_due(runtime: Runtime, most: int = MOST_AT_ONCE) -> int:
-    """Fire due schedules in batches of `most`, for about `LONGEST_S` seconds; returns the number of schedules.
+    """Fire due schedules in batches of `most`, for about `LONGEST_S` seconds; returns the number of due schedules.
 
     Raises:
-        Unavailable: the database cannot be reached; a schedule that was taken is due again when its lease expires.
+        Unavailable: the database cannot be reached. A schedule that was taken but did not fire is due again when its
+            lease expires.
     """
     fired, began = 0, time.monotonic()
     while time.monotonic() - began < LONGEST_S and runtime.database.run(queries.ANY_DUE, {})[0].due:

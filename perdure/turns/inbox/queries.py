@@ -8,8 +8,9 @@ from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.lease.queries import ADMITTED
 
 # Whether a wake-up for the session was published recently. If so, the next message publishes no wake-up: a second one
-# would only lengthen the queue. The sweeper replaces a lost wake-up. `least(wakes, 2)` bounds the time that counts as
-# recent. So after many wake-ups without a claim, a message wakes the session earlier than the sweeper does.
+# would only lengthen the queue, and the sweeper replaces a lost one. Both the time that counts as recent and the pause
+# of the sweeper double with each wake-up that no claim follows. But `least(wakes, 2)` bounds the time that counts as
+# recent. So after many such wake-ups, a message wakes the session before the sweeper does.
 _WOKEN = """
     (s.woken_at <= perdure_now()
      AND s.woken_at > perdure_now() - make_interval(secs => %(sweep_s)s * 2 ^ least(s.wakes, 2)))
@@ -82,7 +83,8 @@ ENQUEUE = Statement(
 FIND_ACCEPTED = Statement(
     "turns.find_accepted",
     f"""
-    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status, {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS held
+    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status,
+           {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS held
     FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
     """,

@@ -2,9 +2,9 @@
 
 `perdure.send` inserts a row into `unrouted` and locks no other row. After the application's commit, a wake-up or the
 sweeper starts routing. `accept` then accepts the message like any other; the turn has the id that `perdure.send`
-returned. The accepting transaction deletes the row, or marks it settled if the message joined another turn, so a
-message is routed once. Messages of an erased user are not routed. The messages of one user are routed in the order of
-insertion, by one process at a time.
+returned. If the message joined another turn, the accepting transaction marks the row settled; otherwise it deletes the
+row. So each message is routed only one time. Messages of an erased user are not routed. The messages of one user are
+routed in the order of insertion, by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: the API shows the
 message as a failed turn, and the error is delivered to the message's `reply_to`.
@@ -114,7 +114,7 @@ def _read(executor: Executor, turn_id: UUID) -> Row[Any] | None:
 
 
 class _RoutedElsewhere(SourceTaken):
-    """Another process routes the user's messages, including later ones."""
+    """Another process has the lock on the user's messages, and routes all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ class TurnRef:
     cancel_requested_at: datetime | None
     before: Before = Before()
     held: str | None = None
-    """The outcome, as JSON, of a turn that has ended and is settled once its snapshot is saved. None: the turn has not
-    ended."""
+    """The outcome, as JSON, of a turn that has ended but is not settled until its snapshot is saved. None: the turn has
+    not ended."""
     started_at: datetime | None = None
     language: str | None = None
     """The language in the message's metadata."""
@@ -57,7 +57,8 @@ class Kept:
     Attributes:
         tick: The number of the session's committed steps.
         variables_tick: The tick at which the working variables were last changed. None: there are no variables.
-        variables: The working variables, as JSON. None: there are no variables, or the claim did not see their row yet.
+        variables: The working variables, as JSON. None: there are no variables, or a concurrent transaction committed
+            them too late for the claim's statement to see them.
         saved: The version of the session's valid snapshot.
         wakes: The number of wake-ups since the last claim.
     """
@@ -117,7 +118,7 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
     """Take a session's lease if it is free, and begin the session's oldest unsettled turn.
 
     `alone` tells that this process runs only this session, so it may claim a turn that needs isolation. A turn that is
-    out of attempts may be claimed by any process, since it is only settled.
+    out of attempts does not run, it is only settled: any process may claim it.
     """
     parameters = {
         "session_id": session_id,
@@ -157,7 +158,7 @@ def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnS
 def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
     """Whether a session can be claimed.
 
-    If it can, but `claim` has just returned `NotNeeded`, then `claim` skipped a locked row.
+    If a session can be claimed, but `claim` has just returned `NotNeeded`, the session's row was locked during `claim`.
     """
     rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
     return bool(rows and rows[0].claimable)
