@@ -1,8 +1,8 @@
 """Alembic's environment script. It runs the migrations on the connection that `perdure.database.migrate` supplies.
 
-Migration 0014 and all later migrations declare `readable_from`. This value identifies the oldest release that can use
-the schema after the migration: it is the newest migration of that release. After each upgrade or downgrade step, the
-script stores the current revision's `readable_from`.
+Migration 0014 and all later migrations declare `readable_from`. The value states which releases can use the schema
+after the migration: the value is the newest migration of the oldest such release. After each upgrade or downgrade step,
+the script stores the current revision's `readable_from`.
 """
 
 from __future__ import annotations

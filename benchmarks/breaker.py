@@ -89,7 +89,7 @@ def measure(setup: Setup) -> Section:
 def _compared(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[Cost, Cost, Cost]:
     """Run `one` and `other` alternately, after a warm-up.
 
-    Returns three medians: the cost of `one`, the cost of `other`, and the difference within each pair of runs.
+    Returns three medians: the cost of `one`, the cost of `other`, and `one` minus `other` in each pair of runs.
     """
     for _ in range(min(times, 20)):
         one()

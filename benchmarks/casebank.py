@@ -124,10 +124,10 @@ class Made:
         self.truth.spared.add(cases[9].case_id)
 
     def _directions(self) -> NDArray[np.float64]:
-        """Ten random unit vectors, one for each case of a group.
+        """Ten unit vectors, one for each case of a group. All except the duplicates' vectors are independent.
 
-        The keeper is the case that absorbs its duplicates. The vector of a duplicate is the keeper's vector, rotated by
-        an angle whose cosine is between 0.951 and 1.
+        The keeper is the case that absorbs its duplicates. The vector of a duplicate is the keeper's vector, rotated in
+        a random direction by an angle whose cosine is between 0.951 and 1.
         """
         vectors = self._rng.normal(size=(10, _DIMENSIONS))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -77,7 +77,7 @@ Loops = dict[Loop, Rounds]
 
 
 def measure(setup: Setup) -> Section:
-    """Measure both routes on all sides; returns the section."""
+    """Measure accepting a message and reading a turn on all three sides; returns the section."""
     with setup.database("bench_gateway") as url, _servers(setup, url) as ports, _client(setup, url) as client:
         read = _warmed_up(client, ports)
         accepting = _loops(setup, client, {side: _accept(ports, side) for side in _PREFIXES})

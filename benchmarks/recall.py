@@ -14,8 +14,8 @@ The default is a small data set written for this project. It shows that recall w
 quality of recall.
 
 Each sample becomes a user. The benchmark imports the sample's messages as `perdure messages import` does. For each
-question of the sample, the benchmark then runs the recall that agents use. The clock shows the time of the sample's
-last message.
+question of the sample, the benchmark then runs the recall that agents use. For this recall, the current time is the
+time of the sample's last message.
 
 `any@k` is the share of questions for which the first k messages found contain some of the evidence. `all@k` is the
 share of questions for which the first k messages found contain all of the evidence.

@@ -95,7 +95,11 @@ class _Load:
             connection.send(next(self._requests), now)
 
     def answered(self, connection: _Connection, now: float) -> None:
-        """After a response: send the next request, mark the connection idle, or close it if the order has ended."""
+        """Reuse `connection` after a response.
+
+        If a request is queued, send this request. If no request is queued and the order has ended, close `connection`.
+        In all other cases, an open loop marks the connection idle, and a closed loop sends the next request.
+        """
         if self._due:
             connection.send(next(self._requests), self._due.popleft())
         elif now >= self._ends:

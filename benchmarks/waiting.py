@@ -121,9 +121,9 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
 
 
 def _slow_first() -> Player:
-    """Return a player for the simulated server. In each turn, the player first calls a tool and then replies.
+    """Return a player, which makes the simulated model call a tool and then reply, in each turn.
 
-    The tool call takes `_LATENCY_S` seconds if the question starts with `PATIENT`.
+    If the question starts with `PATIENT`, the model waits `_LATENCY_S` seconds before it calls the tool.
     """
     quick, slow = two_steps(), two_steps(_LATENCY_S)
 

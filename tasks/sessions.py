@@ -83,7 +83,7 @@ def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
     """Move an ending session's memory from Redis to PostgreSQL, then delete the session's snapshots.
 
     Raises:
-        Unavailable: a store cannot be reached; the session's end is continued later.
+        Unavailable: a store cannot be reached; the sweeper tries again to end the session.
     """
     if runtime.redis_memory is None or runtime.redis_memory.end_session(runtime.database, session_id, fence):
         delete_snapshots(runtime.database, runtime.snapshots, session_id)

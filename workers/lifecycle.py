@@ -127,11 +127,14 @@ class Lifecycle:
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def restore_old(self) -> None:
-        """Start a thread that restores unacknowledged messages of older releases, which lack `PERDURE_REDIS_PREFIX`."""
+        """Start a thread that restores unacknowledged messages of releases older than `PERDURE_REDIS_PREFIX`."""
         _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
-        """Start the watchdog, which kills this process if none of its threads runs. The worker `name` must be ready."""
+        """Start the watchdog, which kills this process if no Python thread of this process runs for a certain time.
+
+        `name` is the worker's name. Call this when the worker is ready.
+        """
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
 

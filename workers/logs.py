@@ -1,8 +1,8 @@
 """Logging to stderr: one line for each event, with the task that logged it.
 
 A log outlives the erasure of a user, so no line may contain a user's text. An exception is logged with its stack frames
-and its type. Its message is logged only if the message cannot quote the arguments of a tool, a hook or an SQL statement
-(`perdure.errors.loggable`).
+and its type. The exception's message is logged only if this message cannot quote the arguments of a tool, a hook or an
+SQL statement (`perdure.errors.loggable`).
 """
 
 from __future__ import annotations

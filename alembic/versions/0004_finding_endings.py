@@ -1,8 +1,8 @@
 """Indexes on sessions whose end was requested, and on sessions that have a previous session.
 
-The migration also adds a foreign key for the previous session. It reads the whole table of sessions without blocking
-readers or writers. Each statement commits separately. If the migration is interrupted, the next run repeats all
-statements.
+The migration also adds a foreign key for the previous session. The migration reads the whole table of sessions without
+blocking readers or writers. Each statement commits separately. If the migration is interrupted, the next run repeats
+all statements.
 
 Revision: 0004, after 0003.
 """

@@ -1,4 +1,6 @@
-"""Requests whose answers were sent completely. A later identical request starts a new turn, unless it is a retry.
+"""Requests whose answers were sent completely.
+
+If an identical request arrives later, the later request starts a new turn, unless the client marks it as a retry.
 
 Revision: 0025, after 0024.
 """

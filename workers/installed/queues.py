@@ -73,7 +73,7 @@ def add_queues(app: Celery) -> None:
         """The application's AMQP class, extended by perdure's queues and routes."""
 
         def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
-            """Return the application's and perdure's queues. By default, workers consume only the application's own."""
+            """Return the application's and perdure's queues. A worker without `-Q` consumes the application's only."""
             made = super().Queues(*args, **options)
             for each in queues(broker_url(self.app)):
                 if each.name in made:

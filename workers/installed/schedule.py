@@ -30,7 +30,8 @@ PREFIX = "perdure."
 def add_entries(app: Celery, settings: Settings) -> None:
     """Add perdure's entries to the schedule of `app` when Celery loads the modules of `app`, and when beat starts.
 
-    At the start of beat, this adds the entries that are missing because a module has replaced `beat_schedule`.
+    A module of `app` may replace `beat_schedule`, which removes perdure's entries. The missing entries are therefore
+    added again when beat starts.
     """
 
     def load(**_: Any) -> None:

@@ -39,7 +39,7 @@ _TRIES = 2
 _CLOSE_S = 3.0
 
 _ERRORS_OF_ONE = (EncodeError, ResponseError)
-"""Errors of a single wake-up: its arguments are not JSON, or another program uses the Redis key of its queue."""
+"""Errors of a single wake-up: its arguments are not JSON, or the Redis key of its queue is not a list."""
 
 _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 

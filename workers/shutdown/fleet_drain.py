@@ -45,7 +45,7 @@ class FleetDrain:
         return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
 
     def report(self) -> dict[str, Any]:
-        """The worker's drain phase, and the turns parked and sessions flushed since the intake was closed."""
+        """The drain phase, and the numbers of parked turns, flushed sessions and flushed turns in the latest drain."""
         return {
             "intake": self._phase.value,
             "parked": self._parked,

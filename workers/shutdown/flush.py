@@ -55,7 +55,7 @@ def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
 
 
 def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
-    """Flush the sessions in the given order, for at most `within_s` seconds; returns the result so far."""
+    """Flush the sessions in the given order. After `within_s` seconds, return the result so far."""
     flushed = Flushed(len(touched))
     until = time.monotonic() + within_s
     # A flusher that hangs is abandoned. It writes under a fence, so a late write is harmless.

@@ -38,7 +38,7 @@ from perdure.workers.shutdown.hard_limit import exit_in
 log = logging.getLogger(__name__)
 
 _RELEASE_S = 3.0
-"""Seconds between the release of the leases and the hard limit. A third of the hard limit, if that is shorter."""
+"""Seconds between the release of the leases and the hard limit; at most a third of the hard limit."""
 
 _EXIT_S = 0.5
 """Seconds of `_RELEASE_S` that are reserved for the exit itself, after the wait for child processes."""
@@ -144,8 +144,8 @@ class Shutdown:
     def _await_others(self, process: Process) -> _Event | None:
         """Release the leases, wait for the application's tasks, then wait for the end of the process.
 
-        Returns the first event that arrives. Returns `None` if no event arrives within `_RELEASE_S` seconds after the
-        end of the application's tasks: perdure's own tasks then hang.
+        If an event arrives during either wait, returns that event at once. If no event has arrived `_RELEASE_S` seconds
+        after the end of the application's tasks, perdure's own tasks hang, and this returns `None`.
         """
         log.info("shutdown: waits for %d tasks of the application, without a limit", self._others())
         _release_leases(process)

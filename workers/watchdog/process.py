@@ -35,7 +35,7 @@ DUMP_SIGNAL = signal.SIGURG
 """Makes the worker write its threads' stacks. A process without a handler ignores this signal."""
 
 WITHDRAW = "withdraw"
-"""The last argument that makes the report program withdraw a report."""
+"""If this is the last argument of the report program, the program withdraws the report."""
 
 _OVERRUN = 10
 """A check that is late by more than the limit divided by this number means that the watchdog was paused."""
