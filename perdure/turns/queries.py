@@ -93,10 +93,10 @@ _UNLEASED = """
 # (`paced`), a round wakes only `most_paced`, so that a recovered model is not overloaded. `marked` sets `not_before` to
 # the present time, so that a worker can claim the session.
 #
-# Each pair (priority, level) is one range of `sessions_wake_idx`, which is read in index order up to the limit. The
-# limit is a subquery, so that the planner does not know the number. Otherwise the planner may expect fewer rows in a
-# range, and read and sort the whole range. A timestamp in the future was written while the server's clock was ahead,
-# and counts as past.
+# Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_wake_idx`. A range is read in
+# index order up to the limit. The limit is a subquery, so that the planner does not know the number. If the planner
+# knew the number and expected fewer rows than that in a range, it might read and sort the whole range. A timestamp in
+# the future was written while the server's clock was ahead, and counts as past.
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""

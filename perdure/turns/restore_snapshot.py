@@ -31,9 +31,11 @@ _ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of an import. `accepted` counts messages accepted now, `known` messages accepted before.
+    """The result of an import.
 
-    `variables_left` is the reason why the working variables were not restored; `None` if they were restored.
+    `accepted` is the number of messages that this import accepted. `known` is the number of messages that had been
+    accepted before this import. `variables_left` is the reason why the working variables were not restored; `None` if
+    they were restored.
     """
 
     accepted: int

@@ -2,8 +2,8 @@
 
 One transaction raises the fences of the user's sessions and deletes the user's rows. Processes that still run a turn or
 a consolidation of the user can then no longer write to PostgreSQL. The user's data in Redis and in the snapshot store
-is deleted right after the commit, and again in a second pass one lease later. Until then, a process that was paused
-after its last commit may still write to Redis or the store.
+is deleted right after the commit, and again in a second pass after the duration of a lease. Until the second pass, a
+process that was paused after its last commit may still write to Redis or the store.
 
 The transaction inserts a row in `erasures`, so that the sweeper runs the second pass even if this process crashes. The
 second pass also removes the deleted texts from the planner's statistics and from the file of an embedded Redis.
@@ -60,7 +60,7 @@ class RedisFile(Protocol):
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
         """The ids of those `erasures` whose data the file no longer contains.
 
-        Call this again for the other erasures. Before the call, delete the erased users' keys from Redis.
+        Before each call, delete the erased users' keys from Redis. Call this again for the ids that are not returned.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -29,7 +29,7 @@ class Hold:
         self.tick = claim.kept.tick
         """The session's tick after the last commit that this process has made or read."""
         self.stopping = threading.Event()
-        """Set when the turn must stop at its next safe point, as after `cancel`, `lose` or `drain`."""
+        """Set by `cancel`, `lose` and `drain`: the turn must stop at its next safe point."""
         self.unwanted = threading.Event()
         """Set when tool results are no longer needed: the turn is cancelled or the lease is lost."""
         self.cancelled = False
@@ -99,7 +99,7 @@ class Hold:
     # `begin` could start the next turn between these two actions. The next turn would then be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
-        """Stop the running turn as cancelled, if it is the turn `turn_id`."""
+        """Stop the turn `turn_id` as cancelled, if the turn is running."""
         with self._lock:
             if turn_id != self.turn_id:
                 return

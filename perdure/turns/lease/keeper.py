@@ -1,7 +1,7 @@
 """The keeper: a thread that renews all leases of its process in one statement.
 
-The keeper renews a lease only until the deadline of the turn's present step has passed. It also detects cancelled turns
-and lost leases, and aborts model calls whose time limit has passed.
+The keeper stops renewing a lease `hold.GRACE_S` seconds after the deadline of the turn's present step. It also detects
+cancelled turns and lost leases, and aborts model calls whose time limit has passed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _WATCH_S = 1.0
 
 _MOST_TOUCHED = 10_000
-"""The most sessions that a process remembers, to flush them at shutdown (`workers.shutdown.flush`)."""
+"""The most sessions that a process flushes at shutdown (`workers.shutdown.flush`): the last ones that it claimed."""
 
 
 class Keeper:

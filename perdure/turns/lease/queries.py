@@ -12,9 +12,9 @@ from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import DRAINING
 
 # A session is *admitted* while one of its turns runs or may run. An admitted session takes one of its user's
-# `user_concurrency` places. If all places are taken, another session of the user with unsettled turns is *queued*: no
-# wake-up is published for a queued session, and no worker claims it. A queued session is admitted after a turn of its
-# user is settled (ADMIT), or by the sweeper (ADMIT_DUE).
+# `user_concurrency` places. If all places are taken, the user's other sessions that have unsettled turns are *queued*:
+# no wake-up is published for a queued session, and no worker claims it. A queued session is admitted after a turn of
+# its user is settled (ADMIT), or by the sweeper (ADMIT_DUE).
 #
 # A session takes no place while it waits for a person, a task, a time or a model (`not_before`), or waits after an
 # error (`strikes`). The index `sessions_admitted_idx` has the admitted sessions. The index stays short, because queued
@@ -24,7 +24,7 @@ ADMITTED = """
 """.strip()
 
 # Queues a session. Because `not_before` is one hour ahead, the sweeper's WAKE_DUE does not wake the session. The hour
-# passes only if no worker runs ADMIT_DUE, as when all workers are of the previous release.
+# passes only if no worker runs ADMIT_DUE, for example because all workers run the previous release.
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
@@ -90,8 +90,8 @@ ADMIT_DUE = Statement(
 )
 
 # No worker claims a session before its `not_before`, even if a wake-up arrives. Exception: if `woken_at`, the time of
-# the last wake-up, is in the future, the server's clock was ahead when it wrote both times, and `not_before` is
-# ignored.
+# the last wake-up, is in the future, `not_before` is ignored. In this case, both times were written while PostgreSQL's
+# clock was ahead.
 _IN_TIME = """
           (not_before IS NULL OR not_before <= perdure_now() OR woken_at > perdure_now() + interval '1 second')
 """.strip()
@@ -115,9 +115,9 @@ _BEFORE = f"""
 # is closed, no claim succeeds.
 #
 # If leased sessions of the user take all places, the session is queued instead, and no attempt is counted. No lock
-# protects the count of leased sessions: concurrent claims for one user do not see each other. So they may exceed the
-# limit until enough of these turns are settled. A turn that is only settled, because it is cancelled or out of
-# attempts, needs no place.
+# protects the count of leased sessions: concurrent claims for one user do not see each other. So the user may exceed
+# the limit until enough of these turns are settled. A turn that is cancelled or out of attempts needs no place, because
+# the turn is not run, only settled.
 CLAIM = Statement(
     "turns.claim",
     f"""
@@ -340,7 +340,7 @@ STRIKE = Statement(
 )
 
 # Releases a session until a model may answer. Records the error and the number of steps in the turn's row. The API
-# shows the turn as delayed until it has committed another step, even while a worker retries the turn.
+# shows the turn as delayed until the turn has committed another step, even while a worker retries the turn.
 PARK_FOR = Statement(
     "turns.park_for",
     f"""

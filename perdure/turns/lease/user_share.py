@@ -2,7 +2,7 @@
 
 Each running turn takes one of its user's places. If no place is free, a session is queued, either when a message for
 the session is accepted or when a worker tries to claim the session. No wake-up is published for a queued session, and
-it occupies no worker thread. So many messages of one user do not delay other users.
+a queued session occupies no worker thread. Therefore a user who sends many messages does not delay other users.
 
 A runner that frees a place calls `admit_next` after its commit. The sweeper admits the sessions that `admit_next`
 missed: a place may become free while a session is being queued, and a process may crash before it publishes the

@@ -75,7 +75,7 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
 
 
 def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The tools that are sent to the model: the first ones of `schemas` that fit in `budget` tokens together.
+    """The first tools of `schemas`, as many as fit in `budget` tokens. Only these tools are sent to the model.
 
     Logs a warning if tools are left out.
     """

@@ -1,4 +1,4 @@
-"""The commit of a step, in one statement: its messages, intents, tool results and changed working variables.
+"""Commits a step: one statement writes its messages, intents, tool results and changed working variables.
 
 An intent records that a tool call may have begun. The statement (`queries.STEP`) is conditional on the fence and on the
 session's tick. A reply is committed with the intents of its tool calls before a tool begins. Results are committed

@@ -42,7 +42,7 @@ from perdure.turns.run.transcript import Entry, Transcript, said
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The turn is not settled. A worker continues the turn later, after its last commit.
+    """The turn is not settled. A worker will continue the turn after the turn's last committed step.
 
     `Turn.run` returns this if the worker shuts down.
     """
@@ -132,7 +132,7 @@ class Turn:
     def _call_before_hooks(self) -> Failed | None:
         """Call the `before_turn` hooks; returns a failure if a required hook rejects the turn.
 
-        Once all hooks have passed, the user's messages are committed, and the hooks do not run again.
+        If no required hook rejects the turn, this commits the user's messages. The hooks then do not run again.
 
         Raises:
             LeaseLost: another worker has the session.

@@ -68,7 +68,7 @@ _MOST_LOSSES = 10
 _SLICE_S = 1.0
 """Seconds after which a session with more turns is released, so that other sessions get a worker."""
 _MOST_DOUBLINGS = 3
-"""The most doublings of the pause between two attempts to save a snapshot. It begins with the sweeper's interval."""
+"""The most doublings of the pause between two attempts to save a snapshot. The first pause is `sweep_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class Runner:
         return turn.run(), turn.case_ids
 
     def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """Return `ending`; for a failed turn, with the agent's own message for the error if the agent defines one."""
+        """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message."""
         agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
         if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
             return ending
@@ -397,7 +397,7 @@ class Runner:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
 
     def _reread_session(self, hold: Hold, lost: _DatabaseLost, losses: int) -> Claimed:
-        """Read the session's state again, at once after the first outage, and after a longer pause each further time.
+        """Read the session's state again: at once after the first outage, after a growing pause for each later outage.
 
         Without a pause, the runner would call the model in an endless loop while the database answers but refuses each
         commit, for example because its disk is full.

@@ -56,8 +56,9 @@ def is_elsewhere(store: SnapshotStore) -> bool:
 def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
     """The session's working variables: from the store if its snapshot is of the last commit, otherwise from PostgreSQL.
 
-    If no commit has recorded the version of the store's snapshot, the snapshot is set aside. If a turn stopped between
-    two steps, the recorded snapshot is older than the last commit. It then stays in the store, but is not used.
+    The session's row records the version of the committed snapshot. If the store's snapshot has another version, this
+    sets the store's snapshot aside. If a turn stopped between two steps, the recorded snapshot is older than the last
+    commit. In this case, the store's snapshot stays in the store, but is not used.
 
     Raises:
         LeaseLost: another worker has the session.

@@ -111,7 +111,10 @@ class Transcript:
 
     @property
     def uncommitted(self) -> list[Entry]:
-        """The uncommitted entries: the user's messages before the turn's first commit, none after it."""
+        """The uncommitted entries.
+
+        Before the turn's first commit, these are the user's messages. After the first commit, there are none.
+        """
         return [entry for entry in self._entries if entry.seq is None]
 
     def committed_messages(self) -> tuple[Message, ...]:
