@@ -164,7 +164,7 @@ def test_two_tabs_send_at_once(
 def test_an_archived_conversation_is_restored_by_keyboard(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """An archived conversation disappears from the list. The user can restore it with its messages by keyboard."""
+    """An archived conversation disappears from the list. By keyboard, the user restores it and sees its messages."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     page.find("#menu summary").click()
@@ -183,7 +183,7 @@ def test_an_archived_conversation_is_restored_by_keyboard(
 def test_a_turn_of_another_device_is_followed(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
-    """The page shows a message sent from another device and its answer, without moving the keyboard focus."""
+    """The page shows the messages of another device and the answers to them. The keyboard focus does not move."""
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
     key = page.driver.current_url.partition("#")[2]

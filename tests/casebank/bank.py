@@ -99,7 +99,7 @@ _USE = Statement("tests.use", f"WITH fenced AS (SELECT 1), {WITH_USES} SELECT 1 
 def use(
     database: Database, case_ids: Sequence[str], turn_id: UUID, *, succeeded: bool = True, error: str | None = None
 ) -> None:
-    """Record that a turn used these cases. The SQL comes from the statement that ends a turn."""
+    """Record that a turn used these cases, with the same SQL as the statement that ends a turn."""
     status = "done" if succeeded else "failed"
     database.run(_USE, {"case_ids": list(case_ids), "turn_id": turn_id, "status": status, "error_code": error})
 
@@ -148,7 +148,7 @@ class Post:
 
 
 def bank(database: Database, clock: MovedClock, post: Post | None = None, **limits: Any) -> RunContext:
-    """The context of a pruning run at 100 % load. The run's pauses take no time."""
+    """The context of a pruning run that does not wait: `load_percent` is 100, and `pause` returns at once."""
     settings = CasebankSettings(**{"load_percent": 100, **limits})
     return RunContext(database, clock, settings, post or Post(), pause=lambda _seconds: None)
 
@@ -166,7 +166,11 @@ def fill(database: Database) -> None:
 
 
 def details(result: dict[str, Any]) -> dict[str, Any]:
-    """The details of a plan or an outcome, with `spared` and `merged` reduced to pairs."""
+    """The details of a plan or an outcome, in a short form.
+
+    Each entry of `spared` becomes a pair of case and rule. Each entry of `merged` becomes a pair of keeper and removed
+    case.
+    """
     found_details: dict[str, Any] = dict(result["details"])
     found_details["spared"] = [(each["case_id"], each["rule"]) for each in found_details["spared"]]
     found_details["merged"] = [(each["keeper"], each["removed"]) for each in found_details["merged"]]

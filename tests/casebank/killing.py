@@ -20,7 +20,7 @@ from tests.casebank.bank import bank
 
 
 def main() -> None:
-    """Run the weekly policy, one case per batch. Kill the process at the given boundary."""
+    """Run the weekly policy, one case per batch. This process kills itself at the given boundary."""
     url, number = sys.argv[1:]
     passed = itertools.count()
 

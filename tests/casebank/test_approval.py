@@ -46,7 +46,7 @@ def test_the_administrator_gets_the_plan_and_the_results(filled: Database, clock
 
 
 def test_without_the_notice_nothing_is_removed(filled: Database, clock: MovedClock) -> None:
-    """If a plan's notice cannot be delivered, the run ends as `withheld` without removals. The next run starts anew."""
+    """If a plan's notice is not delivered, the run removes nothing and ends as `withheld`. The next run starts anew."""
     post, pauses = Post(), list[float]()
     post.unavailable = True
     parts = bank(filled, clock, post, notify_url=URL)
@@ -88,7 +88,7 @@ def waiting(database: Database, clock: MovedClock) -> tuple[prune.RunContext, UU
 def test_a_plan_that_is_approved_is_applied(filled: Database, clock: MovedClock) -> None:
     """A plan that waits for approval blocks other runs, and is applied after the approval.
 
-    The plan's notice has the time limit for the approval.
+    The plan's notice states the time limit for the approval.
     """
     parts, run_id = waiting(filled, clock)
     assert isinstance(parts.post, Post)

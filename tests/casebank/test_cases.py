@@ -1,4 +1,4 @@
-"""Cases are added directly, from a file or from a turn. Their uses are counted, rated and reviewed."""
+"""Cases are added directly, from a file or from a turn. Uses are counted, and cases are rated and reviewed."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
 
 
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
-    """Importing an export into the same database changes nothing. Importing it into an empty one restores all cases."""
+    """Importing an export changes nothing in the same database, and restores all cases in an empty database."""
     lines = [
         line(case_id="1", query_vector=[0.1, 2], embedder="hash:2", usage_count=4, success_rate=50.5),
         line(case_id="2", status="archived", last_accessed_at="2020-01-01T00:00:00Z", category_path="a/b"),

@@ -95,12 +95,12 @@ def test_differences_are_symmetric_and_consistent_for_any_text(left: str, right:
 
 @pytest.mark.parametrize(("left", "right"), [("ask Anna", "ask Bob"), ("서울의 날씨는", "부산의 날씨는")])
 def test_names_that_differ_differ_in_their_bits(left: str, right: str) -> None:
-    """A name that one of two texts lacks is usually detected by comparing `name_bits` with `word_bits`."""
+    """If `right` lacks a name of `left`, the `word_bits` of `right` usually lack one of the `name_bits` of `left`."""
     assert features(left).name_bits & ~features(right).word_bits
 
 
 def test_the_fingerprint_is_the_same_everywhere() -> None:
-    """The fingerprint may be stored. Unlike Python's `hash`, it is therefore the same in every process."""
+    """Because a text's fingerprint may be stored, it is the same in every process, unlike Python's `hash`."""
     fingerprint = features("wait 30 minutes, not 90").fingerprint
     assert fingerprint == features("90 is not 30").fingerprint == 9_164_849_144_532_300_859
 

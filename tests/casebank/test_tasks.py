@@ -41,9 +41,10 @@ Call = Callable[..., Any]
 
 
 def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Event | None = None) -> Call:
-    """A function that runs a task eagerly: as if the schedule's `entry` fired it or, without `entry`, as a direct call.
+    """A function that runs a task eagerly, in this process.
 
-    If `leaving` is set, the task's worker process is shutting down.
+    If `entry` is given, the task runs as if this entry of the schedule had started it. Otherwise, it runs as a direct
+    call. While the event `leaving` is set, the task's worker process counts as shutting down.
     """
     app = Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
     load_tasks(app)

@@ -43,7 +43,10 @@ def filled(database: Database) -> Database:
 
 @pytest.mark.parametrize("few", [0, search.INDEX_FROM])
 def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """A search finds one tenant's cases, or only the cases without a tenant. The operator's search finds all cases."""
+    """A search for a tenant finds only the tenant's cases. The operator's search finds all cases.
+
+    A search for no tenant finds only the cases without a tenant.
+    """
     monkeypatch.setattr(search, "INDEX_FROM", few)
     search._nearest.cache_clear()
     of = {"acme": AUTHORS[2:5], "bolt": AUTHORS[5:7], None: [None, "ana", ""]}

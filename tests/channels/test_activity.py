@@ -83,7 +83,7 @@ def test_typing_on_discord_is_noted(remembering: Runtime) -> None:
 
 
 def test_a_socket_notes_presence_and_typing(remembering: Runtime, clock: MovedClock) -> None:
-    """A WebSocket's opening, its closing and its user's typing are recorded. Another user's typing is refused."""
+    """A WebSocket's opening and closing are recorded, as is its user's typing. Typing as another user is refused."""
     settings = Settings(_env_file=None, **KEYS)  # type: ignore[arg-type]
     token = Keys(settings, clock).tokens.mint(user_key(None, "ann"), 600)[0]
     app = create_app(replace(remembering, settings=settings), lambda: True)

@@ -312,7 +312,10 @@ def test_a_key_of_two_tenants_stops_the_start(runtime: Runtime, tmp_path: Path) 
 def test_a_short_key_that_is_added_later_is_refused(
     guarded: TestClient, key_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running gateway refuses a short key in a changed key file and logs the line once. Other keys are accepted."""
+    """If a changed key file has a short key, a running gateway refuses this key and accepts the file's other keys.
+
+    The gateway logs the number of the short key's line once.
+    """
     key_file.write_text(f"{FRESH}\nshort\nacme=short\n")
     status = {key: guarded.get(PATH, headers=_as(key)).status_code for key in (FRESH, "short", FILED)}
 

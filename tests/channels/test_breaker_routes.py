@@ -27,7 +27,7 @@ from tests.conftest import RecordingWaker
 from tests.turns.scripted import Scripted, says
 
 NAME = "llm:openai:org/some model:8b"
-"""A model name with a slash, a colon and a space, as providers have them."""
+"""A breaker's name. The model's name in it has a slash, a space and a colon, as some providers' models do."""
 
 
 def _fail() -> None:
