@@ -110,7 +110,7 @@ class RecordingWaker:
         return not self.away
 
     def consolidation(self, session_id: UUID | None) -> bool:
-        """Record the session."""
+        """Record the session id, which may be `None`."""
         if not self.away:
             self.consolidations.append(session_id)
         return not self.away
@@ -158,7 +158,7 @@ def embedded_redis() -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(embedded_redis: str) -> str:
-    """The URL of an empty Redis, in kombu's form."""
+    """The URL of an empty Redis, in the form that kombu accepts."""
     client = redis_py.Redis.from_url(redis.client_url(embedded_redis))
     client.flushall()
     client.close()

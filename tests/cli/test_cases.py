@@ -107,7 +107,10 @@ def test_a_case_is_shared_and_unshared(command: Command, tmp_path: Path) -> None
 
 
 def test_a_plan_is_shown_decided_applied_and_undone(command: Command, runtime: Runtime) -> None:
-    """Without `--apply`, no case changes. A run's report shows its reasons, the merged cases' texts and the outcome."""
+    """Without `--apply`, `cases prune` changes nothing.
+
+    The report of a pruning run shows the reasons, the texts of the merged cases and the outcome.
+    """
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", query="how to do it", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "two", query="how do I do it", vector=[1.0, 0.0], usage=3)
@@ -147,7 +150,7 @@ def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
 
 @pytest.mark.long
 def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
-    """If stderr is a terminal, it shows a progress bar while a plan is applied."""
+    """If stderr is a terminal, `cases prune` shows a progress bar while it applies a plan."""
     for number in range(40):
         put(database, f"low {number:02}", usage=20, rate=10)
     slow = {"PERDURE_CASEBANK__LOAD_PERCENT": "8", "PERDURE_CASEBANK__DUPLICATE_BATCH": "2", "TERM": "xterm"}
@@ -176,7 +179,7 @@ def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, data
 
 @pytest.mark.long
 def test_a_run_outlives_the_gateway_that_requested_it(perdure: Perdure, database: Database) -> None:
-    """A gateway ends after it has accepted a run. A worker that starts later executes the run."""
+    """A gateway accepts a pruning run and ends. A worker that starts later executes the run."""
     put(database, "low", usage=20, rate=10)
     with serving(perdure) as url:
         begun = httpx2.post(f"{url}/v1/consolidation/run?wait=0.2", timeout=_PATIENCE_S)

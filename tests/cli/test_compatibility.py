@@ -24,7 +24,10 @@ pytestmark = pytest.mark.long
 def test_a_running_gateway_stays_ready_while_the_next_release_migrates(
     perdure: Perdure, database_url: str, tmp_path: Path
 ) -> None:
-    """The old release stays ready until a migration excludes it. After that, `/readyz` fails, and no program starts."""
+    """The old release stays ready as long as it can use the migrated schema.
+
+    If a migration excludes the old release, `/readyz` fails, and no program of the old release starts.
+    """
     newer = next_release(database_url, tmp_path, readable_from=HEAD)
     excluding = next_release(database_url, tmp_path, readable_from="excluding", revision="excluding")
     with serving(perdure) as url:
@@ -57,7 +60,10 @@ def test_programs_need_the_migration(perdure: Perdure, database_url: str) -> Non
 
 
 def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, database_url: str) -> None:
-    """If pgvector is too old, no program starts. The message names both versions, the setting and the remedy."""
+    """If pgvector is too old, no program starts, and `perdure migrate` fails.
+
+    The message names the found version, the required version, the setting and the remedy.
+    """
     engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))

@@ -45,7 +45,10 @@ def test_bash_completes_commands_and_options(script: str, words: str, expected: 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_get_the_same_names(perdure: Perdure, shell: str) -> None:
-    """The scripts for zsh and fish contain the commands' names. An installed shell parses its script without errors."""
+    """The scripts for zsh and fish contain the commands' names.
+
+    If the shell is installed, it parses the script without errors.
+    """
     printed = perdure("completion", shell).stdout
     assert all(name in printed for name in (*COMMANDS, "wait", "prune"))
     if program := shutil.which(shell):

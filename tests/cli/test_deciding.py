@@ -73,7 +73,10 @@ def test_calls_are_shown_and_decided(
 
 
 def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> None:
-    """`turns show` prints the awaited call's tool, its deadline, and its progress without control characters."""
+    """`turns show` prints the awaited call's tool, deadline and progress.
+
+    The printed progress contains no control characters.
+    """
     model, broker = Scripted(calls(("shop_export", {}))), Broker()
     waiting = replace(
         runtime,

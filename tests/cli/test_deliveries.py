@@ -1,4 +1,4 @@
-"""`perdure deliveries` lists dead letters and has a worker send them again."""
+"""`perdure deliveries` lists dead letters and makes a worker send them again."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ def server(redis_url: str) -> Iterator[Redis]:
 
 
 def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdure, server: Redis) -> None:
-    """Safe servers give status 0. The test disables Redis's append-only file, because `doctor` would report it."""
+    """If no server has a dangerous setting, `doctor` exits with 0.
+
+    The test first disables the append-only file of its Redis, because `doctor` would report that setting.
+    """
     server.config_set("appendonly", "no")
     ended = perdure("doctor")
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr
@@ -87,7 +90,7 @@ def test_the_dangerous_settings_of_an_application_are_named(
 ) -> None:
     """`doctor --app` reports dangerous settings of an application and of its Redis.
 
-    The command also reports a task of the application that has the name of a task of perdure.
+    The command also reports an application's task that has the name of one of perdure's tasks.
     """
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url))
     server.config_set("maxmemory-policy", "allkeys-lru")

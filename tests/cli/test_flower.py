@@ -211,7 +211,10 @@ def test_events_of_other_publishers_are_kept_without_arguments(sent: str, kept: 
 def test_beyond_loopback_without_authentication_it_is_refused(
     flower: Start, output: Path, command: str, variables: dict[str, str]
 ) -> None:
-    """Flower refuses to start without credentials on a non-loopback address, or if a user has no password."""
+    """On a non-loopback address, Flower refuses to start without credentials.
+
+    On any address, Flower refuses to start if a user has no password.
+    """
     process = flower(command, **{"FLOWER_PORT": str(free_port()), **variables})
 
     assert "FLOWER_BASIC_AUTH" in refused(process, output)

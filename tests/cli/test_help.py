@@ -77,7 +77,7 @@ def _help_cpu_s(*command: str) -> float:
 
 
 def test_send_takes_little_time(perdure: Perdure) -> None:
-    """`perdure send` takes little time, because scripts call it for each message."""
+    """`perdure send` must take little time, because scripts call it for each message."""
     used = []
     for _ in range(3):
         before = cpu_s()

@@ -34,7 +34,7 @@ def environment(environment: Environment) -> Environment:
 
 @contextmanager
 def working(perdure: Perdure) -> Iterator[None]:
-    """Run a worker for the block, because a stream or a completion ends only when its turn does."""
+    """Run a worker during the `with` block, because a stream or a completion ends only when its turn ends."""
     process = perdure.start("worker", "--concurrency", "8")
     try:
         yield

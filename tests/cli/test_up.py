@@ -105,7 +105,10 @@ QUERY = {
 
 
 def shown_by_flower(gateway: str, flower: str, credentials: tuple[str, str]) -> set[str]:
-    """The names of the tasks that Flower shows. Sends messages until a task appears; Flower misses early events."""
+    """The names of the tasks that Flower shows.
+
+    Flower misses early events, so the function sends messages until Flower shows a task.
+    """
     deadline, pause = time.monotonic() + 60, threading.Event()
     while time.monotonic() < deadline:
         httpx2.post(f"{gateway}/v1/messages", json={"user_id": "ann", "text": "hello"}).raise_for_status()

@@ -183,7 +183,7 @@ def test_every_wait_has_a_bound(database: Database) -> None:
 
 @pytest.mark.parametrize(("lease_s", "bound"), [(3, "1s"), (30, "10s"), (600, "10s"), (1.5, "500ms")])
 def test_the_bound_follows_the_lease(database_url: str, lease_s: float, bound: str) -> None:
-    """The idle timeout of a transaction is a third of the lease, at most ten seconds."""
+    """The idle timeout of a transaction is a third of the lease, but at most ten seconds."""
     made = Database(database_url, lease_s=lease_s)
     assert made.run(SETTING, {"name": "idle_in_transaction_session_timeout"})[0].value == bound
     made.close()
@@ -304,7 +304,11 @@ def test_a_retried_write_is_written_and_observed_once(database: Database) -> Non
 
 
 def test_a_statement_for_missing_tables_is_an_error_and_keeps_its_connection(database: Database) -> None:
-    """A statement on a missing table raises the driver's error. Repeated errors do not replace the connection again."""
+    """A statement on a missing table raises the driver's error.
+
+    If the statement has succeeded on the connection before, the first error replaces the connection. Further errors do
+    not replace the new connection.
+    """
     pid = database.run(PID, {})[0].pid
     for _ in range(2):
         with pytest.raises(ProgrammingError):
@@ -345,7 +349,7 @@ def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Databas
 
 
 def test_a_read_only_database_is_unavailable_until_it_accepts_writes(database: Database) -> None:
-    """Writes raise `Unavailable` while the database is read-only. Once it accepts writes again, they succeed."""
+    """While the database is read-only, writes raise `Unavailable`. When it accepts writes again, writes succeed."""
     name = database.engine.url.database
     database.run(COUNT, {})
     _on_one(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")

@@ -108,7 +108,7 @@ def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) ->
 
 
 def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
-    """Migrating a current database changes nothing, because `perdure up` migrates at every start."""
+    """Migrating a current database changes nothing. `perdure up` relies on this: it migrates at every start."""
     migrate(empty)
     before = _catalogue(engine)
     migrate(empty)
