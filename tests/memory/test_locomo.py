@@ -31,7 +31,7 @@ def test_irregular_evidence_is_read(database: Database) -> None:
 
 
 def test_lines_have_the_speaker_the_caption_and_the_time() -> None:
-    """`lines_of` keeps the speaker of each line, the caption of a picture and the order of times."""
+    """`lines_of` returns lines in chronological order, with their speakers and the captions of their pictures."""
     [sample] = locomo(samples=1, sessions=2, lines=10)
     lines = recall.lines_of(sample)
     assert [line["message_id"] for line in lines] == [f"D{session}:{n}" for session in (1, 2) for n in range(1, 11)]

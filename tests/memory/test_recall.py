@@ -153,7 +153,10 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
 
 
 def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
-    """Messages in the prompt count towards word frequency. A rare word outweighs two words frequent in the prompt."""
+    """Messages in the prompt count towards word frequencies.
+
+    A rare word outweighs two words that are frequent in the prompt.
+    """
     older = ["The oboe stands in the attic.", "Fine weather today."]
     import_conversation(database, clock, older, session="then")
     newest = [f"The weather is fine today, part {number}." for number in range(510)]

@@ -107,7 +107,10 @@ def test_plans(filled: Connection, mode: str) -> None:
 
 @pytest.mark.long
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
-    """The vector index finds 20 rows of any user. At least 9 of the user's 10 nearest rows are among them."""
+    """For any user, the vector index finds 20 of the user's rows.
+
+    These 20 rows include at least 9 of the user's 10 nearest rows.
+    """
     vector = vector_literal(_EMBEDDER.embed(["word7 word9"])[0])
     for user_id in ("half", "user 7"):
         given = {"user_id": user_id, "vector": vector, "embedder_id": 1, "most": 20}

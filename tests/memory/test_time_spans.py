@@ -81,7 +81,7 @@ def test_text_without_a_time_gives_no_span(question: str) -> None:
 
 
 def test_29_february_is_in_the_latest_leap_year() -> None:
-    """If a question names 29 February without a year, the span is in the latest leap year."""
+    """If a question names 29 February without a year, the span is the most recent 29 February."""
     (span,) = find_spans("on 29 February", datetime(2026, 5, 14, tzinfo=UTC), ZoneInfo("UTC"))
     assert span.start.date() == date(2024, 2, 29)
 

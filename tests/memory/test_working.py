@@ -62,7 +62,10 @@ def test_turns_expire_after_the_last_one(redis_memory: RedisMemory, client: Any,
 
 
 def test_a_turn_that_was_remembered_twice_is_one(redis_memory: RedisMemory, remembered: Remembered) -> None:
-    """Turns are read in the session's order. If a turn has two entries, the entry with the higher token is used."""
+    """Turns are read in the session's order.
+
+    If a turn has several entries, the entry with the highest fencing token is used.
+    """
     first, second = remembered(2), remembered(3)
     stale = first.model_copy(update={"token": 1})
     for turn in (second, first, stale, first):

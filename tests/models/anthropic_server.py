@@ -125,7 +125,10 @@ def _result_problems(where: str, blocks: Sequence[Wire], call_ids: Sequence[str]
 
 
 def two_steps(body: Wire) -> Step:
-    """A reply with the tool result from the last message. Without a result, a call of the first tool."""
+    """The response to `body`: a call of the first tool or, after the tool's result, a reply with that result.
+
+    If the request has no tools or forbids calls, the response is a reply with the last message's text.
+    """
     last = body["messages"][-1]["content"]
     results = [each["content"] for each in last if each["type"] == "tool_result"]
     allowed = body.get("tool_choice", {}).get("type") != "none"

@@ -37,7 +37,7 @@ from tests.bombs import gzip_bomb, peak
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step
 
 AT_ONCE_S = 5.0
-"""Maximum seconds in which an abort or a deadline ends a call. Every other timeout of the call is far longer."""
+"""Seconds within which an abort or a deadline must end a call. Every other timeout of the call is far longer."""
 
 SECRET = "sk-secret"
 
@@ -292,7 +292,7 @@ class ProviderSuite(ModelSuite):
         assert caught.value.retry_after_s == expected
 
     def test_reads_a_date_to_wait_for(self, model: Model, server: ProviderServer) -> None:
-        """If `Retry-After` is a date, the error has the seconds until that date."""
+        """If `Retry-After` is a date, the error's `retry_after_s` is the number of seconds until that date."""
         then = SystemClock().now() + timedelta(seconds=600)
         server.script(Status(429, headers={"Retry-After": format_datetime(then, usegmt=True)}))
         with pytest.raises(RateLimited) as caught:

@@ -72,7 +72,8 @@ class Status:
 class Broken:
     """A stream that breaks after the first `after` chunks of `answer`.
 
-    `then` comes next: "close" closes the connection, and "hang" keeps it open. An error or bytes are the last chunk.
+    `then` says what the server does next. "close": it closes the connection. "hang": it keeps the connection open, but
+    sends nothing more. An error or bytes: it sends the error or the bytes as the last chunk.
     """
 
     answer: Answer
@@ -113,7 +114,10 @@ Player = Callable[[Wire], Step]
 
 
 def play(last: str, tool: tuple[str, Wire] | None, latency_s: float = 0.0, words: int = 20) -> Answer:
-    """A call of `tool`, a pair of name and schema. If `tool` is `None`, a reply that begins with `last`."""
+    """A call of `tool`, a pair of name and schema. If `tool` is `None`, a reply that begins with `last`.
+
+    `last` is the text of the request's last message or tool result. In the reply, `words - 1` filler words follow it.
+    """
     if tool is None:
         filler = " ".join(f"word{number}" for number in range(max(0, words - 1)))
         return Answer(f"{last} {filler}".strip(), latency_s=latency_s)

@@ -70,7 +70,10 @@ def test_maps_errors_within_a_stream(
     ],
 )
 def test_recognises_a_prompt_that_is_too_long(model: AnthropicModel, server: AnthropicServer, message: str) -> None:
-    """An error whose text says that the prompt is too long raises `ContextTooLong`. The error has no specific code."""
+    """If the provider's error message says that the prompt is too long, the call raises `ContextTooLong`.
+
+    The provider has no error code for this case.
+    """
     server.script(Status(400, message=message))
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)

@@ -64,5 +64,5 @@ def test_is_the_same_in_every_process_and_release() -> None:
 
 
 def test_a_very_long_word_costs_no_more_than_many_words() -> None:
-    """A word is split after every 32 characters, so that a very long word takes no longer than ordinary text."""
+    """A word is split after every 32 characters. A long word is embedded as fast as ordinary text of equal length."""
     assert {len(each) for each in words("x" * 100_000)} <= {32, 100_000 % 32}

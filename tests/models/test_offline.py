@@ -182,7 +182,10 @@ def test_summarises_by_extract() -> None:
 
 
 def test_extracts_memories_as_valid_json() -> None:
-    """The reply is a JSON array of memories. Small talk, questions and the assistant's lines give no memories."""
+    """When asked to extract memories, the model replies with a JSON array of memories.
+
+    Small talk, questions and the assistant's lines give no memories.
+    """
     conversation = (
         "user: Hi there! I'm fine.\n"
         "assistant: I am a bot and I like you.\n"
@@ -201,7 +204,7 @@ def test_extracts_memories_as_valid_json() -> None:
 
 
 def test_extracts_nothing_from_small_talk() -> None:
-    """If the conversation is only small talk, the reply is an empty JSON array."""
+    """When asked to extract memories from small talk, the model replies with an empty JSON array."""
     assert say("Hi! I'm good.", system=EXTRACTION_PROMPT, tools=()).content == "[]"
 
 

@@ -48,7 +48,7 @@ def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, 
     ],
 )
 def test_recognises_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """An error whose code or text says that the prompt is too long raises `ContextTooLong`."""
+    """If an error's code or text says that the prompt is too long, the call raises `ContextTooLong`."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)

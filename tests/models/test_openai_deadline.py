@@ -21,7 +21,7 @@ from perdure.testing.suites.models import QUESTION, ask, new_call
 from tests.models.openai_server import OpenAIServer, Silence
 
 AT_ONCE_S = 2.0
-"""Maximum seconds in which an abort ends a call. Every other timeout of the call is far longer."""
+"""Seconds within which an abort must end a call. Every other timeout of the call is far longer."""
 
 
 @pytest.fixture
