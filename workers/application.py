@@ -165,8 +165,8 @@ def transport_options(broker_url: str, wait_s: float, prefix: str) -> dict[str, 
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
         "health_check_interval": int(_WORKER_WAIT_S),
-        # After this time, kombu redelivers the unacknowledged submissions of a killed worker. It also redelivers a
-        # wake-up that waits longer than that in a busy worker, which is harmless.
+        # After this time, kombu redelivers the unacknowledged submissions of a killed worker. If a wake-up waits longer
+        # than this time in a busy worker, kombu redelivers the wake-up, too, which is harmless.
         "visibility_timeout": REDELIVER_S,
         "unacked_key": f"{prefix}unacked",
         "unacked_index_key": f"{prefix}unacked_index",

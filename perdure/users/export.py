@@ -1,4 +1,4 @@
-"""Exports all data about a user as one JSON document, from the tables that an erasure deletes."""
+"""Exports all data about a user as one JSON document, from the tables whose rows an erasure deletes."""
 
 from __future__ import annotations
 

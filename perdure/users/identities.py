@@ -6,7 +6,7 @@ separate user. To link an identity to an existing user, the person mints a one-t
 the link stay with its separate user.
 
 A code has 60 random bits, is stored as its hash, is valid for ten minutes, and is used up by one atomic statement. An
-identity may send five codes in ten minutes, counting valid ones.
+identity may send five codes in ten minutes, valid or not.
 
 The CLI's commands, the HTTP routes and the channels call this module.
 """
@@ -83,8 +83,8 @@ def mint_code(database: Database, user: str) -> Code:
 def redeem(database: Database, channel: str, external_id: str, code: str, tenant: str | None) -> str:
     """Link an identity to the user who minted `code`; returns the user's key. Replaces an earlier link.
 
-    Each call counts as an attempt, and commits the count separately. The code may be written in any case, with or
-    without hyphens and blanks.
+    Each call counts as an attempt. The count is committed before the code is checked. The code may be written in any
+    case, with or without hyphens and blanks.
 
     Raises:
         InvalidRequest: the channel or the external id cannot be stored.

@@ -38,7 +38,8 @@ QUEUED_CALLS = Statement(
     writes=False,
 )
 
-# Schedules the second pass one lease later. By that time, every paused process has lost its session's lease.
+# Schedules the second pass after the duration of a lease. By that time, a process that was paused during the erasure
+# has lost its session's lease.
 NOTE = Statement(
     "erasure.note",
     """

@@ -31,7 +31,7 @@ _BUILT_IN = "celery."
 another application, they belong to that application."""
 
 _AHEAD = 8
-"""The part of the prefetch count on RabbitMQ that exceeds the limit of `ingress`. It is high enough to save round
+"""On RabbitMQ, the prefetch count is the limit of `ingress` plus this number. The number is high enough to save round
 trips, and low enough that few messages return to the broker when a queue has no room."""
 
 
@@ -135,7 +135,8 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _begin(self, request: Any) -> None:
         """Run a task in the pool as soon as its queue has room, and count it until it has ended.
 
-        A task that waits for room raises the prefetch count by one, so that it occupies no slot of other queues.
+        While a task waits for room, the prefetch count is higher by one. So the waiting task's message does not reduce
+        the number of other messages that the broker sends.
         """
         rooms: Any = self.rooms
         waited = False
@@ -165,10 +166,10 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             result.f.add_done_callback(lambda _: rooms.leave(queue))
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
-        """Connect, and on Redis prepare the channel. Right after connecting, kombu restores messages on this channel.
+        """Connect. On Redis, also prepare the channel before kombu restores messages on it.
 
-        Restored messages return to priority levels that every consumer of the queue reads. Broken keys are renamed, and
-        queues whose keys another program uses are skipped.
+        The preparation makes restored messages return to priority levels that every consumer of the queue reads. It
+        renames broken keys, and makes the channel skip each queue with a key that another program uses.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):

@@ -24,7 +24,7 @@ from kombu.utils.json import loads
 log = logging.getLogger(__name__)
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""The errors that Celery raises if a message's headers or body are not those of a task. None is a connection error."""
+"""The errors that Celery raises if a message's headers or body are not those of a task. Excludes connection errors."""
 
 REPORT_S = 60.0
 """Seconds between two log lines about dropped items of the same kind (queue and reason)."""
@@ -75,10 +75,10 @@ class Dropped:
 
 
 def screen(transport: Any, channel: Any, drop: Drop) -> None:
-    """Drop items that are not JSON: from queues on `channel`, and from pub/sub on channels that are created later.
+    """Drop items that are not JSON: from queues on `channel`, and from pub/sub on channels created after this call.
 
-    `transport` is the Redis transport of `channel`. Celery creates the later channels for remote-control commands and
-    events.
+    `transport` is the Redis transport of `channel`. After this call, Celery creates channels of `transport` for
+    remote-control commands and events.
     """
     create = transport.create_channel
 

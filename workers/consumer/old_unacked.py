@@ -46,7 +46,8 @@ return 'restored'
 class OldUnacked:
     """Restores the old release's unacknowledged messages of perdure's queues on the broker of `app`.
 
-    A message is abandoned when its delivery is more than `abandoned_s` ago, the visibility timeout of the old release.
+    A message is abandoned if it was delivered more than `abandoned_s` seconds ago. `abandoned_s` is the visibility
+    timeout of the old release.
     """
 
     def __init__(self, app: Celery, abandoned_s: float = REDELIVER_S) -> None:
@@ -68,7 +69,7 @@ class OldUnacked:
     def restore(self) -> int:
         """Put abandoned messages back into their queues; returns the number of messages that are not abandoned yet.
 
-        Does nothing if the broker is not Redis, and returns 0.
+        If the broker is not Redis, this does nothing and returns 0.
         """
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=_CONNECT_S)

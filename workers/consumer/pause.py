@@ -1,10 +1,10 @@
-"""Pauses and resumes a worker's consumption, and returns unstarted messages when the worker stops.
+"""Pauses and resumes a worker's consumption; at shutdown, returns the messages of tasks that have not begun.
 
 `Consumption` pauses the queues that start turns while the intake of all workers is closed (`perdure drain`).
 
-`Step` is a boot step between Celery's pool and its consumer. At shutdown, Celery stops `Step` after the consumer and
-before it joins the pool. So prefetched messages whose tasks have not begun return to the broker before the running
-tasks end.
+`Step` is a boot step between Celery's pool and its consumer. At shutdown, Celery first stops the consumer, then stops
+`Step`, and then waits until the pool's running tasks end. `Step` returns the messages of tasks that have not begun to
+the broker, so the messages do not wait for the running tasks.
 """
 
 from __future__ import annotations

@@ -35,11 +35,12 @@ _MOST: Mapping[str, int] = {
     "memory": CONSOLIDATIONS + 2,
     "maintenance": 4,
 }
-"""The limit on concurrent tasks of each queue. If `--concurrency` is smaller, it is the limit instead.
+"""The limit on concurrent tasks of each queue. If `--concurrency` is smaller, then `--concurrency` is the limit.
 
-Semaphores limit the tasks that end and consolidate sessions (`ENDINGS`, `CONSOLIDATIONS`). `sessions` and `memory`
-allow two tasks more than their semaphores, for the tasks that beat sends. If `--concurrency` does not exceed the
-count of a semaphore, hung tasks can use up the limit of its queue, but not the limits of other queues.
+A semaphore limits the tasks in `sessions` that end sessions (`ENDINGS`), and another limits the tasks in `memory` that
+consolidate sessions (`CONSOLIDATIONS`). Each of the two queues allows two tasks more than its semaphore, for the tasks
+that beat sends. If `--concurrency` is not higher than the count of a queue's semaphore, hung tasks can use up the limit
+of this queue, but not the limits of other queues.
 """
 
 
@@ -85,7 +86,7 @@ class Rooms:
         return self._running[queue] < self.of(queue)
 
     def begin(self, queue: str, start: Callable[[], None]) -> bool:
-        """Call `start` now if `queue` has room, else once a task of `queue` ends; returns whether it was called now.
+        """Call `start` now if `queue` has room, else when a task of `queue` ends; returns whether it called `start`.
 
         Only a task with a countdown can lack room at this point: its message arrived earlier, while there was room.
         """

@@ -4,9 +4,9 @@ An application on the same broker may have a queue with the name of one of perdu
 that application's messages. Celery would discard these messages and record a failure. perdure holds each message,
 unacknowledged, for `DELAY_S`, and then returns it to its queue.
 
-Without the pause, if no worker of that application waits for the message, this worker would receive it again within a
-millisecond, in a busy loop. Leaving the message unacknowledged until the visibility timeout would delay it by a minute
-on Redis. RabbitMQ has no such timeout.
+The pause prevents a busy loop: if no worker of that application waits for messages, a message that is returned at once
+comes back to this worker within a millisecond. Leaving the message unacknowledged until the visibility timeout
+would delay the message by a minute on Redis. RabbitMQ has no such timeout.
 
 Held messages do not use the worker's prefetch slots, which all queues share. A worker that holds `HELD` messages of one
 queue stops consuming that queue until it has returned all of them. So the backlog of another application neither fills

@@ -40,7 +40,11 @@ _LAST_PORT = 65_535
 
 
 STARTED: ContextVar[str | None] = ContextVar("STARTED", default=None)
-"""The Celery subcommand that the `perdure` CLI runs. `command` cannot find it, since typer has its own contexts."""
+"""The Celery subcommand that the `perdure` CLI runs; `None` under the program `celery`.
+
+Until the subcommand starts, the function `command` cannot find it: `command` reads Click's contexts, and typer has
+contexts of its own.
+"""
 
 
 def command() -> str | None:
@@ -113,10 +117,12 @@ def own_credentials(settings: Settings) -> tuple[str, str] | None:
 
 
 def _require(settings: Settings, **_: Any) -> None:
-    """If no credentials are configured, set the generated password, and bind loopback unless an address is configured.
+    """If no credentials are configured, make Flower require the generated password and bind loopback.
 
-    Exits with status 2 if the configured address is not loopback and no credentials are configured, or if a configured
-    user has no password.
+    A configured address is kept. If `PERDURE_FLOWER__AUTH` is `none`, no password is set.
+
+    Exits with status 2 if the configured address is not loopback and no credentials are configured. Also exits with
+    status 2 if a configured user has no password.
     """
     if command() != "flower":
         return

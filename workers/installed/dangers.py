@@ -1,4 +1,4 @@
-"""Finds dangerous settings of a Celery application, which can lose tasks, run tasks twice, or run an attacker's code.
+"""Finds a Celery application's dangerous settings: they can lose tasks, run tasks twice, or run an attacker's code.
 
 `perdure doctor --app MODULE` lists these settings. `perdure.install` does not change them.
 """

@@ -49,8 +49,8 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
         options: Settings by their names in Python, such as `model="offline"`; they override the environment.
 
     Raises:
-        SettingsError: a setting is invalid; or neither `authenticate` nor a key is given, so that everyone who reaches
-            the application could use the gateway.
+        SettingsError: a setting is invalid; or there is no `authenticate` and no configured key. In the latter case,
+            everyone who reaches the application could use the gateway.
     """
     settings = Settings.load(**options)
     check(settings, asks_models=False)

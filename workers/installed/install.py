@@ -24,8 +24,9 @@ def install(app: Celery) -> None:
     worker of perdure. The worker reads perdure's settings from the environment, and uses the application's broker.
 
     Raises:
-        SettingsError: a setting is invalid. If the application has a queue or a task with one of perdure's names, this
-            is raised later: for a queue when Celery creates the queues, for a task when a worker of perdure starts.
+        SettingsError: a setting is invalid. If the application has a queue with the name of one of perdure's queues,
+            the error is raised when Celery creates the queues. If the application has a task with the name of one of
+            perdure's tasks, the error is raised when a worker of perdure starts.
     """
     settings = Settings.load()
     if not note(app):
