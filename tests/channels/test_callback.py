@@ -1,4 +1,4 @@
-"""Replies that are POSTed to a URL, with a real HTTP server: signatures, allowed addresses, time limits and errors."""
+"""Replies that are POSTed to a real HTTP server: signatures, allowed addresses, time limits and errors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> None:
-    """The body arrives byte for byte as it was signed, because the receiver verifies the raw bytes."""
+    """The receiver gets exactly the bytes that were signed, so it can verify the signature of the raw body."""
     carrier().carry({"url": receiver.url}, BODY, MESSAGE_ID)
 
     ((path, headers, body),) = receiver.received
@@ -111,7 +111,7 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:
-    """The Standard Webhooks library verifies each attempt, but rejects a changed body or timestamp.
+    """The Standard Webhooks library accepts the signature of each attempt. It rejects a changed body or timestamp.
 
     Each attempt has the delivery's id and a new timestamp.
     """
@@ -360,7 +360,10 @@ def test_a_name_that_does_not_resolve_in_time_holds_no_thread(monkeypatch: pytes
 
 
 def test_each_host_has_its_own_breaker(receiver: Receiver) -> None:
-    """Repeated failures open the breaker of one host and port. Its attempts stop until the breaker is reset."""
+    """Repeated failures open the breaker of one host and port. After a reset of the breaker, requests are sent again.
+
+    While the breaker is open, the carrier sends no requests to this host and port. Other ports still get requests.
+    """
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), MovedClock())
     to_url = carrier(timeout_s=5, breakers=breakers)
     receiver.status = 503

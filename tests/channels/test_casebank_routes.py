@@ -66,7 +66,7 @@ def _gateway(runtime: Runtime, *, without_workers: bool = False, **limits: Any) 
 
 @pytest.fixture
 def bank(runtime: Runtime) -> None:
-    """Stores five cases: one with a low success rate, two duplicates, one inactive, and one protected by its usage."""
+    """Stores five cases: one with a low success rate, two duplicates, one inactive, one protected by its high usage."""
     put(runtime.database, "low", usage=20, rate=10)
     put(runtime.database, "one", vector=[1.0, 0.0], usage=9)
     put(runtime.database, "same", vector=[1.0, 0.0], usage=3)

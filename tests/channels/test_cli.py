@@ -34,7 +34,7 @@ def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
-    """A function that takes the last wake-up and runs its session in a thread."""
+    """A function that runs the session of the last wake-up in a thread."""
     runner = Runner(runtime, owner="test")
     threads: list[threading.Thread] = []
 

@@ -40,7 +40,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 class WaitingRequest:
-    """A request, sent in a thread, that waits for a turn."""
+    """A request that waits for a turn. The request is sent in a thread."""
 
     def __init__(self, client: TestClient, accepted: dict[str, Any]) -> None:
         self.answer: dict[str, Any] = {}

@@ -357,7 +357,7 @@ ANSWERS = [
 def test_every_answer_carries_the_usual_headers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, request_line: str, content: bytes, status: int
 ) -> None:
-    """Each response's headers forbid a browser to guess its type, frame it, store it or share it across origins."""
+    """Headers tell browsers not to guess a response's type, frame it, store it or show it to pages of other origins."""
     monkeypatch.setattr(dependencies, "parse_id", _parse_id)
     response = client.request(*request_line.split(), content=content, headers={"Origin": BASE_URL})
     headers = response.headers

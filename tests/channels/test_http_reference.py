@@ -98,7 +98,10 @@ class ExampleGateway:
         self.ids: dict[str, str] = {}
 
     def fill(self) -> None:
-        """Create a turn and a schedule. The turn is settled or waits for an approval."""
+        """Create a schedule, and a turn that is settled.
+
+        For an example of the approval route, the turn waits for an approval instead.
+        """
         message = {"user_id": "ann", "text": "pay", "conversation": PATH["conversation"]}
         sent = self.client.post("/v1/messages", json=message).json()
         runner = Runner(self.runtime, owner="test")

@@ -118,7 +118,7 @@ def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) ->
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null"])
 def test_another_origin_is_refused(client: TestClient, origin: str) -> None:
-    """The gateway refuses a connection from a web page of another origin, although the browser can reach loopback."""
+    """Connections from pages of other origins are refused, because browsers let any page connect to loopback."""
     with pytest.raises(WebSocketDisconnect), client.websocket_connect(SOCKET, headers={"origin": origin}):
         pass
 

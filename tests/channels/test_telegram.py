@@ -78,7 +78,10 @@ def test_without_a_secret_every_request_is_refused() -> None:
 
 
 def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> None:
-    """Commands, edits, photos and pressed buttons become distinct events. An edit has the id of the edited message."""
+    """Commands, edits, photos and button presses become events of different types.
+
+    An edit has the id of the edited message.
+    """
     message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
@@ -152,7 +155,7 @@ def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHa
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:
-    """If a button has expired, Telegram refuses the answer to the press. The message still shows the decision."""
+    """If Telegram refuses the answer to an old button press, the channel still writes the decision in the message."""
     harness.server.fail("answerCallbackQuery", 400, description="Bad Request: query is too old")
     harness.channel.mark(replace(harness.place, message="7", token="9"), "Approved: pay")
     [edited] = harness.server.given("editMessageText")

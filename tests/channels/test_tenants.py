@@ -149,7 +149,10 @@ class Open:
 
 
 class Everyone:
-    """A route without a `user_id`. It shows no user's data, or names the user in another way and has its own tests."""
+    """A route without a `user_id`.
+
+    Some of these routes show no user's data. The others identify the user in another way and have their own tests.
+    """
 
 
 NEAR = f"?q={QUESTION}"
@@ -272,9 +275,9 @@ def _without_accesses(tables: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_USER, ids=[f"{method} {path}" for method, path, _ in BY_USER])
 def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: str, route: ByUser) -> None:
-    """The key under which a tenant's user is stored is not a valid `user_id`.
+    """A `user_id` that contains U+001F is refused, because such an id could equal the user key of a tenant's user.
 
-    A tenant's API key may name only its own tenant in `tenant`. The operator's key may name any tenant.
+    A tenant's API key may name only its own tenant in the parameter `tenant`. The operator's key may name any tenant.
     """
     smuggled = route.body and {name: "acme\x1fana" if name == "user_id" else each for name, each in route.body.items()}
     where = route.path.replace("/ana", "/acme%1Fana").replace("user_id=ana", "user_id=acme%1Fana")

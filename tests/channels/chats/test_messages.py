@@ -103,7 +103,7 @@ def test_a_wrong_token_is_retried_later(installation: Installation, discord: Dis
 def test_a_service_that_keeps_failing_is_asked_ever_less_often(
     installation: Installation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pause before each attempt to connect doubles, although each attempt takes the lock of the channel anew."""
+    """The pause doubles after each failed attempt to connect. Taking the channel's lock does not reset the pause."""
     monkeypatch.setattr(listening, "_AGAIN_S", 0.01)
 
     def fail(*_: Any) -> None:

@@ -63,7 +63,7 @@ SLASH = {"channel_id": "D1", "user_id": "U1", "user_name": "ana", "team_id": "T1
 
 
 def changed(name: str, content: str) -> dict[str, Any]:
-    """An update that edits the message of `first`."""
+    """An update that edits the first message, which the function `first` creates."""
     if name == "discord":
         return {"t": "MESSAGE_UPDATE", "d": discord_message(1, content, edited_timestamp="2026-11-23T09:00:00+00:00")}
     message = {"user": "U1", "text": content, "ts": "1.1"}
@@ -76,7 +76,7 @@ def changed(name: str, content: str) -> dict[str, Any]:
 
 
 def deleted(name: str) -> dict[str, Any]:
-    """An update that deletes the message of `first`."""
+    """An update that deletes the first message, which the function `first` creates."""
     if name == "discord":
         return {"t": "MESSAGE_DELETE", "d": {"id": "1000001", "channel_id": "21", "author": {"id": "11"}}}
     before = {"user": "U1", "text": "before", "ts": "1.1"}
@@ -89,7 +89,7 @@ def first(name: str, content: str) -> dict[str, Any]:
 
 
 def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
-    """The update for a pressed button. `person` and `chat` are Discord ids; Slack's update has matching ids."""
+    """An update for a pressed button. `person` and `chat` are Discord ids. For Slack, they are mapped to Slack ids."""
     if name == "discord":
         message = {"id": "5"}
         given = interaction_of_kind(
