@@ -98,7 +98,7 @@ class Child:
         return done
 
     def call_once(self) -> int:
-        """Advance the clock past the pause in which the breaker does not use Redis, then make one call. Returns 1."""
+        """Move the clock past the pause that follows a failed request to Redis, then make one call. Returns 1."""
         self._clock.advance(timedelta(seconds=PAUSE_S))
         return self._breaker.execute(lambda: 1, 10)
 
@@ -172,7 +172,10 @@ def probing(fleet: Fleet, circuits: FleetCircuits) -> dict[str, Any]:
 
 
 def returning(fleet: Fleet, url: str) -> dict[str, Any]:
-    """Stop the calls. Returns whether they continued without Redis, and whether later calls use Redis again."""
+    """End the calls that the children made while Redis was stopped and restarted, then make more calls.
+
+    Returns whether each child's calls continued without Redis, and whether the later calls use Redis again.
+    """
     fleet.send_all("enough")
     made = fleet.receive_all()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)

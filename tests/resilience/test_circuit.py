@@ -207,7 +207,7 @@ def test_probes_are_limited_and_a_released_one_frees_its_slot(store: CircuitStor
 
 
 def test_a_repeated_probe_request_keeps_its_slot(store: CircuitStore, clock: MovedClock) -> None:
-    """A client that repeats its request with the same call id, because the answer was lost, keeps its slot."""
+    """If a client repeats a probe's request with the same call id, the probe keeps its slot and gets no second slot."""
     harness = StoreHarness(store, clock)
     harness.bring_to(HALF_OPEN)
     first = harness.admitted[0]
@@ -289,7 +289,7 @@ def named(event: str, number: int, admitted: list[Admission]) -> str:
 
 @given(POLICIES, SCHEDULES)
 def test_invariants_hold_after_any_schedule(policy: Policy, schedule: list[tuple[str, int]]) -> None:
-    """Probes stay within their limit, epochs only grow, and a breaker admits a call again after any schedule."""
+    """Probes stay within their limit, epoch numbers never decrease, and every circuit admits a call again."""
     now = 1_000_000_000
     circuit = Circuit(epoch=now)
     admitted: list[Admission] = []

@@ -197,7 +197,7 @@ def test_an_empty_reply_is_retried(harness: Harness) -> None:
 
 
 def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
-    """`PERDURE_MODEL_TIMEOUT_S` limits all attempts of one model together. The whole call may take longer."""
+    """`PERDURE_MODEL_TIMEOUT_S` limits the total time of one model's attempts. The whole call may take longer."""
     call = harness.call(300)
     model = Scripted("a", hangs(harness))
     with pytest.raises(DeadlineExceeded):
@@ -208,7 +208,7 @@ def test_a_call_has_its_own_time_for_all_its_attempts(harness: Harness) -> None:
 
 
 def test_only_the_overdue_call_is_aborted(harness: Harness) -> None:
-    """If a model exceeds its own time limit, only its part of the call is aborted. The whole call continues."""
+    """If a model exceeds its own time limit, its attempts are aborted. The call itself lasts until its own deadline."""
     hung_up: list[str] = []
 
     def line(call: ModelCall) -> ModelReply:

@@ -123,7 +123,7 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
 def test_a_lost_answer_does_not_keep_a_probes_slot(
     redis_url: str, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """If Redis' answer about a probe is lost, a later call frees the probe's slot before the probe's lease expires."""
+    """If Redis fails when a probe begins or ends, a later call frees the probe's slot before the lease expires."""
     policy = Policy.of(SETTINGS)
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)

@@ -115,7 +115,7 @@ def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """The search for a classified error ends at a cycle of causes, instead of hanging the worker."""
+    """If the causes of an error form a cycle, `verdict` and `requested_pause_s` return instead of looping forever."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert verdict(one) is Verdict.PERMANENT
@@ -148,7 +148,7 @@ def test_a_transient_failure_is_hidden_from_the_caller() -> None:
 
 @pytest.mark.parametrize(("requested", "waited"), [(0.0, 0.2), (0.1, 0.2), (30.0, 30.0)])
 def test_retry_after_is_obeyed(requested: float, waited: float) -> None:
-    """A wait is at least as long as `Retry-After`, even beyond the cap, and never shorter than the backoff."""
+    """A wait lasts as long as `Retry-After` or the backoff, whichever is longer. The cap limits only the backoff."""
     time = Time(100)
     wrapped = caused_by(RateLimited("slow", retry_after_s=requested), RuntimeError("wrapped"))
     assert run(failing(wrapped), time) == "fine"
@@ -156,7 +156,7 @@ def test_retry_after_is_obeyed(requested: float, waited: float) -> None:
 
 
 def test_a_retry_after_beyond_the_calls_time_is_an_error_at_once() -> None:
-    """If `Retry-After` exceeds the call's time, the error is raised at once."""
+    """If `Retry-After` exceeds the call's remaining time, the error is raised without a wait."""
     time = Time(100)
     with pytest.raises(RateLimited):
         run(failing(RateLimited("slow", retry_after_s=3_600)), time)
@@ -203,7 +203,7 @@ POLICIES = st.builds(
 
 @given(POLICIES, st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_a_backoff_is_within_its_bounds(policy: RetrySettings, tried: int, drawn: float) -> None:
-    """A backoff is between 0 and the cap. It differs from the backoff without jitter by at most the jitter."""
+    """A backoff is between 0 and the cap. Jitter changes the backoff by at most the fraction `policy.jitter`."""
     plain = backoff_s(policy.model_copy(update={"jitter": 0}), tried, drawn)
     found = backoff_s(policy, tried, drawn)
     assert 0 <= found <= policy.cap_s

@@ -134,7 +134,7 @@ def test_slots_run_without_any_beat(clock: MovedClock, runtime_in: Any) -> None:
 
 
 def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock: MovedClock, runtime_in: Any) -> None:
-    """After downtime, each entry's newest missed slot runs once, although two beats and the sweeper fire entries."""
+    """After downtime, each entry's newest missed slot runs once, although two beats and the sweeper may fire it."""
     friday = datetime(2027, 6, 4, 12, tzinfo=UTC)
     move_to(clock, friday)
     fleet = Fleet(runtime_in(BERLIN), clock, IN_A_YEAR, beats=0, seed=1)

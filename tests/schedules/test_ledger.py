@@ -97,7 +97,7 @@ def test_one_of_eight_threads_claims_the_slot(database: Database, clock: MovedCl
 
 @pytest.mark.usefixtures("at_one")
 def test_claims_during_the_settling_find_it_done(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
-    """If a claim begins before another worker marks the slot as done, the claim does not run the slot again."""
+    """If workers try to claim a slot while another worker marks it as done, the slot does not run again."""
     gate = threading.Barrier(THREADS)
     ran: list[datetime] = []
 
@@ -335,7 +335,7 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
-    """Slots older than `KEPT_DAYS` are deleted, except each entry's newest slots."""
+    """Slots older than `KEPT_DAYS` days are deleted, except each entry's newest `KEPT_SLOTS` slots."""
     often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):

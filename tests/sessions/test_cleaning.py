@@ -128,7 +128,7 @@ def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSe
 def test_an_ending_resumes_after_a_crash_while_cleaning(
     moment: str, commit: str, ending_session: EndingSession
 ) -> None:
-    """After a crash, the next attempt writes no turn or summary twice, and ignores data that is already removed."""
+    """A crash does not prevent the session's end, and causes neither a second model call nor duplicate turns."""
     with ending_session.harness.crashing("before" if moment == "before" else "after", commit):
         ending_session.end()
     ending_session.harness.move(LEASE_S)

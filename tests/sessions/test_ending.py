@@ -415,9 +415,9 @@ def test_a_message_after_the_clock_was_set_back_continues_the_session(harness: H
 
 
 def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Harness) -> None:
-    """A turn with a future time on another channel keeps the session from ending when the user leaves a channel.
+    """A session with a turn that was settled at a future time does not end when the user leaves another channel.
 
-    The session becomes idle after the usual time.
+    The session still becomes idle after the usual time.
     """
     harness.move(DAY_S)
     sent = harness.send(channel="http")
@@ -430,7 +430,7 @@ def test_leaving_after_the_clock_was_set_back_keeps_no_session_alive(harness: Ha
 
 
 def test_a_clock_that_jumps_ahead_ends_only_idle_sessions(harness: Harness, end: End) -> None:
-    """A session that opens while the clock is ahead stays live after the correction. The idle session still ends."""
+    """A session that opens while the clock is ahead stays live after the correction. The earlier, idle session ends."""
     old = harness.send()
     harness.run(old.session_id)
     harness.move(DAY_S)
