@@ -1,4 +1,7 @@
-"""How a worker's consumer behaves when the broker fails or a queue is full."""
+"""How a worker's consumer behaves when the broker fails or a queue is full.
+
+A queue is full for a worker if the worker already runs as many tasks of the queue as the queue's limit allows.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +103,16 @@ class Held:
         self._broker = broker
 
     def requeue(self) -> None:
-        """Return the message to the broker. A worker that still consumes the queue would receive the message again."""
+        """Return the message to the broker.
+
+        Fails if the worker still consumes the queue, because the worker would then receive the message again.
+        """
         assert "turns" not in self._broker.taking
         self._broker.returned.append("turns")
 
 
 def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
-    """A worker stops consuming a full queue, and returns messages that have already arrived.
+    """A worker stops consuming a full queue, and returns to the broker the messages that have already arrived.
 
     When a task of the queue ends, the worker consumes the queue again.
     """
@@ -123,7 +129,10 @@ def test_a_full_queue_is_left_to_others_until_a_task_ends() -> None:
 
 
 def test_tasks_whose_countdown_passes_wait_for_room() -> None:
-    """After their countdown, tasks of a full queue wait without a thread. They begin in order as other tasks end."""
+    """A task whose countdown has passed waits without a thread while its queue is full.
+
+    When a running task of the queue ends, the next waiting task begins.
+    """
     broker, slots = Broker(), SharedSlots()
     consumer = Consumer.__new__(Consumer)
     consumer.__dict__.update(rooms=Rooms(2, broker), qos=slots, pool=None)
@@ -158,7 +167,7 @@ def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
 
 
 def test_a_full_queue_that_is_reopened_is_cancelled_again() -> None:
-    """If other code consumes a full queue again, the worker cancels the queue when a message arrives."""
+    """If other code makes a worker consume a full queue again, the worker cancels the queue when a message arrives."""
     broker = Broker()
     rooms = Rooms(1, broker)
     rooms.enter("turns")

@@ -87,7 +87,7 @@ def test_a_special_address_in_the_url_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", PUBLIC)
 def test_a_url_that_may_be_public_is_accepted(url: str) -> None:
-    """A public address is accepted. A host name that is not local is accepted, too, and is resolved later."""
+    """`check` accepts a public address, and a host name that is not local. It does not resolve the name."""
     check(url, PUBLIC_ONLY)
 
 

@@ -59,7 +59,7 @@ def _formatted(formatter: logging.Formatter, error: BaseException) -> str:
     ],
 )
 def test_a_log_shows_a_message_only_if_it_is_a_servers(error: Exception, shown: str) -> None:
-    """A log shows a server's error message. For an error that may quote a user, it shows only the type or code."""
+    """A log shows an error's text only if it cannot quote a user. Otherwise the log shows only the type or code."""
     assert loggable(error) == shown
 
 

@@ -176,7 +176,10 @@ def test_beat_has_plain_entries_next_to_the_applications(app: Celery, tmp_path: 
 
 
 def test_an_entrys_header_names_its_slot() -> None:
-    """The message of a schedule entry has a header with the entry's name, by which the task claims the entry's slot."""
+    """The message of a schedule entry has a header with the entry's name.
+
+    The task needs this name to claim the entry's slot, which is the time at which the entry was last due.
+    """
     prune = entries(Settings(_env_file=None))[PREFIX + "prune"]
     assert prune["options"] == {"queue": "maintenance", "serializer": "json", "headers": {"perdure_entry": "prune"}}
     assert prune["schedule"] == crontab(minute="0")

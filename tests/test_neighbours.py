@@ -118,7 +118,10 @@ class UserTable:
 
 
 def test_a_backlog_of_unknown_messages_is_held_a_hundred_at_a_time(redis_url: str, client: Any) -> None:
-    """Held messages use no prefetch slot. At `HELD` of them, the consumer cancels the queue until all are returned."""
+    """A consumer that holds `HELD` messages of a queue cancels the queue. Held messages use no prefetch slot.
+
+    After the consumer has returned all held messages, it consumes the queue again.
+    """
     options = transport_options(redis_url, 5, "perdure:")
     with Connection(redis_url, transport_options=options) as connection:
         producer, channel = connection.Producer(), connection.channel()

@@ -78,7 +78,10 @@ QUEUE_OF: list[tuple[str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("task", "requested", "queue"), QUEUE_OF)
 def test_the_queue_of_a_reply_is_its_entrys(task: str, requested: str | None, queue: str | None) -> None:
-    """A reply goes to the queue of the first matching entry. A message may choose the queue of any matching entry."""
+    """A reply goes to the queue of the first entry that matches the reply's task.
+
+    If the message requests a queue, the reply goes to that queue, but only if a matching entry has that queue.
+    """
     assert reply_queue(ENTRIES, task, requested) == queue
 
 

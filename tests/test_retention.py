@@ -82,7 +82,7 @@ def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: 
 def test_the_newest_hundred_uses_of_a_case_stay(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old uses of a case are deleted, except the newest hundred and those that are not counted yet."""
+    """Old uses of a case are deleted, except the newest hundred and uses that the case's use count does not include."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     put(database, "often")
@@ -124,7 +124,9 @@ def _inbox(database: Database) -> list[str]:
 
 
 def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, clock: MovedClock) -> None:
-    """An inbox message is deleted 90 days after its turn has settled. A message with the same id then counts as new.
+    """An inbox message is deleted 90 days after its turn has settled.
+
+    After the deletion, a message with the same id counts as new.
 
     Queued messages, and messages cancelled before their turn began, are kept: the transcript does not contain them.
     """

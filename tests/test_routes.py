@@ -40,7 +40,10 @@ def test_the_public_tasks_are_registered() -> None:
 
 @pytest.mark.parametrize("task", sorted(_own()))
 def test_each_task_has_a_route(task: str) -> None:
-    """Each task has a route. In the default queue, `ingress`, a task would delay the acceptance of messages."""
+    """Each task has a route.
+
+    A task without a route would go to the default queue `ingress`, and would delay the acceptance of messages there.
+    """
     assert any(fnmatchcase(task, pattern) for pattern in ROUTES)
 
 

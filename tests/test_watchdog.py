@@ -44,14 +44,17 @@ print(dog.stdout.readline().split()[-1], flush=True)
 open(os.environ["GATE"], "w").close()
 signal.pause()
 """
-"""A program that sends its watchdog one heartbeat during the first report, and none afterwards."""
+"""A worker that sends its watchdog one heartbeat while the first report of a kill runs, and no heartbeat afterwards."""
 
 REPORT = """
 import os, sys
 print(*sys.argv[1:3], *(sys.argv[4:] or ["killed"]), flush=True)
 sys.argv[4:] or open(os.environ["GATE"]).close()
 """
-"""A report program that blocks until the FIFO `GATE` is opened for writing. A withdrawal does not block."""
+"""The program that the watchdog runs to report a kill before the kill, and to withdraw such a report.
+
+When it reports a kill, the program blocks until the FIFO `GATE` is opened for writing. A withdrawal does not block.
+"""
 
 WITHIN_S = 15.0
 """Each program's timeout in seconds, less than the 20 s for which `HOLDING` holds the interpreter lock."""

@@ -237,7 +237,7 @@ def test_a_large_body_is_cut_with_a_notice(site: str, context: ToolContext, path
 
 
 def test_a_gzip_bomb_is_decompressed_only_as_far_as_it_is_read(site: str, context: ToolContext) -> None:
-    """Only the part of a body that is read is decompressed, even if the body was compressed twice."""
+    """The tool decompresses only the part of a body that it reads, even if the body was compressed twice."""
     fetch = http_get_tool([LOOPBACK])
     for path in ("/bomb", "/bomb?twice"):
         with peak() as found:

@@ -148,7 +148,10 @@ def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
 
 
 def test_content_that_is_no_text_is_named(rig: Rig, local: McpServer) -> None:
-    """A result names its images and links instead of including them, and unstorable characters are replaced."""
+    """A result names its images and links instead of including them.
+
+    Characters that PostgreSQL cannot store are replaced.
+    """
     text = rig.tool(local, "things").call({}, context())
 
     assert text == (
@@ -302,7 +305,7 @@ def test_a_flooding_server_is_killed() -> None:
 
 
 def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The first turn waits for a server that does not start, and the reason is logged. Later turns do not wait."""
+    """If a server does not start, the cause is logged. Only the first turn waits for the server."""
     rig = Rig()
     server = McpServer("gone", command=[sys.executable, "-S", "-c", "raise SystemExit(7)"], connect_timeout_s=WAIT_S)
     try:
@@ -354,7 +357,7 @@ def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: py
 
 @pytest.mark.long
 def test_closing_leaves_no_process(rig: Rig, local: McpServer) -> None:
-    """Closing ends running calls, the servers and the servers' child processes.
+    """Closing the connections ends running calls, the servers and the servers' child processes.
 
     This test must be the last one that uses the shared server.
     """
@@ -415,7 +418,7 @@ def test_a_servers_requests_are_answered_one_by_one() -> None:
     ],
 )
 def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, found: int | None) -> None:
-    """The id of an oversized answer is found at the answer's beginning or end, and never inside a text."""
+    """The id of an oversized answer is found at the answer's beginning or end, but never inside a string value."""
     refusal = _too_long((head, tail))
 
     assert (None if refusal is None else getattr(refusal.message, "id", None)) == found
@@ -430,7 +433,7 @@ def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, fo
     ],
 )
 def test_what_a_server_sends_unasked_is_skipped_if_it_is_too_long(begins: bytes) -> None:
-    """An oversized notification or request of a server fails no call, and does not end the connection."""
+    """An oversized notification or request from a server does not fail a call, and does not end the connection."""
 
     async def read() -> SessionMessage | None:
         stdout = asyncio.StreamReader(limit=1_000)

@@ -47,7 +47,10 @@ def test_unfit_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_servers_hints_count_only_if_the_author_trusts_them(declared: dict[str, Any], expected: Effect) -> None:
-    """A server's hint about a tool's effect counts only with `trust_hints`: a wrong hint could repeat a payment."""
+    """A server's hint about a tool's effect counts only with `trust_hints`.
+
+    If perdure trusted a wrong hint, perdure could repeat a payment.
+    """
     server = McpServer("s", url="http://localhost/mcp", **declared)
     listed = Listed(name="t", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only_hint=True))
 
