@@ -229,7 +229,7 @@ def assemble(
     from perdure.runtime import Runtime
     from perdure.snapshots.resolve import resolve
     from perdure.tools.mcp.connections import Connections
-    from perdure.turns.lease.parking import recall
+    from perdure.turns.lease.wait_for_model import recall
 
     agents = Agents.from_module(settings.agents)
     servers = _servers(agents)

@@ -35,7 +35,7 @@ from perdure.turns.calls import approvals
 from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.claim import Claimed, TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.lease.parking import Delayed
+from perdure.turns.lease.wait_for_model import Delayed
 from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
 from perdure.turns.run.transcript import Entry, Transcript

@@ -20,7 +20,7 @@ from perdure.turns import outbox, queries
 from perdure.turns.calls import awaited
 from perdure.turns.inbox.fire_schedules import fire_due
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease import parking, user_share
+from perdure.turns.lease import user_share, wait_for_model
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def sweep(
         queries.WAKE_DUE,
         {
             "most": most,
-            "most_paced": parking.MOST_A_ROUND,
+            "most_paced": wait_for_model.MOST_A_ROUND,
             "backoff_s": limits.sweep_s,
             "lease_s": limits.lease_s,
         },

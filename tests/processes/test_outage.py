@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from perdure.turns.lease.parking import MOST_A_ROUND
+from perdure.turns.lease.wait_for_model import MOST_A_ROUND
 from perdure.turns.reading import DELAYED
 from tests.cli.conftest import Perdure
 from tests.processes.faults import wait_until

@@ -31,7 +31,7 @@ from perdure.tasks.sessions import ender
 from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.lease.parking import recall
+from perdure.turns.lease.wait_for_model import recall
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from tests.memory.conftest import Remembered, redis_memory, remembered, unreachable
@@ -62,7 +62,7 @@ FAULTS: dict[str, Exception | None] = {
     "broken": ProviderError("it is broken", transient=False),
     "open": CircuitBreakerOpen(retry_after_s=LEASE_S),
 }
-"""The error that the model raises instead of answering; `None`: no error. The error `open` parks the turn."""
+"""The error that the model raises instead of answering, by name; `None`: no error. `open` parks the turn."""
 
 CRASHES = st.none() | st.integers(1, 12)
 """The number of the commit boundary at which the process dies, counted from 1; `None`: no crash."""
@@ -82,7 +82,14 @@ def pay(number: int) -> int:
 
 @dataclass(frozen=True)
 class Environment:
-    """The harness, memory in an available and an unreachable Redis, and a function that makes turns for this memory."""
+    """What the machine works with.
+
+    Attributes:
+        harness: The harness whose sessions the machine changes.
+        redis_memory: Memory in an available Redis.
+        unreachable: Memory in a Redis that does not exist.
+        remembered: A function that makes turns for `redis_memory`.
+    """
 
     harness: Harness
     redis_memory: RedisMemory

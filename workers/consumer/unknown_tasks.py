@@ -78,11 +78,12 @@ class UnknownTasks:
         """Return all held messages now. Stops at an error: the broker redelivers the remaining messages later."""
         messages = [message for message, _, _ in self._held.values()]
         self.forget()
-        for message in messages:
+        for returned, message in enumerate(messages):
             try:
                 message.requeue()
             except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-                log.warning("%d messages could not be returned to the broker (%s)", len(messages), loggable(error))
+                left = len(messages) - returned
+                log.warning("%d messages could not be returned to the broker (%s)", left, loggable(error))
                 return
 
     def forget(self) -> None:

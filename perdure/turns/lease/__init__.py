@@ -1,4 +1,4 @@
-"""The lease on a session: claim, renewal and parking, and each user's share of the running turns.
+"""The lease on a session: claim, renewal, the wait for an unavailable model, and each user's share of running turns.
 
 Called by the runner, the sweeper and the Celery tasks.
 """

@@ -31,7 +31,7 @@ from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.calls.run_calls import CallRunner, Interrupted
-from perdure.turns.lease import parking
+from perdure.turns.lease import wait_for_model
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.prompt.system_message import Briefing, brief, offered
@@ -58,7 +58,7 @@ class Asleep:
     """Tool calls wait for a task or a time. The session is already released."""
 
 
-Stop = Parked | Waiting | Asleep | parking.Delayed
+Stop = Parked | Waiting | Asleep | wait_for_model.Delayed
 
 
 class Turn:
@@ -224,15 +224,17 @@ class Turn:
         self._events.state("waiting_approval")
         return Waiting()
 
-    def _delay(self, error: PerdureError) -> parking.Delayed | None:
+    def _delay(self, error: PerdureError) -> wait_for_model.Delayed | None:
         """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
         settings = self._runtime.settings
         if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
             return None
-        wait_s = parking.pause_s(error, settings.breaker.cooldown_s)
-        if wait_s is None or self.spent_s >= self._timeout_s or not parking.may_wait(self.ref, self._runtime.clock):
+        wait_s = wait_for_model.pause_s(error, settings.breaker.cooldown_s)
+        if wait_s is None or self.spent_s >= self._timeout_s:
             return None
-        return parking.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
+        if not wait_for_model.may_wait(self.ref, self._runtime.clock):
+            return None
+        return wait_for_model.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
 
     def _stop_reason(self) -> Ending | Parked | None:
         if self._hold.lost:

@@ -24,7 +24,7 @@ from perdure.snapshots.snapshot import Memory
 from perdure.text.untrusted import storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
-from perdure.turns.lease import parking, queries, user_share
+from perdure.turns.lease import queries, user_share, wait_for_model
 from perdure.turns.lease.claim import (
     Claim,
     Claimed,
@@ -39,7 +39,7 @@ from perdure.turns.lease.claim import (
 )
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.lease.parking import Delayed
+from perdure.turns.lease.wait_for_model import Delayed
 from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
 from perdure.turns.run.remember import remember
 from perdure.turns.run.retry_commit import find_again, persist
@@ -316,7 +316,7 @@ class Runner:
                 return Parked()
             case Delayed(error, wait_s):
                 log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
-                if parking.park(self._runtime.database, hold, ref, stop):
+                if wait_for_model.park(self._runtime.database, hold, ref, stop):
                     self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
                 return Parked()
             case _:

@@ -1,4 +1,4 @@
-"""Parking: if all models of a turn are unavailable and `on_unavailable` is `park`, the turn waits.
+"""Parks a turn until a model may answer: if all models are unavailable, and `on_unavailable` is `park`.
 
 The worker releases the session, and sets a time before which no worker claims the session. The wait counts neither as
 an attempt nor towards the turn's time limit. The session's later turns wait too.

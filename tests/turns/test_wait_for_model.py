@@ -1,0 +1,324 @@
+"""If the model is unavailable, a turn fails with a message, or is parked until the model may be tried again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.agents import Agents
+from perdure.errors import CircuitBreakerOpen, ContextTooLong, ProviderError, RateLimited, SettingsError
+from perdure.models.protocol import ModelReply, Usage
+from perdure.models.resilient import FallbackModels, GuardedModel, ResilientModel
+from perdure.resilience.registry import Breakers
+from perdure.settings import BreakerSettings, RetrySettings
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease import queries
+from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.wait_for_model import LONGEST, MOST_A_ROUND, recall
+from perdure.turns.reading import DELAYED, Delays
+from perdure.turns.run.runner import Ran
+from perdure.turns.sweep import sweep
+from tests.processes.faults import wait_until
+from tests.turns.harness import Harness
+from tests.turns.scripted import Scripted, calls, says
+
+DOWN = ProviderError("The provider is down.", transient=True)
+OPEN = CircuitBreakerOpen(retry_after_s=60)
+COOLDOWN_S = 60
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Return `seen`."""
+    return "seen"
+
+
+@pytest.fixture
+def parking(harness: Harness) -> Harness:
+    """A harness that parks turns while the model is unavailable."""
+    harness.set(on_unavailable="park")
+    return harness
+
+
+def _swept(harness: Harness) -> list[UUID]:
+    """Run the sweeper once; returns the sessions that it woke."""
+    harness.waker.sessions.clear()
+    harness.move(harness.settings.turn.sweep_s + 2)
+    sweep(harness.runtime)
+    return list(harness.waker.sessions)
+
+
+def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> None:
+    """The turn's error has the code `CIRCUIT_BREAKER_OPEN`. The error's message is the turn's reply."""
+    harness.script(CircuitBreakerOpen())
+    turn = harness.ask()
+    assert turn["status"] == "failed"
+    assert turn["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
+    message = "Service temporarily unavailable due to repeated failures. Please try again later."
+    assert turn["reply"]["text"] == turn["error"]["message"] == message
+
+
+@pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
+def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
+    """A parked turn's wait uses no attempt, no strike and no run time. No worker claims the turn before it is due."""
+    parking.script(error)
+    turn = parking.ask()
+    session_id = UUID(turn["session_id"])
+    assert (turn["status"], turn["attempts"], turn["error"]) == ("parked", 1, None)
+    row = parking.session(session_id)
+    assert (row.state, row.lease_until, row.strikes, row.claims) == ("active", None, 0, 0)
+    assert row.spent_s < 1
+    behind = parking.send("and another")
+    assert isinstance(parking.run(session_id), NotNeeded)
+    assert _swept(parking) == []
+    for _ in range(parking.settings.turn.max_attempts + 2):
+        parking.script(error)
+        parking.move(COOLDOWN_S + 1)
+        assert _swept(parking) == [session_id]
+        parking.run(session_id)
+        assert parking.turn(UUID(turn["turn_id"]))["status"] == "parked"
+    parking.script(says("here I am"), says("and there"))
+    parking.move(COOLDOWN_S + 1)
+    parking.run(session_id)
+    answered = parking.turn(UUID(turn["turn_id"]))
+    assert (answered["status"], answered["attempts"], answered["reply"]["text"]) == ("done", 1, "here I am")
+    assert parking.turn(behind.turn_id)["reply"]["text"] == "and there"
+
+
+def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
+    """A delay is not reported again when a retry fails. A failure after a later model reply is a new delay."""
+    parking.equip(look)
+    parking.script(OPEN)
+    sent = parking.send()
+    delays = Delays(parking.database, sent.turn_id)
+    assert delays.look() is None
+    parking.run(sent.session_id)
+    turn = parking.turn(sent.turn_id)
+    assert (turn["delayed"]["code"], turn["delayed"]["message"]) == ("CIRCUIT_BREAKER_OPEN", DELAYED)
+    assert datetime.fromisoformat(turn["delayed"]["until"]) > parking.clock.now()
+    assert (delays.look(), delays.look()) == (DELAYED, None)
+
+    def looks_and_fails(request: Any, call: Any) -> ModelReply:
+        assert parking.turn(sent.turn_id)["delayed"] == {**turn["delayed"], "until": None}
+        assert delays.look() is None
+        raise OPEN
+
+    parking.script(looks_and_fails)
+    _try_again(parking, sent.session_id)
+    assert delays.look() is None
+
+    def looks_in_the_middle(request: Any, call: Any) -> ModelReply:
+        assert parking.turn(sent.turn_id)["delayed"] is None
+        assert delays.look() is None
+        raise DOWN
+
+    parking.script(calls(("look", {})), looks_in_the_middle)
+    _try_again(parking, sent.session_id)
+    assert (delays.look(), delays.look()) == (DELAYED, None)
+    assert parking.turn(sent.turn_id)["delayed"]["code"] == "PROVIDER_ERROR"
+    _try_again(parking, sent.session_id)
+    turn = parking.turn(sent.turn_id)
+    assert (turn["status"], turn["delayed"], turn["error"], turn["steps"]) == ("done", None, None, 2)
+    assert delays.look() is None
+
+
+def _try_again(harness: Harness, session_id: UUID) -> None:
+    harness.move(COOLDOWN_S + 1)
+    harness.run(session_id)
+
+
+def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
+    """If the server's clock is set back a day, the next sweep wakes the turn, and a later sweep wakes it again."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    session_id = UUID(turn["session_id"])
+    parking.move(-86_400)
+    assert _swept(parking) == [session_id]
+    parking.move(60)
+    assert _swept(parking) == [session_id]
+    parking.script(says("back"))
+    parking.run(session_id)
+    assert parking.turn(UUID(turn["turn_id"]))["reply"]["text"] == "back"
+
+
+def test_a_clock_set_back_after_the_recall_does_not_prolong_the_wait(parking: Harness) -> None:
+    """If the breaker closes and the server's clock is then set back by a day, the next sweep still wakes the turn."""
+    parking.script(OPEN)
+    session_id = UUID(parking.ask()["session_id"])
+    assert parking.database.run(queries.RECALL, {})
+    parking.move(-86_400)
+    assert _swept(parking) == [session_id]
+    parking.script(says("back"))
+    assert parking.run(session_id) == Ran(1)
+
+
+def test_it_waits_no_longer_than_a_cooldown_for_another_process_probe(parking: Harness) -> None:
+    """A turn is retried after one breaker cooldown at the latest, because another process may die during its probe."""
+    parking.script(CircuitBreakerOpen(retry_after_s=600))
+    turn = parking.ask()
+    _try_again(parking, UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["status"] == "done"
+
+
+def test_it_continues_from_its_last_step(parking: Harness) -> None:
+    """If the model fails in the middle of a turn, completed tool calls are not repeated."""
+    parking.equip(look)
+    parking.script(calls(("look", {})), OPEN)
+    turn = parking.ask()
+    assert (turn["status"], turn["steps"]) == ("parked", 1)
+    parking.script(says("I saw"))
+    parking.move(COOLDOWN_S + 1)
+    parking.run(UUID(turn["session_id"]))
+    assert [role for role, _ in parking.lines(UUID(turn["session_id"]))] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
+    """A turn fails if the model rejects the request, the turn's time limit passes, or the model is down for a day."""
+    parking.script(ContextTooLong("Too long."))
+    assert parking.ask()["error"]["code"] == "CONTEXT_TOO_LONG"
+
+    def hangs(request: Any, call: Any) -> ModelReply:
+        parking.move(parking.settings.turn.timeout_s + 1)
+        call.remaining()
+        raise AssertionError("the call's deadline was not enforced")
+
+    parking.script(hangs)
+    assert parking.ask()["error"]["code"] == "TIMEOUT"
+    parking.script(OPEN)
+    turn = parking.ask()
+    assert turn["status"] == "parked"
+    parking.move(LONGEST.total_seconds() + 1)
+    parking.script(OPEN)
+    parking.run(UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
+
+
+def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
+    """An agent's `on_unavailable` overrides the setting. An invalid value raises `SettingsError`."""
+    harness.equip(on_unavailable="park")
+    harness.script(OPEN)
+    assert harness.ask()["status"] == "parked"
+    harness.set(on_unavailable="park")
+    harness.equip(on_unavailable="fail")
+    harness.script(OPEN)
+    assert harness.ask(user_id="bea")["status"] == "failed"
+    with pytest.raises(SettingsError, match="accepted: fail, park"):
+        Agent("a", "b", on_unavailable="wait")
+
+
+def test_a_parked_turn_is_cancelled(parking: Harness) -> None:
+    """A cancellation wakes the session, so that a worker settles the parked turn before it is due."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    cancel(parking.runtime, UUID(turn["turn_id"]))
+    assert parking.waker.sessions[-1] == UUID(turn["session_id"])
+    parking.run(UUID(turn["session_id"]))
+    assert parking.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
+
+
+def test_a_cancellation_concurrent_with_parking(parking: Harness) -> None:
+    """A cancellation waits for a concurrent commit that parks the turn, and then clears the session's `not_before`."""
+    parking.script(OPEN)
+    turn = parking.ask()
+    parking.sql("UPDATE sessions SET not_before = NULL")
+    parked = parking.database.engine.execution_options(isolation_level="READ COMMITTED").connect()
+    with parked as other, ThreadPoolExecutor(1) as pool:
+        other.exec_driver_sql("UPDATE sessions SET not_before = perdure_now() + interval '600 s'")
+        cancelling = pool.submit(cancel, parking.runtime, UUID(turn["turn_id"]))
+        wait_until(lambda: _waits_for_a_lock(parking), "the cancellation waits for the row")
+        other.commit()
+        cancelling.result(30)
+    assert [row.not_before for row in parking.sql("SELECT not_before FROM sessions")] == [None]
+
+
+def _waits_for_a_lock(harness: Harness) -> bool:
+    rows = harness.sql("SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    return bool(rows)
+
+
+def test_a_cancellation_before_parking(parking: Harness) -> None:
+    """A turn that is cancelled during a failing model call is parked. The next claim settles it as cancelled."""
+    sent = parking.send()
+
+    def fails(request: Any, call: Any) -> ModelReply:
+        cancel(parking.runtime, sent.turn_id)
+        raise OPEN
+
+    parking.script(fails)
+    parking.run(sent.session_id)
+    assert parking.turn(sent.turn_id)["status"] == "parked"
+    parking.run(sent.session_id)
+    assert parking.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -> None:
+    """When a breaker closes, all parked turns are due. Each sweep wakes a few of them and delays no other turn."""
+    sent: list[Accepted] = []
+    for number in range(MOST_A_ROUND + 3):
+        parking.script(OPEN)
+        sent.append(parking.send(user_id=f"user {number}"))
+        parking.run(sent[-1].session_id)
+    waiting = [each.session_id for each in sent]
+    assert _swept(parking) == []
+    _close_a_breaker(parking)
+    other = parking.send(user_id="another user")
+    assert _swept(parking) == [*waiting[:MOST_A_ROUND], other.session_id]
+    for session_id in (*waiting[:MOST_A_ROUND], other.session_id):
+        parking.run(session_id)
+    assert _swept(parking) == waiting[MOST_A_ROUND:]
+
+
+def _close_a_breaker(harness: Harness) -> None:
+    """Open a circuit breaker, then reset it as an operator does."""
+    breakers = Breakers(
+        BreakerSettings(failure_threshold=1), harness.clock, listen=lambda change: recall(harness.database, change)
+    )
+    breaker = breakers.get("llm:scripted")
+    with pytest.raises(ProviderError):
+        breaker.execute(_fail, 1)
+    breakers.reset("llm:scripted")
+
+
+def _fail() -> None:
+    raise DOWN
+
+
+def test_a_fallback_answers_and_the_message_says_so(harness: Harness) -> None:
+    """The stored message has the name of the model that answered, and is marked if that model is a fallback."""
+    first, other = Scripted(DOWN), Scripted(ModelReply("instead", usage=Usage(1, 1), model="other-1"))
+    guarded = GuardedModel(
+        first, Breakers(BreakerSettings(), harness.clock).get("llm:first"), RetrySettings(max_attempts=1), 30
+    )
+    model = ResilientModel(guarded, FallbackModels([other]))
+    harness.agents = Agents([Agent("assistant", "You help.")])
+    harness.script(model.respond, says("itself"))
+    turn = harness.ask()
+    harness.ask("again")
+    replies = [each for each in harness.messages(UUID(turn["session_id"])) if each["role"] == "assistant"]
+    assert [(each["content"], each["model"], each.get("fallback")) for each in replies] == [
+        ("instead", "other-1", True),
+        ("itself", "scripted", None),
+    ]
+
+
+def test_a_model_call_has_the_turns_remaining_time(harness: Harness) -> None:
+    """A model call may take the turn's remaining time. `ModelCall.part` limits a call to a part of that time."""
+    left: list[float] = []
+
+    def respond(request: Any, call: Any) -> ModelReply:
+        left.append(call.remaining())
+        with call.part(10) as part:
+            left.append(part.remaining())
+        return says("ok")
+
+    harness.script(respond)
+    harness.ask()
+    whole, part = left
+    assert harness.settings.turn.timeout_s - 5 < whole <= harness.settings.turn.timeout_s
+    assert part <= 10
