@@ -117,7 +117,10 @@ def test_a_connection_that_was_closed_is_replaced(settings: Settings, redis_url:
 
 
 def test_an_unavailable_broker_delays_no_caller(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a broker `session()` returns at once. Later wake-ups are refused. Dropped wake-ups are logged."""
+    """If the broker is unavailable, `session()` still returns at once.
+
+    The wake-ups that could not be published are logged. Further wake-ups are refused.
+    """
     nowhere = "redis://127.0.0.1:1/0"
     with caplog.at_level(logging.WARNING), published_by(BackgroundWaker, settings, nowhere) as waker:
         began = time.monotonic()

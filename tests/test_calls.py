@@ -59,7 +59,7 @@ def _call(**given: Any) -> TaskCall:
 
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
-    """The message has the task's id, an expiry, and a callback for each outcome. The headers hide the arguments."""
+    """The message has the task's id, an expiry, and a callback for each outcome. The headers contain no arguments."""
     assert calls.send(_call(queue=queue)) is Sent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)

@@ -146,7 +146,7 @@ def test_a_turn_that_waits_for_approval_continues_at_once(
 def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
     harness: Harness, end: End, end_by: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request to end the session publishes no wake-up if it arrives during a model call.
+    """If a request to end the session arrives during a model call, the request publishes no wake-up.
 
     The turn continues, but its call that needs approval is denied. The same runner runs the queued turns. Then the
     runner publishes the wake-up for the session's end.

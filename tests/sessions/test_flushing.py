@@ -18,9 +18,10 @@ FIRST, SECOND, THIRD = (session_id for session_id, _ in TOUCHED)
 
 
 class Recorder:
-    """A flusher that records its calls, and then calls the function that `happens` has for the session, if any.
+    """A flusher that records its calls.
 
-    The flusher returns `None` for a session in `leaves`, and `written` for other sessions.
+    If `happens` contains a function for the session, the flusher also calls that function. The flusher returns `None`
+    for a session in `leaves`, and `written` for other sessions.
     """
 
     def __init__(self, written: int = 1) -> None:

@@ -87,7 +87,7 @@ def test_a_fork_copies_through_the_last_turn_settled_at_its_tick(
 
 
 def test_every_column_is_copied_or_renewed_on_purpose(harness: Harness) -> None:
-    """Copied messages and turns differ from the originals only in their ids. The fork's statement omits no column."""
+    """The statement `FORK` copies every column of messages and turns, but gives the copies new session and turn ids."""
     source = _talked(harness)
     forked = _fork(harness, source)
     for table, own in (("messages", {"session_id", "turn_id"}), ("turns", {"session_id", "turn_id"})):
@@ -287,7 +287,7 @@ def test_a_turn_that_was_cancelled_before_it_began_leaves_no_gap(harness: Harnes
 
 
 def test_an_ended_session_may_be_forked(harness: Harness, end: End) -> None:
-    """The fork of an ended session is active. The summary is not copied, because the summary may cover later turns."""
+    """The fork of an ended session is active. The summary is not copied, because it may cover turns not in the fork."""
     source = _talked(harness)
     request_end(harness.database, source, "enough")
     harness.script(says(json.dumps({"summary": "All of it.", "key_topics": ["all"]})))

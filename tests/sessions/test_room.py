@@ -1,4 +1,4 @@
-"""Ending sessions leaves worker slots for turns, and does not delay a shutdown."""
+"""Workers that end sessions keep slots free for turns. The end of a session does not delay a shutdown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_ending_without_a_slot_is_woken_again(
 
 
 def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: Any, session_id: UUID) -> None:
-    """A summary has the time limit of a model call, not that of a turn, because a fleet drain waits for endings."""
+    """A drain of the fleet waits for a summary, so a summary has the time limit of a model call, not that of a turn."""
     assert harness.settings.model_timeout_s < harness.settings.turn.timeout_s
     given: list[float] = []
 
@@ -84,7 +84,7 @@ def test_a_summary_has_the_time_limit_of_a_model_call(harness: Harness, task: An
 def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
     harness: Harness, process: Process, task: Any, session_id: UUID
 ) -> None:
-    """A drain aborts the model call. The task then publishes a wake-up, so that no sweep is needed."""
+    """A shutdown aborts the summary's model call. The task then publishes a wake-up, so that no sweep is needed."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
         process.runner.keeper.drain()

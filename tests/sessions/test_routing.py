@@ -205,7 +205,10 @@ def test_a_long_backlog_can_be_interrupted(harness: Harness) -> None:
 
 
 def test_the_summary_of_the_previous_session_is_in_the_prompt(harness: Harness, end: End) -> None:
-    """The next session's prompts contain the old session's last messages until its summary exists, then the summary."""
+    """The next session's prompts contain the old session's last messages.
+
+    As soon as the old session has a summary, the prompts contain the summary instead.
+    """
     harness.script(says("noted"))
     old = harness.send("my number is 7")
     harness.run(old.session_id)
@@ -266,7 +269,7 @@ def test_leaving_ends_no_session_that_owes_another_channel_an_answer(harness: Ha
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_returning_user_is_remembered(harness: Harness, end: End, killed: bool) -> None:
-    """After a chat ends or is killed, later prompts contain what the user said, on the same and on another channel."""
+    """After a chat ends or its process is killed, prompts on each channel contain what the user said in the chat."""
     harness.script(says("I'll remember."))
     chat = harness.send("my cat is called Ida", channel="cli")
     harness.run(chat.session_id)

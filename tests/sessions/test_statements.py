@@ -107,13 +107,13 @@ def _filled(statement: str) -> str:
 
 
 def test_every_state_comes_from_the_table() -> None:
-    """Only the statements in `BY_ITSELF` set a state without the table of transitions, and no entry is obsolete."""
+    """Exactly the statements in `BY_ITSELF` set a state without the table of transitions."""
     faults = {name for name, statement in _statements().items() if _faults(statement.sql)}
     assert faults == set(BY_ITSELF)
 
 
 def test_all_sql_that_writes_to_sessions_is_in_statements() -> None:
-    """All SQL that writes to the table `sessions` is in a `Statement`. The check does not read other SQL."""
+    """All SQL that writes to the table `sessions` is in a `Statement`, because the check reads only statements."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]
     lines = [line for path in _sources().values() for line in path.read_text().splitlines() if _WRITES.search(line)]
     fixed = [" ".join(line.partition("{")[0].split()) for line in lines]

@@ -58,7 +58,7 @@ def test_the_drawing_is_current() -> None:
 
 
 def test_the_table_has_the_states_of_the_database() -> None:
-    """The states are those of the database.
+    """The table of transitions has the states that the database allows.
 
     Each state except the first can be reached, and each state except the last can be left.
     """

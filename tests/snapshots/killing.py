@@ -59,7 +59,7 @@ class Countdown:
         self._number = number
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Count an event of `sys.setprofile` if its function can reach a file, a socket or a database."""
+        """Count each call, return and error of a C function that can reach a file, a socket or a database."""
         if event not in {"c_call", "c_return", "c_exception"} or not _reaches_outside(argument):
             return
         self.events += 1

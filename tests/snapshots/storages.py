@@ -108,7 +108,10 @@ class RedisStorage:
 
 
 class PostgresStorage:
-    """A `StoreHarness` over a database with perdure's tables. A stopped process keeps its locks for `lease_s / 3`."""
+    """A `StoreHarness` over a database with perdure's tables.
+
+    PostgreSQL releases the locks of a stopped process after `lease_s / 3` seconds.
+    """
 
     def __init__(self, url: str, lease_s: float = 30.0) -> None:
         self.url = url

@@ -146,7 +146,7 @@ def test_a_snapshot_under_another_tick_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_agent_is_refused() -> None:
-    """A snapshot of another agent is refused, so that no session gets another user's messages."""
+    """A snapshot with an unexpected agent id is refused, so that no session gets another user's messages."""
     other = uuid4()
     with pytest.raises(InvalidRequest) as caught:
         parse(dump(snapshot_of(AGENT)), other)

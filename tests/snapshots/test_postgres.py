@@ -98,7 +98,7 @@ def test_a_step_that_changes_no_variables_writes_no_row(
 def test_a_step_discards_the_events_that_were_saved_before(
     database: Database, store: SnapshotStore, session_id: UUID, variables: Any
 ) -> None:
-    """After a step, `load` ignores events that were saved before. The session's queue has the pending events."""
+    """After a step, `load` ignores events saved before the step. Pending events are in the session's queue instead."""
     saved = replace(snapshot_of(session_id, 0), event_queue_backup=(Event("mcp", "task", 1),))
     store.save(saved, 0)
     assert store.load(session_id) == Stored(saved, 0)
@@ -150,7 +150,7 @@ def test_a_stale_runners_step_writes_no_variables(database: Database, store: Sna
 
 
 def test_a_save_under_a_stale_token_is_refused(database: Database, store: SnapshotStore, session_id: UUID) -> None:
-    """A stale token is refused even before the new holder saves, because the session's row has the new token."""
+    """After a new claim, a save under the old token is refused, even if nothing was saved under the new token."""
     database.run(CLAIM, {"session_id": session_id})
     with pytest.raises(StaleSnapshot, match=r"token 0, tick 5 .* token 1, tick 0"):
         store.save(snapshot_of(session_id, 5), 0)

@@ -52,7 +52,10 @@ def test_a_redis_url_is_accepted_in_kombus_and_in_redis_form(
 
 
 def test_a_file_url_is_an_absolute_path(tmp_path: Path) -> None:
-    """RFC 8089: an absolute, percent-encoded path follows `file://`. An additional slash is accepted."""
+    """RFC 8089: an absolute, percent-encoded path follows `file://`.
+
+    An additional slash before or after the path is accepted, and so is a space that is not encoded.
+    """
     wanted = tmp_path / "a b" / "snapshots"
     for url in (
         f"file://{tmp_path}/a%20b/snapshots",

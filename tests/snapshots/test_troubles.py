@@ -1,6 +1,6 @@
 """A store that is full, read-only, locked or unavailable raises an error that names the store, cause and remedy.
 
-Once the cause is removed, the store works again.
+After the cause is removed, the store works again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fill(filler: Path) -> None:
 
 @pytest.mark.parametrize("kind", STORES_ON_DISK)
 def test_a_full_disk_costs_no_snapshot_and_is_reported(kind: str, small_disk: Path) -> None:
-    """After a failed save on a full disk the old snapshot is intact, and a save succeeds once there is room."""
+    """If a save fails on a full disk, the old snapshot stays intact. After room is made, the save succeeds."""
     store = STORES_ON_DISK[kind](small_disk)
     agent_id = uuid4()
     store.save(snapshot_of(agent_id, 1), 1)
@@ -261,7 +261,7 @@ def test_a_redis_that_refuses_writes_is_reported(
 def test_a_redis_key_of_another_type_or_without_a_version_is_set_aside(
     own_redis: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another program's value must not block the session, whether the store's first operation is a load or a save."""
+    """The first load or save sets aside a key that another program wrote. The key does not block the session."""
     store = RedisSnapshots(own_redis.url)
     with redis_py.Redis.from_url(redis.client_url(own_redis.url)) as client:
         for load_first in (True, False):

@@ -103,7 +103,7 @@ class Streaming:
         return thread
 
     def ask(self, text: str = "hello") -> UUID:
-        """Send a message and start a worker. Returns the turn's id once the worker has called the model."""
+        """Send a message and start a worker. Returns the turn's id after the worker has called the model."""
         turn_id, session_id = self.send(text)
         self.start(session_id)
         assert self.model.called.acquire(timeout=PATIENCE_S)

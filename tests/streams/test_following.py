@@ -211,7 +211,10 @@ def test_a_failed_turn_ends_with_its_error(streaming: Streaming) -> None:
 
 
 def test_a_turn_that_no_worker_runs_ends_its_stream_too(streaming: Streaming) -> None:
-    """No worker announces a turn that is cancelled before it begins. A check of PostgreSQL ends the turn's stream."""
+    """No worker announces a turn that is cancelled before it begins.
+
+    The gateway finds the cancelled turn in PostgreSQL, and ends the turn's stream.
+    """
     client = Client()
 
     async def main() -> None:
