@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks [--only NAME] [--quick] [--json]`."""
+"""The command line: `python -m benchmarks [--only NAME,NAME] [--quick] [--json]`."""
 
 from __future__ import annotations
 
@@ -77,10 +77,17 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the performance of perdure on this machine."
     )
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="run this section (may be repeated)")
+    parser.add_argument("--only", type=_sections, metavar="A,B", help=f"run only these sections: {', '.join(SECTIONS)}")
     parser.add_argument("--quick", action="store_true", help="do a tenth of the work; the figures are not meaningful")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
+
+
+def _sections(names: str) -> list[str]:
+    wanted = names.split(",")
+    if unknown := [name for name in wanted if name not in SECTIONS]:
+        raise argparse.ArgumentTypeError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    return wanted
 
 
 def _machine() -> dict[str, str]:
