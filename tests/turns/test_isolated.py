@@ -67,7 +67,7 @@ def test_a_process_that_lost_its_session_is_killed_soon() -> None:
 def test_a_process_that_claims_its_session_again_is_not_killed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the broker is unavailable, the runner itself claims the session for the next turn, under a new fence."""
+    """If the broker is unavailable, the process claims its own session again for the next turn, under a new fence."""
     monkeypatch.setattr(runner, "_SLICE_S", 0.0)
     first, _ = harness.send("first"), harness.send("second")
     harness.waker.away = True
@@ -104,7 +104,7 @@ def test_a_process_has_a_minute_to_begin_and_to_end() -> None:
 
 
 def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) -> None:
-    """A process is silent if its last renewal is older than a heartbeat plus the grace period."""
+    """A process is silent if its last renewal is older than the heartbeat interval plus the grace period."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     turn = harness.settings.turn
@@ -119,7 +119,7 @@ def test_a_process_is_silent_when_it_does_not_renew_its_lease(harness: Harness) 
 
 
 def test_a_requested_end_kills_no_silent_process(harness: Harness) -> None:
-    """If the session's end is requested, a silent process is still killed only at its turn's time limit."""
+    """A silent process may run until its turn's time limit, even if the end of its session is requested."""
     sent = harness.send()
     harness.claimed(sent.session_id)
     request_end(harness.database, sent.session_id, "requested")
@@ -186,7 +186,7 @@ def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> 
 
 
 def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
-    """If the process settles its turn just before it is killed, the parent parks the next turn without a strike."""
+    """If the killed process had begun the session's next turn, the parent parks that turn without a strike."""
     first, second = harness.send("first"), harness.send("second")
     claim, _ = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(

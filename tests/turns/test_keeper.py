@@ -50,7 +50,7 @@ def _lease_left_s(harness: Harness, hold: Hold) -> float:
 
 
 def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> None:
-    """The keeper renews the lease of a turn that waits for its model, until the step's deadline."""
+    """Until the step's deadline, the keeper renews the lease of a turn that waits for its model."""
     found, _ = harness.claimed(harness.send().session_id)
     with keeper.holding(found) as hold:
         hold.step_within(60)
@@ -98,7 +98,7 @@ def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> Non
 
 
 def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper) -> None:
-    """`release_all` parks the running turns, keeps the state of ending sessions, and skips lost sessions."""
+    """`release_all` parks the running turns, leaves the state of ending sessions unchanged, and skips lost sessions."""
     ended = harness.send(user_id="eva").session_id
     assert harness.run(ended) == Ran(1)
     request_end(harness.database, ended, "enough")
@@ -147,7 +147,10 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
 def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
-    """If the next turn begins during a stop, `stopping` is set only together with `cancelled`, `lost` or `draining`."""
+    """The next turn may begin while another thread stops the previous turn. `stopping` is never set without a reason.
+
+    The reasons are `cancelled`, `lost` and `draining`.
+    """
     _, hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
     hold.begin(stopped)
@@ -279,7 +282,7 @@ def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -
 def test_it_logs_once_that_it_drops_sessions_from_the_flush(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beyond `_MOST_TOUCHED` sessions, the oldest ones are not flushed at shutdown. A warning is logged once."""
+    """Only the newest `_MOST_TOUCHED` sessions are flushed at shutdown. The first dropped session causes a warning."""
     monkeypatch.setattr("perdure.turns.lease.keeper._MOST_TOUCHED", 2)
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())

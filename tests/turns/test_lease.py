@@ -89,10 +89,10 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
 
 
 def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
-    """A claim, with its hold, that was lost in a failover to a standby.
+    """Claim a session, and lose the claim in a failover to a standby; returns the lost claim and its hold.
 
-    After the failover, another worker claims the session and gets the same token. `release` is the release of that
-    worker: `this` or `previous`.
+    After the failover, another worker claims the session and gets the same token. `release` is the perdure release
+    that the other worker runs: `this` or `previous`.
     """
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
@@ -244,7 +244,7 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 
 
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
-    """The keeper may beat after the settle has released the lease. A renewal would leave a lease without a holder."""
+    """The keeper does not renew a lease that a settle has released, because the renewed lease would have no holder."""
     session_id = harness.send().session_id
     found, hold = harness.claimed(session_id)
     assert found.turn is not None
@@ -289,7 +289,7 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
-    """A turn that keeps killing its process is run in a process of its own, so that it does not end other turns."""
+    """A turn that repeatedly kills its process is then run in a separate process, in which no other turn runs."""
     session_id = harness.send().session_id
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(Crash("dead"))
@@ -444,7 +444,7 @@ def _ignoring_unavailable(harness: Harness, user_id: str) -> None:
 
 @pytest.mark.parametrize(("message_id", "on_busy"), [("queued", "enqueue"), ("new", "enqueue"), ("new", "merge")])
 def test_a_message_does_not_shorten_the_pause_after_failures(harness: Harness, message_id: str, on_busy: str) -> None:
-    """Only the sweeper wakes a session whose turn has failed. A new, merged or repeated message does not."""
+    """After failed attempts, only the sweeper wakes a turn's session. A new, merged or repeated message does not."""
     sent = harness.send()
     for _ in range(4):
         harness.script(ZeroDivisionError("a bug"))

@@ -73,7 +73,7 @@ def test_the_turn_continues(harness: Harness, work: Callable[[], object], expect
 
 
 def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
-    """A large result is not copied before it is cut. Copies once raised the peak of memory use to 837 MB."""
+    """A large result is not copied before it is cut. With copies, the peak of memory use was 837 MB."""
 
     @tool(effect="pure")
     def read() -> str:

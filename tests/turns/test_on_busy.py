@@ -58,7 +58,7 @@ SITUATIONS = {"idle": _idle, "accepted": _accepted, "begun": _begun, "open calls
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("on_busy", ["enqueue", "reject", "interrupt", "merge"])
 def test_the_second_message_in_each_situation(harness: Harness, situation: str, on_busy: str) -> None:
-    """In each state of the session, each `on_busy` value has its documented effect on both turns."""
+    """In each state of the session, each `on_busy` value has its documented effect on the first and the second turn."""
     session_id = SITUATIONS[situation](harness)
     first = harness.sql("SELECT turn_id, status FROM turns")[0]
     if on_busy == "reject" and situation != "idle":
@@ -145,7 +145,10 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
 
 @pytest.mark.long
 def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
-    """A merged turn has at most `guard.max_chars` characters. Otherwise these messages would be 622,000 tokens."""
+    """A merged turn has at most `guard.max_chars` characters.
+
+    Without this limit, the 250 messages of this test would become one turn of 622,000 tokens.
+    """
     sent = [harness.send("x" * 10_000, on_busy="merge") for _ in range(250)]
     assert [each.seq for each in sent] == list(range(1, 251))
     assert len({each.turn_id for each in sent}) == 250
@@ -154,7 +157,7 @@ def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -
 
 
 def test_short_messages_are_merged_up_to_the_limit(harness: Harness) -> None:
-    """Messages are merged up to `guard.max_chars` characters (not bytes). The next message begins a new turn."""
+    """A message that would make the turn longer than `guard.max_chars` characters (not bytes) begins a new turn."""
     sent = [harness.send("ж" * 3_000, on_busy="merge") for _ in range(7)]
     assert [each.seq for each in sent] == [1, 1, 1, 2, 2, 2, 3]
     assert harness.send("ж" * 1_000, on_busy="merge").seq == 3

@@ -29,7 +29,7 @@ def _transcript(harness: Harness) -> list[tuple[str, str]]:
 
 
 def _make_doubts_due(harness: Harness) -> None:
-    """End the wait for unfinished tool calls, because the runner would wait for `decide_at` in real time."""
+    """Set `decide_at` of unfinished tool calls to now. Otherwise the runner would wait for that moment in real time."""
     harness.sql("UPDATE tool_effects SET decide_at = perdure_now() WHERE status = 'intended'")
 
 

@@ -172,7 +172,11 @@ def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
 
 
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """A newer worker may refuse a message and record a delivery while a worker from before migration 0030 routes it."""
+    """The delivery may have been recorded by a concurrent refusal of the same message.
+
+    A newer worker refuses the message and records the delivery. At the same time, a worker from before migration 0030
+    routes the message, and the turn runs.
+    """
     sent = harness.send(reply_to={"url": "https://a.example/hook"})
     harness.sql(
         """
@@ -210,7 +214,7 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
 
 
 def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
-    """After the server's clock is set back, a delivery that is due far in the future is due at once."""
+    """If the server's clock is set back a day during a delivery's pause, the delivery is due at once."""
     harness.move(DAY_S)
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=1)
@@ -266,7 +270,7 @@ def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
-    """An attempt that ends with an unexpected exception or a killed process counts as an attempt."""
+    """An attempt counts toward `MAX_ATTEMPTS` even if it ends with an unexpected exception or a killed process."""
     delivery_id = _delivery(harness)
 
     class Broken:
@@ -375,7 +379,7 @@ def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
-    """After a day, a refusal by the circuit breaker counts as an attempt, so that no delivery waits for ever."""
+    """If a delivery is older than a day, refusals by the circuit breaker count as attempts, so that it can fail."""
     delivery_id = _delivery(harness)
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):

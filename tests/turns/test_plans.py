@@ -132,7 +132,10 @@ MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
 }  # fmt: skip
-"""The most rows of statements that must read more, for example a batch or all messages that a rate limit counts."""
+"""The row limits of the statements that must read more than `MOST_ROWS` rows.
+
+Such a statement reads, for example, a batch, or all messages that a rate limit counts.
+"""
 
 
 @pytest.mark.long

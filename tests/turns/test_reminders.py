@@ -309,7 +309,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
 
 
 def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
-    """A schedule's id is the id of its tool call's effect, so a call repeated after a crash adds no second schedule."""
+    """A schedule's id is its tool call's `effect_id`, so a call repeated after a crash adds no second schedule."""
     harness.equip(remind_me)
     accepted = harness.send("remind me")
     harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))

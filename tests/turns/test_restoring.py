@@ -202,7 +202,7 @@ def test_an_import_can_be_repeated_after_a_crash(
 
 
 def test_messages_are_imported_into_a_session_that_has_continued(harness: Harness, other: Harness) -> None:
-    """The import keeps the session's variables if they are newer than the exported ones. `variables_left` says why."""
+    """If the session's variables are newer than the exported ones, the import keeps them and sets `variables_left`."""
     session_id = _queued(harness, "one")
     snapshot = _exported(harness, session_id)
     other.script(says("hi"))

@@ -377,7 +377,7 @@ def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engin
 
 
 def test_the_longest_user_id_of_a_tenant(harness: Harness, application: Engine) -> None:
-    """A user id of the longest length is accepted together with a tenant, although the stored key is longer."""
+    """A user id of the maximum length is accepted with a tenant too, although the stored key contains both."""
     with application.begin() as connection:
         sent = send(connection, user_id="u" * 200, text="hello", tenant="acme")
     assert routed(harness, sent)["status"] == "done"
@@ -404,7 +404,7 @@ def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, applic
 
 
 def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, application: Engine) -> None:
-    """`result` returns the turn into which the message was merged, once that turn is settled."""
+    """`result` waits until the turn into which the message was merged is settled, and returns that turn."""
     with application.begin() as connection:
         first = send(connection, user_id="ana", text="one")
         second = send(connection, user_id="ana", text="two", on_busy="merge")

@@ -92,7 +92,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
 
 
 def test_the_delay_is_reported_once_for_each_wait(parking: Harness) -> None:
-    """A delay is not reported again when a retry fails. A failure after a later model reply is a new delay."""
+    """A delay is reported once, even if retries fail. After the model has replied, its next failure is a new delay."""
     parking.equip(look)
     parking.script(OPEN)
     sent = parking.send()
@@ -134,7 +134,7 @@ def _try_again(harness: Harness, session_id: UUID) -> None:
 
 
 def test_a_clock_set_back_does_not_prolong_the_wait(parking: Harness) -> None:
-    """If the server's clock is set back a day, the next sweep wakes the turn, and a later sweep wakes it again."""
+    """If the server's clock is set back a day, the next sweep wakes the turn. Later sweeps repeat a lost wake-up."""
     parking.script(OPEN)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
