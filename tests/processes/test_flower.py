@@ -84,7 +84,7 @@ def test_no_text_of_a_user_is_in_flower(
 
 
 def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
-    """Send submissions until Flower lists an accepted, a refused and an unconsumed one; returns states by task id."""
+    """Send submissions until Flower lists each outcome: accepted, refused, unconsumed; returns states by task id."""
     ids: set[str] = set()
 
     def known() -> dict[str, str]:
@@ -103,7 +103,7 @@ def _settled(client: httpx2.Client, foreign: Celery) -> dict[str, str]:
 def test_flower_requires_its_password_and_its_own_host_name(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:
-    """Every page rejects other host names. Every page except `/metrics` and `/healthcheck` requires the password."""
+    """Every page rejects unknown host names. Every page except `/metrics` and `/healthcheck` requires the password."""
     with flower(perdure, tmp_path / "data") as client:
         for page in PAGES:
             assert client.get(f"/{page}", headers={"Host": "evil.example"}).status_code == 403, page

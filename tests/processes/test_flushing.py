@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 def test_a_shutdown_writes_turns_that_postgresql_lacks(
     installation: Installation, celery_setup: CeleryTestSetup
 ) -> None:
-    """A worker writes each missing turn once. It skips a session that another worker has since claimed."""
+    """A worker writes each missing turn once. It skips a turn if another worker claimed the session after the turn."""
     worker = installation.workers[0]
     redis = RedisMemory.at(installation.redis.url, MemorySettings(), SystemClock())
     known = installation.accept("hello", user="ana")

@@ -125,7 +125,7 @@ def test_an_applications_task_is_a_tool_of_its_agent(installation: Installation,
 
 @pytest.mark.long
 def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation: Installation, shop: Shop) -> None:
-    """When a worker shuts down, another worker continues the turn at once. The application's task runs to its end."""
+    """A worker that shuts down finishes the application's task. Another worker continues the parked turn at once."""
     leaving = shop.perdures()
     gate = installation.model_server.gate("hello")
     shop.app.send_task("shop.slow")
@@ -148,7 +148,10 @@ def test_a_shutdown_parks_turns_and_finishes_the_applications_tasks(installation
 
 @pytest.mark.long
 def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Installation, shop: Shop) -> None:
-    """The shutdown's hard limit ends only perdure's work. A killed task with late acknowledgement would run twice."""
+    """A worker waits beyond the hard limit for the application's task.
+
+    The task acknowledges its message late. If the worker killed the task, the task would run a second time.
+    """
     installation.environment["PERDURE_SHUTDOWN__HARD_EXIT_S"] = "1.5"
     leaving = shop.perdures()
     shop.app.send_task("shop.slow")

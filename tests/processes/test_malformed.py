@@ -22,7 +22,7 @@ TEXT = "the PIN of my card is 4711"
 
 
 LINES = 10
-"""The least number of log lines about `ITEMS`: the worker logs the first item of each kind of fault at once."""
+"""The minimum number of log lines about `ITEMS`. The worker logs the first item of each kind of fault at once."""
 
 
 class Absent:

@@ -120,7 +120,7 @@ def _answered_by(installation: Installation, text: str) -> tuple[str, bool | Non
 
 
 def _breaker(perdure: Perdure, gateway: str) -> dict[str, Any]:
-    """The state of the model's breaker; asserts that the command and the HTTP route show the same breakers."""
+    """The state of the model's breaker; asserts that `perdure breakers list` and the gateway agree."""
     listed = perdure("breakers", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     found: dict[str, Any] = json.loads(listed.stdout)

@@ -130,7 +130,7 @@ def test_a_worker_stopped_in_a_tool(stopped: Stopped, installation: Installation
 @pytest.mark.long
 @pytest.mark.parametrize("place", [Place("before", "turns.step", 2), Place("before", "turns.settle")], ids=str)
 def test_a_worker_stopped_before_its_commit(stopped: Stopped, installation: Installation, place: Place) -> None:
-    """The resumed worker's commit has a stale token, so it changes nothing."""
+    """The resumed worker's commit changes nothing, because the worker's token is stale."""
     installation.faults.arm(place, signal.SIGSTOP)
     accepted = installation.accept("pure: stop")
     stopped.at(place)

@@ -1,4 +1,4 @@
-"""Replies are posted to a URL, signed and repeated until accepted, or sent to a Celery task."""
+"""A reply is sent to a Celery task, or posted with a signature to a URL until the receiver accepts it."""
 
 from __future__ import annotations
 

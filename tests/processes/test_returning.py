@@ -70,7 +70,10 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
 @pytest.mark.long
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installation: Installation) -> None:
-    """The next session after a quit has a summary. After a kill, or on another channel, the same session continues."""
+    """After a quit, the next session's prompt contains a summary of the previous session.
+
+    After a kill, or on another channel, the same session continues.
+    """
     _talk(installation, "my cat is called Ida")
     rows = wait_until(
         lambda: installation.query("SELECT session_id, summary FROM sessions WHERE state = 'ended'"), "the end", 60

@@ -1,4 +1,4 @@
-"""`perdure.send` in an application's process: its commit wakes a real worker, and a crash loses no message."""
+"""An application's process calls `perdure.send`. Its commit wakes a real worker, and its crash loses no message."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -
 
 @pytest.mark.long
 def test_the_gateway_routes_a_requested_turn(installation: Installation) -> None:
-    """Without a worker, the gateway routes a sent message to a session when a client cancels or reads the turn."""
+    """Without a worker, the gateway routes a message to a session when a client cancels or reads the message's turn."""
     environment = {**installation.environment, "PERDURE_AGENTS": "perdure.builtin", "PERDURE_MODEL": "offline"}
     turn_id = run(installation, "hello", "die")[0]["turn_id"]
     assert not installation.query("SELECT 1 FROM turns")

@@ -60,7 +60,10 @@ def test_the_pins_satisfy_pyproject() -> None:
 
 
 def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """constraints.txt pins no dependency in a later part than its own, since `.ci/install PART` omits later parts."""
+    """constraints.txt pins each dependency in the part to which it belongs, or in an earlier part.
+
+    `.ci/install PART` omits the parts after `PART`.
+    """
     text = read("constraints.txt")
 
     assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)

@@ -51,7 +51,7 @@ def test_the_rows_are_in_the_order_of_their_statuses() -> None:
 
 
 def test_the_codes_of_streams_are_listed() -> None:
-    """docs/errors.md lists the error codes of streams, which no exception class has."""
+    """docs/errors.md lists the error codes of streams, although no exception class has these codes."""
     assert re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE) == [REWOUND, STOPPING]
 
 

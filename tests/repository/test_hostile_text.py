@@ -48,7 +48,7 @@ from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
 MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this repository's own SQL"}
-"""The modules that may import `re`, whose patterns backtrack, and the trusted text that each module matches."""
+"""The modules that may import `re`, each with the trusted text that it matches. Patterns of `re` backtrack."""
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
@@ -65,7 +65,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.text.words.cached_by_word": "takes a function",
     "perdure.text.words.word_list": "takes a list of words in the source",
 }
-"""Functions with a string parameter that receive no untrusted text, each with the reason. `FUNCTIONS` omits them."""
+"""Functions that have a string parameter but get no untrusted text, each with the reason. `FUNCTIONS` omits them."""
 
 REACHABLE = Reachable.parse(["10.0.0.0/8", "http://*a*1*.internal:*/perdure/*a*1*.x"])
 REPLY_TASKS = [queues.ReplyTask("*a*1*.x", "shop")]

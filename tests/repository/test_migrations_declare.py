@@ -12,7 +12,10 @@ FIRST = "0014"
 
 
 def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
-    """`readable_from` is not newer than its migration, and not older than the previous migration's `readable_from`."""
+    """A migration's `readable_from` is not newer than the migration.
+
+    Nor is it older than the previous migration's `readable_from`.
+    """
     walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
     names = [each.revision for each in walked]
     declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}

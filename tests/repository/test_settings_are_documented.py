@@ -114,7 +114,7 @@ def test_compose_passes_each_setting(service: str) -> None:
 
 
 def test_compose_passes_flowers_settings_to_flower() -> None:
-    """Compose passes Flower's settings to Flower. Without its host names, Flower would accept any `Host` header."""
+    """Compose passes Flower's settings to Flower. Without the host names, Flower would accept any `Host` header."""
     wanted = {name for name in NO_SECRET if name.startswith("PERDURE_FLOWER__")}
     assert wanted
     assert COMPOSE["services"]["flower"]["environment"].keys() >= wanted
@@ -159,7 +159,7 @@ def test_a_service_gets_the_secrets_that_it_needs_and_no_other(service: str) -> 
 
 
 def test_the_gateway_gets_a_key_only_for_a_remote_embedder() -> None:
-    """The gateway gets OpenAI's key only if `PERDURE_EMBEDDER` is set. Its searches may then call OpenAI."""
+    """If `PERDURE_EMBEDDER` is set, searches may call OpenAI. Otherwise, the gateway gets no OpenAI key."""
     environment = COMPOSE["services"]["gateway"]["environment"]
     assert environment["OPENAI_API_KEY"] == "${PERDURE_EMBEDDER:+${OPENAI_API_KEY:-}}"
 
