@@ -210,7 +210,7 @@ def test_an_error_of_a_hundred_megabytes_is_cut_before_it_is_copied(kind: type[E
 
 
 def test_a_cut_result_begins_like_the_whole() -> None:
-    """Apart from its notice, a cut result is a prefix of the whole JSON."""
+    """Before the notice at its end, a cut result is a prefix of the whole JSON."""
     value = {"rows": [{"n": number, "city": "서울"} for number in range(5_000)], "at": {UUID(int=1)}}
     whole = json.dumps({**value, "at": [str(UUID(int=1))]}, ensure_ascii=False)
     shown = returning(value).call({}, CONTEXT)

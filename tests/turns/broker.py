@@ -9,7 +9,10 @@ from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 
 
 class Broker:
-    """An in-memory task queue that records sent and revoked tasks. Tests fill `states`, its result backend."""
+    """An in-memory task queue that records sent and revoked tasks.
+
+    `states` stands for the queue's result backend. Tests write the tasks' states to it.
+    """
 
     def __init__(self) -> None:
         self.sent: list[TaskCall] = []

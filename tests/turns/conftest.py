@@ -26,7 +26,7 @@ def harness(settings: Settings, clock: MovedClock, database: Database, waker: Re
 
 @pytest.fixture
 def broker(harness: Harness) -> Broker:
-    """The harness's task queue. The harness's agent has Celery tools, an ordinary tool and `sleep_until`."""
+    """The harness's task queue. The fixture gives the agent Celery tools, an ordinary tool and `sleep_until`."""
     made = Broker()
     harness.calls = made
     harness.equip(export, charge, refund, look, sleep_until)

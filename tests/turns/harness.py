@@ -118,7 +118,10 @@ class Harness:
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
     def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
-        """Run the session's turns with a new runner. No thread renews the session's lease."""
+        """Run the session's turns with a new runner. No thread renews the session's lease.
+
+        `alone` tells the runner that its process runs no other session.
+        """
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
     def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:

@@ -31,7 +31,7 @@ def calls(*wanted: tuple[str, dict[str, Any] | str], ids: Sequence[str] | None =
 class Scripted:
     """Replies with its lines in order, then with `ok`.
 
-    Records all requests, and in `problems` the faults for which a provider would reject a request.
+    `requests` records all requests. `problems` records the faults for which a provider would reject a request.
     """
 
     name = "scripted"
@@ -43,7 +43,7 @@ class Scripted:
         self._lock = threading.Lock()
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
-        """Return, raise or call the next line."""
+        """Use the next line: return it if it is a reply, raise it if it is an exception, or else call it."""
         with self._lock:
             self.requests.append(request)
             self.problems += validate_transcript(request_body(self.name, request)["messages"])

@@ -35,7 +35,7 @@ def test_a_repeated_message_reports_its_turns_status(harness: Harness) -> None:
 
 
 def test_the_same_id_with_another_text_is_refused(harness: Harness) -> None:
-    """Another text under a used message id is a conflict, because a duplicate's text is discarded."""
+    """A used message id with another text is a conflict. If it counted as a duplicate, the new text would be lost."""
     harness.send("hello", message_id="m1")
     before = harness.counts()
     with pytest.raises(Conflict, match="m1"):

@@ -1,4 +1,4 @@
-"""While a call waits for approval, no call of its reply runs and no worker holds the session's lease."""
+"""While a call waits for approval, no call of the same model reply runs, and no worker holds the session's lease."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
 
 
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
-    """Neither a wake-up nor the sweeper resumes a waiting turn. An approval resumes the turn's first attempt."""
+    """Neither a wake-up nor the sweeper resumes a waiting turn. An approval resumes it, without a new attempt."""
     turn = _waiting(harness)
     [pending] = turn["pending_approvals"]
     assert (pending["call_id"], pending["tool"], pending["arguments"]) == ("call_0", "pay", {"amount": 5})
@@ -246,7 +246,7 @@ def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, 
 
 
 def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
-    """If a worker drains after it commits a call, the turn waits for approval. The approved call then runs."""
+    """If a worker begins to drain after it commits a call, the call waits for approval, and runs after the approval."""
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")

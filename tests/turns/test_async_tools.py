@@ -1,4 +1,4 @@
-"""`async def` tools, probes and hooks share one event loop per process. They follow the rules of synchronous tools."""
+"""`async def` tools, probes and hooks share one event loop per process. They obey the rules of synchronous ones."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_an_async_tools_exception_becomes_the_calls_error(error: BaseException, 
 
 
 def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
-    """If a call is abandoned while another tool blocks the loop, it does not begin once the loop is free."""
+    """If a call is abandoned while another tool blocks the loop, the call never begins, even after the loop is free."""
     over, blocked, began = threading.Event(), threading.Event(), []
 
     async def blocks() -> None:
@@ -241,7 +241,7 @@ def test_a_tools_task_that_exits_does_not_end_the_loop() -> None:
 
 
 def test_a_tool_that_exits_does_not_end_the_loop() -> None:
-    """An uncaught `SystemExit` would end the thread that runs all async calls."""
+    """An async tool's `SystemExit` becomes a `ToolError`. It does not end the thread that runs all async calls."""
 
     @tool(effect="pure")
     async def leave() -> str:

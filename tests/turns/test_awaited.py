@@ -163,7 +163,7 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
 
 
 def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """If a task's callback was lost, the task's result is read from the result backend at the time limit."""
+    """If no callback reported a task's result, the result is read from the result backend at the time limit."""
     turn = ask_and_wait(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
@@ -187,7 +187,7 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
 
 
 def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, redis_url: str) -> None:
-    """Tasks are revoked twice, since a worker paused during the erasure may send a task after the first revocation."""
+    """Tasks are revoked twice, because a worker that was paused may send a task after the first revocation."""
     export_all = celery_tool("reports.export", effect="idempotent", max_parallel=2, timeout_s=TIMEOUT_S, name="all")
     harness.equip(export, export_all, sleep_until)
     lists = {"calls": [{"year": year} for year in (2023, 2024, 2025)]}
@@ -282,7 +282,7 @@ def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, bro
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
     harness: Harness, broker: Broker
 ) -> None:
-    """The idempotent task is sent when the broker is available. The model reads that the unsafe task was not sent."""
+    """After the outage, the idempotent task is sent. The model reads that the unsafe task was not sent."""
     broker.outcome = Sent.NO
     turn = ask_and_wait(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
@@ -331,7 +331,10 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 
 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
-    """If a worker dies in an unsafe call, the next worker refuses the removed tool's call and repeats no call."""
+    """A reply calls an unsafe tool and a removed tool. After a crash, the unsafe call is not repeated.
+
+    The worker crashes after the unsafe call has run. The next worker refuses the removed tool's call.
+    """
     ran: list[int] = []
 
     @tool(requires_approval=True)

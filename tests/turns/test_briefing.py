@@ -1,4 +1,4 @@
-"""A prompt quotes memories, summaries and events of the turn's user only. Their total size is limited."""
+"""A prompt quotes only memories, summaries and events of the turn's user. The quotations' total size is limited."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ def test_hot_memories_and_related_entities_are_in_the_prompt(knowing: Harness) -
 
 
 def _outside(system: str) -> str:
-    """The system message without its quotations. A quotation ends at the closing mark with the opening mark's code."""
+    """The system message without its quotations.
+
+    Each opening mark contains a code. Only a closing mark with the same code ends the quotation.
+    """
     outside, within = [], None
     for line in system.splitlines():
         if within is None and (found := _OPENS.fullmatch(line)):

@@ -278,7 +278,7 @@ def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -
 
 
 def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None:
-    """The erasure waits for feedback in progress, and erases the new case. Later feedback raises `NotFound`."""
+    """The erasure waits for feedback in progress, and erases the learnt case. Later feedback raises `NotFound`."""
     turn = harness.ask(QUESTION, user_id="zoe")
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:

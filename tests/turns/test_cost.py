@@ -1,4 +1,4 @@
-"""The tests count the statements and commits of a turn, and fail if a turn takes more of them."""
+"""The tests count a turn's statements and commits, and fail if the numbers differ from the expected ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def _talk(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
-    """The turn takes five commits and seven statements: accept, claim, history, memory context, two steps, settle."""
+    """The turn takes seven statements: accept, claim, history, memory context, two steps and settle.
+
+    Each statement takes one commit, except the two that read the history and the memory context.
+    """
     harness.equip(double)
     for _ in range(3):
         _talk(harness)  # opens the session and prepares all statements

@@ -1,7 +1,7 @@
-"""After a crash, a call in doubt is repeated, probed or closed, depending on its tool's effect class.
+"""After a crash, a call in doubt is repeated, probed, or closed as unknown, depending on its tool's effect class.
 
-A call is in doubt if it may have begun and its outcome is not recorded. No worker decides such a call before the
-tool's time limit.
+A call is in doubt if it may have begun and its outcome is not recorded. No worker decides what happens to the call
+before the tool's time limit has passed.
 """
 
 from __future__ import annotations
@@ -212,7 +212,10 @@ def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> No
 
 @pytest.mark.parametrize("given", ["first", ""])
 def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str) -> None:
-    """The next runner keeps the recorded result of a concurrent call, even an empty one, and repeats no unsafe call."""
+    """If one of two unsafe calls has a recorded result, even an empty text, the next runner keeps that result.
+
+    The runner repeats neither call.
+    """
     ran: list[str] = []
     blocked, release = threading.Event(), threading.Event()
 

@@ -65,7 +65,7 @@ def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotSt
 
 
 def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """While the store's directory is missing, the turn is not settled, and an error names the remedy."""
+    """While the store's directory is missing, the turn is not settled. `held_turns` shows an error with the remedy."""
     harness.snapshots = FileSnapshots(tmp_path / "disk")
     harness.equip(add)
     sent = harness.send()

@@ -39,7 +39,7 @@ def _part_ends(harness: Harness, task: TaskCall, value: Any = "made", *, failed:
 
 
 def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Harness, broker: Broker) -> None:
-    """At most two tasks are pending. Each result causes the next task to be sent. A repeated result is ignored."""
+    """At most two tasks are pending at a time. Each result causes the next send. A repeated result is ignored."""
     turn = _many(harness, 5)
     assert [each.arguments for each in broker.sent] == [{"n": 0}, {"n": 1}]
     assert len({each.task_id for each in broker.sent}) == 2
@@ -108,7 +108,7 @@ def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Har
 
 
 def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
-    """If a task's callback was lost, the task's result is read from the result backend at the time limit."""
+    """If no callback reported a task's result, the result is read from the result backend at the time limit."""
     turn = _many(harness, 2)
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
