@@ -1,8 +1,9 @@
 """The shutdown of a worker, in four phases with a log line each.
 
     1  stop: the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
-    2  drain: running turns continue. At the deadline the worker parks turns that wait for a model, releases their
-       sessions, publishes a wake-up for each session, and waits for running tools
+    2  drain: running turns continue. At the deadline the worker parks turns that wait for a model
+       (`perdure.turns.run.react`), releases their sessions, publishes a wake-up for each session, and waits for running
+       tools
     3  flush: the worker writes to PostgreSQL the turns that only Redis has (`perdure.workers.shutdown.flush`)
     4  close: the worker releases the remaining leases, closes connections and exits with status 0
 
