@@ -52,8 +52,8 @@ _CATALOGUE = """
 """
 """Selects one row that changes whenever the tables, their functions or the database's settings change.
 
-The row also changes once autovacuum has analyzed a table. A plan that is made while the catalogue records a table as
-empty always scans the whole table.
+The row also changes when autovacuum analyzes a table for the first time. Autovacuum may then record the table as empty,
+and a plan that is made while a table is recorded as empty always scans the whole table.
 """
 
 _USED = "SELECT relname FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r' AND pg_relation_size(oid) > 0"
@@ -74,7 +74,8 @@ _OTHERS = """
 class Copy:
     """A copy of the template.
 
-    `kept` is a `Database` that the next test can reuse. `pids` contains the backend process ids of its connections.
+    `kept` is a `Database` that the next test can reuse. `pids` contains the backend process ids of this
+    `Database`'s connections.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Databases:
         self._warm: deque[Copy] = deque()
 
     def close(self) -> None:
-        """Close the connection to the maintenance database. The copies are removed with the server."""
+        """Close the connection to the maintenance database. The copies remain until the server is removed."""
         self._administrator.close()
 
     def administer(self, statement: str, *parameters: Any) -> Any:
@@ -103,7 +104,10 @@ class Databases:
         return _run(self._administrator, statement, *parameters)
 
     def make_template(self) -> None:
-        """Create the migrated template unless it exists. The template is named last, so an existing one is complete."""
+        """Create the migrated template unless it exists.
+
+        The new database gets the template's name after the migration. Therefore a database with this name is complete.
+        """
         self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
@@ -138,7 +142,7 @@ class Databases:
     def keep(self, copy: Copy, database: Database) -> None:
         """Store `database` with the copy for reuse.
 
-        If some of its connections are in use, or too many are open, closes `database` instead.
+        If some connections of `database` are in use, or too many are open, `database` is closed instead.
         """
         pool = database.engine.pool
         assert isinstance(pool, QueuePool)
@@ -204,7 +208,7 @@ class Databases:
                 return
 
     def _alone(self, name: str, known: Iterable[int] = ()) -> None:
-        """Terminate all other connections to the database except `known`, and wait until they have ended."""
+        """Terminate the database's connections and wait for their end. The backend processes `known` keep running."""
         deadline = time.monotonic() + _PATIENCE_S
         while self.administer(_OTHERS, name, [*known]):
             assert time.monotonic() < deadline, f"connections to {name} do not end"

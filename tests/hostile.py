@@ -148,7 +148,7 @@ ESCAPES = {
 def assert_linear(run: Callable[[str], object], text: Callable[[int], str], what: str) -> None:
     """Fail if `run` is too slow for a long `text`.
 
-    The limit for `LONG` characters is `MOST_S` or, if smaller, `MOST_GROWTH` times the time for `SHORT` characters.
+    The limit for `LONG` characters is the smaller of `MOST_S` and `MOST_GROWTH` times the time for `SHORT` characters.
     Each time is the shortest of up to `_RUNS` runs, measured as CPU time of this thread.
     """
     long = short = float("inf")

@@ -18,7 +18,7 @@ from perdure.errors import IncompatibleDatabase
 from tests.databases import Databases, engine_of
 
 ODD = 'The "agents" of \\ café; '
-"""A schema name that must be quoted in SQL and in startup options."""
+"""A schema name that must be quoted in SQL and in the startup options of a connection."""
 
 THEIRS = """
     CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);
@@ -81,7 +81,7 @@ def run(engine: Engine, sql: str, **parameters: Any) -> Any:
 
 
 def shape(engine: Engine, schema: str) -> Any:
-    """The columns, constraints and functions of a schema. Their names do not contain the schema's name."""
+    """The columns, constraints and functions of a schema. The result does not contain the schema's name."""
     found = run(engine, SHAPE, schema=f'"{schema}"')
     return [(row[0], row[1].removeprefix(f"{schema}."), *row[2:]) for row in found]
 
@@ -231,7 +231,7 @@ def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> No
 def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: Engine, opened: Any) -> None:
     """If `public` has an installation, a migration of the schema `staging` is refused.
 
-    The operator must choose to move the installation to `staging`, or to create a second installation there.
+    The operator must choose to move the installation to `staging`, or to create a second installation in `staging`.
     """
     migrate(url, schema="public")
     with pytest.raises(IncompatibleDatabase, match=r"'staging': `perdure migrate --from public` moves .* --new` makes"):

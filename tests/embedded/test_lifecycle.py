@@ -70,7 +70,7 @@ def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, direc
 
 
 def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
-    """A second `start` joins the running server without owning it. The server runs until its last user calls `stop`."""
+    """A second `start` only joins the running server. The server runs until its last user calls `stop`."""
     first, second = module.start(directory), module.start(directory)
     assert (second.owned, second.pid, second.url) == (False, first.pid, first.url)
     assert not first.stop()

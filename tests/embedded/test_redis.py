@@ -68,7 +68,7 @@ def test_kombu_celery_and_flower_read_its_address(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, the only one in PATH. perdure does not find the wheel with the Redis program."""
+    """An empty directory, the only one in PATH. The fixture also hides the wheel that contains the Redis program."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -111,7 +111,7 @@ def test_a_program_that_is_too_old_is_skipped(tmp_path: Path, on_path: Path) -> 
 def test_without_a_program_the_message_says_what_to_install(
     tmp_path: Path, on_path: Path, printed: str, shown: str
 ) -> None:
-    """Without a usable program in PATH, the error says what to install. It shows the version of an unusable program."""
+    """Without a usable program in PATH, the error says what to install. It also shows an unusable program's version."""
     missing = r"PATH has no redis-server or valkey-server 6\.2 or newer\. Install one .*apt install.*PERDURE_REDIS_URL"
     with pytest.raises(EmbeddedServerError, match=missing):
         redis.start(tmp_path / "redis")

@@ -57,7 +57,7 @@ def test_a_rewrite_removes_what_was_deleted(server: Running, client: Any, tmp_pa
 
 
 def test_an_erasure_is_over_when_a_rewrite_after_it_has_succeeded(server: Running, client: Any, tmp_path: Path) -> None:
-    """`rewritten` returns an erasure only after a later rewrite has succeeded."""
+    """`rewritten` returns an erasure's id only if a rewrite that began after the erasure has succeeded."""
     file, first, second = AppendOnlyFile(server.url), uuid4(), uuid4()
     _written_and_deleted(client, tmp_path)
     assert file.rewritten({first}) == {first}
@@ -79,7 +79,7 @@ def test_a_rewrite_that_fails_is_begun_again(
         begun.append(redis_client)
         begin(its, redis_client)
 
-    states = iter([True, None, False, None, False])  # before the first call, and twice in it; before two later calls
+    states = iter([True, None, False, None, False])  # the first call of `rewritten` takes three, the next two one each
     with monkeypatch.context() as patched:
         patched.setattr(AppendOnlyFile, "_begin", lambda _its, redis_client: begun.append(redis_client))
         patched.setattr(rewriting, "_finished", lambda _client: next(states))
@@ -98,7 +98,7 @@ def test_a_rewrite_that_is_not_begun_covers_nothing(
 ) -> None:
     """If Redis refuses a rewrite, `rewritten` raises `Unavailable`.
 
-    The next call starts a new rewrite, although the rewrite before the erasure succeeded.
+    The next call starts another rewrite. The rewrite that succeeded before the erasure does not count.
     """
     file, erasure = AppendOnlyFile(server.url), uuid4()
     assert file.rewritten({uuid4()})
@@ -118,7 +118,7 @@ def test_a_rewrite_that_is_not_begun_covers_nothing(
 def test_a_rewrite_that_ended_with_its_server_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Redis stops during a rewrite, the rewrite is repeated after the restart.
 
-    The restarted Redis reports the interrupted rewrite as successful.
+    The restarted Redis reports the interrupted rewrite as successful, but `rewritten` does not trust this report.
     """
     server, erasure = redis.start(tmp_path), uuid4()
     file = AppendOnlyFile(server.url)

@@ -22,7 +22,7 @@ def _sign_in(client: httpx2.Client, name: str) -> None:
 
 @pytest.mark.long
 def test_a_user_of_django_talks_to_the_agent(example: Example) -> None:
-    """Django's session cookie authenticates a user of the agent. Another user cannot read this user's turn."""
+    """Django's session cookie authenticates a user of the agent. Another user cannot read the first user's turn."""
     example.environment |= {"DJANGO_SUPERUSER_PASSWORD": "a long password", "DJANGO_SUPERUSER_EMAIL": "a@b.example"}
     example.script("manage.py", "migrate", "--verbosity", "0")
     for name in ("ana", "ben"):

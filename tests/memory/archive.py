@@ -87,7 +87,7 @@ class Grouped:
 
 @dataclass
 class Archive:
-    """Adds ended sessions to a harness, and reads the user's memories."""
+    """Adds ended sessions to a harness, and reads the memories of a user."""
 
     harness: Harness
     keeper: Keeper

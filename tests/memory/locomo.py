@@ -1,4 +1,4 @@
-"""Generates conversations of any size in the file format of the LoCoMo benchmark, with that file's irregularities.
+"""Generates conversations of any size in the file format of the LoCoMo benchmark, including its irregularities.
 
 python -m tests.memory.locomo FILE [SAMPLES] [SESSIONS] [LINES]
 """

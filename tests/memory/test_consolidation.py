@@ -295,7 +295,7 @@ def test_an_outage_uses_up_no_run(archive: Archive, error: Exception) -> None:
 
 
 def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None:
-    """If the embedder fails, no memory is stored and the session stays due. Finding duplicates needs vectors."""
+    """If the embedder fails, no memory is stored, because finding duplicates needs vectors. The session stays due."""
     embedder = Grouped()
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
@@ -452,7 +452,7 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
-    """The sweeper publishes lost wake-ups again. The pause between two wake-ups of a session doubles each time."""
+    """If a session's consolidation task is lost, the sweeper sends it again. The pause before each repeat doubles."""
     session_id = archive.ended(LYON)
 
     def woken() -> list[object]:

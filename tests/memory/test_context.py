@@ -1,4 +1,4 @@
-"""A prompt's sections stay within their token budgets, the newest turn is complete, and quotations are closed."""
+"""A prompt's sections stay within their token budgets and end with a closing tag. The newest turn is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pieces = st.lists(texts, max_size=12)
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
 def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """A section stays within its token budget and closes its quotation once, for any text, including hostile text."""
+    """A section stays within its token budget and ends with its closing tag, for any text, including hostile text."""
     made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
@@ -33,7 +33,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 
 @given(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=12), budgets)
 def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
-    """The leading pieces that fit together are kept. If the first piece does not fit, its beginning is kept."""
+    """The first pieces are kept, as many as the budget allows. If even the first is too long, its beginning is kept."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
     made = render(Section(MEMORY, "Known", numbered, budget))
     lines = made.splitlines()[2:-1]

@@ -209,7 +209,7 @@ def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
 
 
 def test_every_table_is_personal_or_not() -> None:
-    """Each table must be listed as a table with users' data, as one without users' data, or as one of erasures."""
+    """Each table must be in one of three lists: with users' data, without users' data, or with records of erasures."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
     assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
@@ -296,7 +296,10 @@ def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, red
 def test_writes_of_a_paused_process_are_erased_later(
     lived: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
-    """The second pass deletes data that a paused process wrote to Redis after the erasure. A newer event stays."""
+    """The second pass deletes data that a paused process wrote to Redis after the erasure.
+
+    It keeps an event that a new session of the user wrote after the erasure.
+    """
     user = f"user {MARKER}"
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
     remembered = [redis_memory.working.read(row.session_id) for row in rows]
@@ -401,7 +404,8 @@ class _Intruder:
     def before(self, number: int) -> Callable[..., Any]:
         """A replacement for `engine._rows` that counts the calling thread's statements from 0.
 
-        Before statement `number`, it starts the work, and waits until the work has ended or waits for a lock.
+        Before statement `number`, the replacement starts the work. The statement runs when the work has ended or waits
+        for a lock.
         """
         rows, caller, counted = engine._rows, threading.get_ident(), itertools.count()
 

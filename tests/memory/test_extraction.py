@@ -278,7 +278,7 @@ def test_ten_thousand_turns_take_a_bounded_number_of_calls() -> None:
 
 
 def test_only_the_beginning_of_a_long_message_is_read() -> None:
-    """`message_chars` limits the characters that are read of each message. The limit is never below one."""
+    """`message_chars` limits how many characters of each message are read. The limit is at least one."""
     assert message_chars(3) == MESSAGE_CHARS
     assert message_chars(10**9) == 1
     [part] = chunks(messages_of("x" * MESSAGE_CHARS, "I live in Lyon."))
@@ -287,7 +287,7 @@ def test_only_the_beginning_of_a_long_message_is_read() -> None:
 
 @pytest.mark.long
 def test_many_lines_cost_no_more_than_words() -> None:
-    """In a text with very many lines, excess lines are joined, because each line costs a label."""
+    """In a text with very many lines, the excess lines are joined, because the prompt has a label for each line."""
     conversation = messages_of(*["\n".join("x" for _ in range(message_chars(20_000) // 2))] * 20_000)
     assert len(list(chunks(conversation))) <= 2 * MAX_CHUNKS
     [[short]] = chunks(messages_of("I live in Lyon.\n\n  I like tea.\r\nBye."))

@@ -90,7 +90,7 @@ class Session:
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
-        """The messages of the transcript in PostgreSQL. The field `model` is always `None`."""
+        """The messages of the transcript in PostgreSQL. For comparisons, the field `model` is replaced by `None`."""
         return [message | {"model": None} for message in self.harness.messages(self.id)]
 
     @property
@@ -212,9 +212,9 @@ def test_an_outdated_entry_is_refused(
 def test_a_message_that_was_sent_again_is_not_answered_twice(
     harness: Harness, session: Session, remembered: Remembered
 ) -> None:
-    """A message whose turn was lost in a failover can be sent and answered again.
+    """If PostgreSQL lost a message's turn in a failover, the message can be sent and answered again.
 
-    The flush then refuses the lost turn.
+    After the second answer, a flush refuses the lost turn, which Redis still has.
     """
     again = harness.send("question 1", message_id="message 1", channel="cli")
     harness.run(again.session_id)
@@ -329,7 +329,7 @@ def test_turns_that_a_provider_would_refuse_are_not_written(messages: list[Remem
     ],
 )
 def test_turns_that_a_provider_accepts_are_written(messages: list[RememberedMessage], *, replied: bool) -> None:
-    """`transcript_fault` accepts each transcript that a provider accepts, such as a cancelled turn without a reply."""
+    """`transcript_fault` accepts each transcript that a provider accepts. A cancelled turn needs no reply."""
     assert transcript_fault(messages, replied=replied) is None
 
 
