@@ -164,7 +164,7 @@ def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
 
 @pytest.mark.parametrize("number", [20, 40])
 def test_many_calls_at_once(harness: Harness, number: int) -> None:
-    """All of 20 calls in one reply run. Of 40 calls, the first 32 run, and the others get an error."""
+    """If a reply has 20 calls, all of them run. If a reply has 40 calls, the first 32 run. The others get an error."""
     harness.equip(double)
     harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
     assert harness.ask()["status"] == "done"
@@ -231,7 +231,7 @@ def test_a_models_error_fails_the_turn(harness: Harness, kind: type[PerdureError
 
 
 def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
-    """The transcript keeps the first step and its tool result, followed by the error message."""
+    """If the second step fails, the transcript keeps the first step and its tool result, and ends with the error."""
     harness.equip(double)
     harness.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
     turn = harness.ask("double")
@@ -380,7 +380,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
 
     @tool(effect="pure", timeout_s=10)
     def hang() -> str:
-        """Hang in the first run. In the second run, return after the time limit of the other calls."""
+        """Hang in the first run. In the second run, return after the time limit of `transfer` has passed."""
         begun.append(1)
         if len(begun) == 1:
             harness.move(11)

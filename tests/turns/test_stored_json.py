@@ -63,7 +63,7 @@ def _talked(harness: Harness) -> UUID:
 
 
 def _extend(harness: Harness, table: str, column: str) -> None:
-    """Add the members of `NEWER` to each object in a JSON column. A value is an object or an array of objects."""
+    """Add the members of `NEWER` to each object in a JSON column, which stores objects or arrays of objects."""
     for row in harness.sql(f"SELECT ctid::text AS ctid, {column} AS value FROM {table} WHERE {column} IS NOT NULL"):  # noqa: S608 (constants)
         value = [each | NEWER for each in row.value] if isinstance(row.value, list) else row.value | NEWER
         changed = f"UPDATE {table} SET {column} = %(value)s WHERE ctid = %(ctid)s::tid"  # noqa: S608 (constants)
@@ -89,7 +89,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
 
 
 def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A turn is settled with the verdict in `turns.held`. The messages keep unknown members of tool calls and usage."""
+    """A turn is settled with the ending in `turns.held`. Tool calls and usage of the ending keep unknown members."""
     sent = harness.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [CALL | NEWER]}
     messages = [
@@ -113,7 +113,7 @@ def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> No
 
 
 def the_changes_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A change of a variable in `tool_effects.variables` may have an additional array element."""
+    """`tool_effects.variables` stores each change as an array. This array may have an additional element."""
     harness.equip(count, count_again)
     harness.script(calls(("count", {}), ("count_again", {})))
     sent = harness.send()
@@ -243,7 +243,7 @@ def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path
 
 
 def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: Path) -> None:
-    """A message in `unrouted` with an unknown member is moved to the inbox without this member."""
+    """When a message is moved from `unrouted` to the inbox, unknown members of the message are dropped."""
     harness.sql(
         "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
         message=as_json({"text": "hello", "mood": "merry"}),

@@ -1,4 +1,4 @@
-"""The sweeper publishes lost wake-ups again. One worker runs each round, and repeated wake-ups back off."""
+"""The sweeper publishes lost wake-ups again. Each round runs in only one worker. Repeated wake-ups back off."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
 
 
 def test_it_backs_off(harness: Harness) -> None:
-    """The pause between two wake-ups of a session that no worker claims doubles each time, up to 320 seconds."""
+    """While no worker claims a session, the pause between its wake-ups doubles each time, up to 320 seconds."""
     _lost(harness)
     woken = [bool(_round(harness)) for _ in range(200)]
     at = [number for number, hit in enumerate(woken) if hit]
@@ -132,7 +132,7 @@ def test_a_round_is_bounded_and_the_urgent_are_first(harness: Harness) -> None:
 
 
 def test_a_session_is_as_urgent_as_its_most_urgent_turn(harness: Harness) -> None:
-    """An urgent message to a busy session raises the session's priority until the session's turns are settled."""
+    """An urgent message to a busy session raises the session's priority until all its turns are settled."""
     (queued,) = _lost(harness)
     harness.waker.away = True
     merged = harness.send(user_id="merged").session_id

@@ -98,13 +98,16 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
 
 @pytest.mark.long
 def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
-    """With 10,000 sessions, a statement of a round scans no table sequentially and reads at most 1,200 rows."""
+    """With 10,000 sessions, each statement of a round reads at most 1,200 rows and scans no table sequentially."""
     _check(large, BACKLOGS)
 
 
 @pytest.mark.long
 def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
-    """With 10,000 queued sessions, admitting sessions scans no table sequentially and reads at most 1,200 rows."""
+    """With 10,000 queued sessions, each statement that admits sessions reads at most 1,200 rows.
+
+    No statement scans a table sequentially.
+    """
     _check(large, SHARES)
 
 

@@ -95,7 +95,7 @@ def _bank(harness: Harness) -> str:
 
 @pytest.mark.parametrize("scope", CaseScope)
 def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> None:
-    """A prompt contains no cases of another tenant. A tenant's prompts contain no cases without a tenant."""
+    """A prompt contains no case of another tenant. Users with a tenant and users without a tenant share no cases."""
     changed = harness.settings.casebank.model_copy(update={"scope": scope})
     harness.settings = harness.settings.model_copy(update={"casebank": changed})
     vector = harness.embedder.embed([QUESTION])[0]
@@ -120,7 +120,7 @@ def test_cases_stay_within_the_tenant(harness: Harness, scope: CaseScope) -> Non
 
 
 def test_a_tenants_shared_case_is_found_without_any_other(harness: Harness) -> None:
-    """A case shared within a tenant is found, even if the tenant's user may see no other case."""
+    """If a tenant's only case is shared, the tenant's users find the case. Users outside the tenant find no case."""
     vector = harness.embedder.embed([QUESTION])[0]
     case = NewCase(
         "faq", QUESTION, "hold it", query_vector=vector, embedder=harness.embedder.name, user_id=everybodys("acme")

@@ -209,7 +209,7 @@ def test_each_settled_turn_has_its_tick(harness: Harness) -> None:
 
 
 def test_a_read_value_is_a_copy() -> None:
-    """Changing a read value in place has no effect, except within a `with` block."""
+    """A tool reads a copy of a value. Changing a value in place takes effect only within a `with` block."""
     mine = WorkingVariables(VariableSet({"list": [1]}))
     mine["list"].append(2)
     assert mine == {"list": [1]}

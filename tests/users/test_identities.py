@@ -79,7 +79,7 @@ def test_a_code_is_used_once(database: Database) -> None:
 
 
 def test_a_code_expires(database: Database, clock: MovedClock) -> None:
-    """A code is invalid once it has expired, even before retention deletes it."""
+    """An expired code is refused, even before retention deletes the code."""
     code = mint_code(database, "ana")
     assert abs((code.expires_at - clock.now()).total_seconds() - VALID_S) < 60
     clock.advance(timedelta(seconds=VALID_S))
@@ -163,7 +163,7 @@ def test_tenants_share_no_identity(database: Database) -> None:
 
 @pytest.mark.parametrize(("channel", "external_id"), [("tele gram", "1"), ("telegram", ""), ("telegram", "a\x00b")])
 def test_odd_identities_are_refused(database: Database, channel: str, external_id: str) -> None:
-    """An invalid channel name or external id raises `InvalidRequest`. No link to such an identity can be removed."""
+    """`redeem` and `user_of_identity` refuse an invalid channel name or external id. `remove_link` returns False."""
     with pytest.raises(InvalidRequest):
         redeem(database, channel, external_id, "x", None)
     with pytest.raises(InvalidRequest):
