@@ -74,7 +74,7 @@ def test_resuming_continues_after_any_event(text: str, at: list[int], which: int
 
 @given(WORDS, WORDS, st.integers(0, 30))
 def test_a_number_of_withdrawn_text_is_refused(text: str, other: str, which: int) -> None:
-    """After text is replaced, resuming is an error unless the new text begins with the pieces already sent."""
+    """If a new text does not begin with the pieces already sent, resuming after the replaced text is an error."""
     withdrawn = [each for each in _events([text]) if each["type"] == "response.output_text.delta"]
     event = withdrawn[which % len(withdrawn)]
     before = text[: _position(withdrawn, event)]

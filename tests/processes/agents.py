@@ -2,7 +2,8 @@
 
 After the import, the process records each commit boundary in the test's fault directory, and executes the fault that
 is armed for the boundary. The import also shortens three waits that have no setting: two in `outbox` and one in
-`awaited`. The environment variable named by `SILENCE_S` shortens the watchdog's time limit.
+`awaited`. If the environment variable named by `SILENCE_S` is set, its value replaces the watchdog's minimum time
+limit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Attacks on an installation through HTTP and through its broker. Each attack is a function that takes a `Target`.
 
-Each attack repeats an input that once stopped an installation, and continues if the input is refused. The inputs have
-their original size, and the repetitions are spread over the given time. `Attackers` runs all attacks concurrently. The
-command `python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs the attacks in a separate
-process, so that they do not hold the interpreter lock of the measuring process.
+Each attack repeats inputs that stopped an installation in the past. If an input is refused, the attack continues. The
+inputs have their original size, and the repetitions are spread over the given time. `Attackers` runs all attacks
+concurrently. The command `python -m tests.processes.attacks URL KEY BROKER-URL SILENT-URL SECONDS` runs the attacks in
+a separate process, so that they do not hold the interpreter lock of the measuring process.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def reply_to_silence(target: Target) -> None:
 
 
 def name_queues(target: Target) -> None:
-    """Request replies to the broker's own keys and to forbidden addresses."""
+    """Request replies to queues that have the names of the broker's own keys, and to forbidden addresses."""
     targets: list[dict[str, str]] = [{"task": "replies.take", "queue": name} for name in BROKEN_QUEUES]
     targets += [
         {"url": url} for url in ("http://169.254.169.254/latest", "http://0x7f000001/", "http://[::ffff:7f00:1]/")

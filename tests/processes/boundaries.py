@@ -4,9 +4,9 @@ A place is the moment before or after a commit, a point in a tool, or a model ca
 `turns.submit` and the delivery of the reply. A test compares the enumeration in this module with the places that an
 undisturbed turn passes, so that no commit of the engine is missing.
 
-`CaseRunner.run` plays one case. It arms a fault, submits a message, and waits for the fault. If there was no response,
-it submits the message again. It then accepts a second message, and waits until both turns are settled and the reply to
-the first message is delivered.
+`CaseRunner.run` plays one case. It arms a fault, submits a message, and waits until the fault has fired. If the
+submission has no response at that moment, it submits the message again. Next, it accepts a second message in the test's
+own process. Finally, it waits until both turns are settled and the reply to the first message is delivered.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def passed(kind: str) -> list[tuple[str, str]]:
 def places(kind: str) -> list[Place]:
     """The places at which the tests kill the worker of a turn.
 
-    These are the places of `passed` and one within each model call; for the first kind, also the `PERIODIC` commits.
+    These are the places of `passed`, and one place within each model call. The first of the `KINDS` also has the
+    moments before and after each `PERIODIC` commit.
     """
     if kind == KINDS[0]:
         return [*_ways(kind), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
@@ -104,7 +105,7 @@ def _ways(kind: str) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn of a kind, whose worker is killed at a place."""
+    """One turn of the kind `kind`. The turn's worker is killed at `place`."""
 
     kind: str
     place: Place

@@ -2,8 +2,8 @@
 
 A place is a point in a tool, or the moment before or after a commit of the engine (see `Database.observe`). A test
 arms a fault for the n-th pass of a place, counted over all processes. The process that makes the n-th pass claims the
-fault by renaming a file, and sends itself the signal. Each pass and each effect of a tool is a line in a file. The
-process appends the whole line outside of any transaction, so that a SIGKILL loses no line.
+fault by renaming a file, and sends itself the fault's signal. Each pass and each effect of a tool is a line in a file.
+The process appends the whole line outside of any transaction, so that a SIGKILL loses no line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ SCENE = "PERDURE_TEST_FAULTS"
 """The environment variable that contains the path of the directory of `Faults`."""
 
 SILENCE_S = "PERDURE_TEST_SILENCE_S"
-"""The environment variable with the watchdog's minimum time limit. The time limit is still at least two leases."""
+"""The environment variable with the watchdog's minimum time limit, in seconds.
+
+If two lease durations are longer than the minimum, the time limit is two lease durations.
+"""
 
 _LOOK_S = 0.01
 _SLOWEST_S = 120.0

@@ -201,7 +201,7 @@ class Installation:
 
 
 def _settings(environment: dict[str, str]) -> Settings:
-    """The settings in the workers' `environment` that this process needs to accept messages."""
+    """The settings with which this process accepts messages. The reply targets come from the workers' `environment`."""
     return Settings(
         _env_file=None,
         reply_tasks=(environment["PERDURE_REPLY_TASKS"],),

@@ -31,7 +31,10 @@ _LONGEST_S = 60.0
 
 
 class Gate:
-    """Holds back the `nth` model call about one text until `opened` is set. `arrived` is set when the call arrives."""
+    """Holds back one model call until `opened` is set. `arrived` is set when the call arrives.
+
+    `nth` is the number of the call among all calls with the same newest user message, counted from 1.
+    """
 
     def __init__(self, nth: int) -> None:
         self.nth = nth
@@ -100,7 +103,7 @@ class _Server(OpenAIServer):
         self._model_server = model_server
 
     def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
-        """Wait at the gate without the server's lock, so that other calls proceed."""
+        """If the call has a gate, wait until the gate opens. Then return the response. Other calls do not wait."""
         self._model_server.pass_gate(body)
         return super().take(path, body, headers)
 

@@ -282,7 +282,10 @@ def _end_group(group: int) -> None:
 
 
 def _forget_if_empty(group: int) -> bool:
-    """Remove an empty group from `groups`, since the system may give its number to a process of another program."""
+    """Remove the group from `groups` if the group has no living process; returns whether the group was removed.
+
+    An empty group is removed because the system may give the group's number to a process of another program.
+    """
     if any(_group(each) == group and _lives(each) for each in psutil.pids()):
         return False
     groups.discard(group)

@@ -92,7 +92,7 @@ def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]
 
 
 def test_one_case_of_each_kind_is_always_played() -> None:
-    """`ONE_OF_EACH_KIND` has one existing case of each kind, even after a place is renamed."""
+    """`ONE_OF_EACH_KIND` has exactly one existing case of each kind. A case of a renamed place does not count."""
     assert sorted(case.kind for case in CASES if str(case) in ONE_OF_EACH_KIND) == sorted(KINDS)
 
 
@@ -145,7 +145,7 @@ def _check_effects(case: Case, outcome: CaseOutcome) -> None:
 
 
 def _in_doubt(case: Case) -> bool:
-    """Whether the killed process had committed the intent of a single tool call, but not the call's result."""
+    """For a case with one tool call: whether the killed process had committed the call's intent, but not its result."""
     place = (case.place.moment, case.place.name, case.place.nth)
     within = case.place.moment == "within" and case.place.name != "model"
     return within or place in {("after", "turns.step", 1), ("before", "turns.step", 2)}

@@ -27,7 +27,10 @@ KEYS: dict[str, str] = {
 """Keys that only perdure uses, each with a Redis type that kombu cannot use."""
 
 FOREIGN: dict[str, str] = {"sessions": "hash", "memory": "string", "maintenance\x06\x163": "set"}
-"""Keys of another program, with their types. Each has the name of a queue of perdure or of a queue's priority level."""
+"""Keys of another program, with their types.
+
+Each key has the name of one of perdure's queues, or the name of the list of one priority of a queue.
+"""
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def _break(client: Any, *keys: str) -> None:
 
 
 def _aside(client: Any) -> dict[str, str]:
-    """The types of the keys that workers renamed, by the former name without the prefix `perdure:`."""
+    """The type of each key that workers renamed. A key is listed by its former name, without the prefix `perdure:`."""
     found = client.keys("*.broken-*")
     return {key.removeprefix("perdure:").rpartition(".broken-")[0]: client.type(key) for key in found}
 

@@ -17,7 +17,10 @@ MESSAGES = 200
 SESSIONS = 40
 SENDERS = 8
 ANSWERS_WITHIN_S = 6.0
-"""Limit for accepting a message: several times the longest wait for the broker, since the machine may be busy."""
+"""Seconds within which a message must be accepted.
+
+The limit is several times the longest wait for the broker, because the machine may be busy.
+"""
 TIMED_OUT = 5
 
 

@@ -112,7 +112,7 @@ def test_a_list_of_arguments_is_one_task_each(installation: Installation, applic
 
 @pytest.mark.long
 def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Installation, application: Worker) -> None:
-    """If the task's callback is lost while no worker runs, a worker later reads the task's result from the backend."""
+    """If the task's callback is lost while no worker runs, the next worker reads the task's result from the backend."""
     worker = installation.worker()
     worker.ready()
     text = "slowly: outlives"
@@ -135,7 +135,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["cancel", "erase"])
 def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
-    """If a turn is cancelled or its user is erased while its task is queued, the task is revoked and never runs."""
+    """If a turn is cancelled or the turn's user is erased, the turn's queued task is revoked and never runs."""
     _application(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id

@@ -233,7 +233,7 @@ class Sender:
 
 
 def _spoil(installation: Installation) -> list[Accepted]:
-    """Let a few turns wait for approval. Make one row of each turn unreadable, then approve the calls."""
+    """Let a few turns wait for approval. Make one row of each turn unreadable, then approve the turns' tool calls."""
     doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
         wait_until(partial(_waits, installation, each.turn_id), "the turn waits for approval", 60)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Fleet:
-    """Two workers, and a database that logs the changes of sessions."""
+    """An installation with two workers. `session_log` reads a table in which a trigger logs the changes of sessions."""
 
     def __init__(self, case_runner: CaseRunner) -> None:
         self.installation: Installation = case_runner.installation

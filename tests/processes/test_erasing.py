@@ -184,7 +184,7 @@ def _remember(user_data: UserData, installation: Installation, turn_id: str) -> 
 
 
 def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None:
-    """Make a statement that contains a text of the user fail with a lock timeout."""
+    """Cause a lock timeout in a statement that contains a text of the user."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
