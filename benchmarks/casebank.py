@@ -124,7 +124,7 @@ class Made:
         self.truth.spared.add(cases[9].case_id)
 
     def _directions(self) -> NDArray[np.float64]:
-        """Ten unit vectors, one for each case of a group. All except the duplicates' vectors are independent.
+        """Ten unit vectors, one for each case of a group. The vectors are independent, except those of duplicates.
 
         The keeper is the case that absorbs its duplicates. The vector of a duplicate is the keeper's vector, rotated in
         a random direction by an angle whose cosine is between 0.951 and 1.

@@ -56,7 +56,7 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding:
-    """A turn before its end is committed.
+    """A turn that is about to end: its end is not committed yet.
 
     `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply.
     """

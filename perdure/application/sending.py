@@ -209,7 +209,7 @@ def _wake_after_connection(own: Parts, connection: Connection, user: str) -> Non
 def _wake_soon(own: Parts, connection: Connection) -> None:
     """Schedule wake-ups with a delay.
 
-    SQLAlchemy calls this function just before a connection's commit. It has no event after the commit.
+    SQLAlchemy has no event after a connection's commit, so it calls this function just before the commit.
     """
     users = sorted(_on_commit[connection])
     _forget(connection)

@@ -29,7 +29,7 @@ _QUIET = {
 
 
 def quoting(database: Database) -> str | None:
-    """The settings that make the server's log quote texts, as `NAME is VALUE, …`; `None` if no setting does.
+    """Lists, as `NAME is VALUE, …`, the settings that put users' texts into the server's log; `None` if there are none.
 
     Raises:
         Unavailable: the database cannot be reached.

@@ -1,12 +1,12 @@
 """The places at which a turn's worker can be killed, and a runner that kills the worker at one place.
 
 A place is the moment before or after a commit, a point in a tool, or a model call. The places lie between
-`turns.submit` and the delivery of the reply. A test compares the enumeration in this module with the places that an
-undisturbed turn passes, so that no commit of the engine is missing.
+`turns.submit` and the delivery of the reply. A test records the places that a turn without faults passes, and
+compares them with this module's list. So the list contains every commit of the engine.
 
 `CaseRunner.run` plays one case. It arms a fault, submits a message, and waits until the fault has fired. If the
-submission has no response at that moment, it submits the message again. Next, it accepts a second message in the test's
-own process. Finally, it waits until both turns are settled and the reply to the first message is delivered.
+submission has no response at that moment, it submits the message again. Next, the test's own process accepts a
+second message. Finally, it waits until both turns are settled and the reply to the first message is delivered.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def silence() -> Iterator[SilentReceiver]:
 
 
 class Chaos:
-    """The faults of an installation. Each fault is over when its method returns."""
+    """Causes faults in an installation, with a method for each kind. A method ends its fault before it returns."""
 
     def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
         self._installation = installation

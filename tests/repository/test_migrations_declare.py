@@ -26,5 +26,5 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
 
 
 def test_a_new_migration_declares_itself() -> None:
-    """The template of migrations declares the safe value: only releases with the new migration can use its tables."""
+    """By default, a new migration declares that releases without this migration cannot use the schema."""
     assert "readable_from = ${repr(up_revision)}" in Path(scripts(), "script.py.mako").read_text(encoding="utf-8")

@@ -214,7 +214,7 @@ class SessionMachine(RuleBasedStateMachine):
         redis_available: bool = True,
         crash: int | None = None,
     ) -> None:
-        """End a session with a worker, which may crash or find Redis unavailable."""
+        """Let a worker end a session. The worker may crash, or Redis may be unavailable."""
         session_id = self.sessions[-1 - which % len(self.sessions)]
         session_ender, keeper = self.environment.ender(redis_available=redis_available)
         self.harness.script(self._line(meanwhile, keeper, FAULTS[fault] or says('{"summary": "They met."}')))

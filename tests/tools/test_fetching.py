@@ -148,7 +148,7 @@ def test_an_address_that_is_not_public_is_refused(site: str, context: ToolContex
 
 @pytest.mark.parametrize("host", PRIVATE)
 def test_a_redirect_to_a_private_address_is_refused(site: str, context: ToolContext, host: str) -> None:
-    """The target of each redirect is checked. Of the private networks, this test allows only 127.0.0.0/8."""
+    """The target of each redirect is checked. This test allows one private network, 127.0.0.0/8."""
     with pytest.raises(ToolError, match=REFUSED):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/to?http://{host}/secret"}, context)
     assert len(_Site.requests) == 1

@@ -43,7 +43,7 @@ def _effects(harness: Harness) -> list[tuple[str, str | None]]:
 def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harness, broker: Broker) -> None:
     """The waiting turn holds no lease, and the wait does not count as an attempt.
 
-    The task's id is the effect's id. The task's result becomes the call's result.
+    The Celery task's id is the effect's id. The task's result becomes the call's result.
     """
     turn = ask_and_wait(harness)
     [sent] = broker.sent

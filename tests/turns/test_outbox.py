@@ -379,7 +379,7 @@ def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
 
 
 def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
-    """If a delivery is older than a day, refusals by the circuit breaker count as attempts, so that it can fail."""
+    """After a day, a refusal by the circuit breaker counts as an attempt, so that the delivery fails in the end."""
     delivery_id = _delivery(harness)
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):

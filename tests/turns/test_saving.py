@@ -324,7 +324,7 @@ def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, e
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
-    """If the database was restored from a backup, the store's snapshot has a higher token. The runner sets it aside."""
+    """After a restore of the database, a snapshot with a token above the database's is set aside."""
     session_id = UUID(ask_to_count(harness)["session_id"])
     found = spy.load(session_id)
     assert found is not None

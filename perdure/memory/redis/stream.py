@@ -73,7 +73,7 @@ class StreamEventKind(StrEnum):
 
 
 class StreamAuthor(StrEnum):
-    """Who caused an event: the user, or the agent (whose typing indicator the user saw)."""
+    """Who caused an event: the user, or the agent. The agent's only events are its typing indicators."""
 
     USER = "user"
     AGENT = "agent"

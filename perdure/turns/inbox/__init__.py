@@ -1,4 +1,5 @@
-"""Accepting messages: validation, rate limits and storage. Called by the channels, the CLI commands and imports.
+"""Accepting messages: validation, rate limits and storage. Called by the channels, the command line, and imports
+of snapshots.
 
 accept.py            accepts a message
 incoming.py          parses and validates a message

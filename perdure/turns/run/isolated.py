@@ -67,8 +67,8 @@ class Watch:
     def see(self, standing: Standing | None, now: float) -> Overdue | None:
         """The reason to kill the process, if it must be killed. `standing` is `None` if the session does not exist.
 
-        If the broker accepts no wake-up, the process itself claims the session again. So a new fence of the same owner
-        is not a reason to kill.
+        If the broker accepts no wake-up, the process itself claims the session again, under a new fence. So a new fence
+        is not a reason to kill if its owner is the same.
 
         A process whose turn is cancelled or out of time is killed only if the process no longer renews its lease.
         Otherwise the turn ends at its next safe point. A requested end of the session is not a reason to kill, because
