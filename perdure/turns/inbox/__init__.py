@@ -1,5 +1,6 @@
-"""Accepting messages: validation, rate limits and storage. Called by the channels, the command line, and imports
-of snapshots.
+"""Accepting messages: validation, rate limits and storage.
+
+Called by the channels, the command line, the gateway, and imports of snapshots.
 
 accept.py            accepts a message
 incoming.py          parses and validates a message
