@@ -34,6 +34,8 @@ from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.databases import Copy, Databases
 
+LONG_LIMIT_S = 480
+
 _FIRST = ("processes", "cli", "embedded")
 
 _shared = pytest.StashKey[Path]()
@@ -122,7 +124,13 @@ class RecordingWaker:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that wait for processes first. If one ran last, the other test processes would be idle."""
+    """Run the tests that wait for processes first. If one ran last, the other test processes would be idle.
+
+    A long test has four times the time limit of others, since a busy machine slows it most.
+    """
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 

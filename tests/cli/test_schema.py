@@ -18,7 +18,7 @@ from tests.processes.gateway import serving
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ADMIN, SERVICE = "an-admin-key-of-the-tests", "a-service-key-of-the-tests"
 
-_PATIENCE_S = 100.0
+_PATIENCE_S = 400.0
 
 
 @pytest.fixture
