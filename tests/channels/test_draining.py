@@ -147,3 +147,17 @@ class TestShortDrain:
         drain.begin(runtime.database)
 
         assert waiting.result_of_wait()["status"] == "accepted"
+
+    def test_a_socket_outlives_the_drain(self, client: TestClient, runtime: Runtime, say: Say) -> None:
+        """During a drain of the fleet, a socket stays open. It refuses messages and answers other frames."""
+        turn_id = say()["turn_id"]
+        gateway: Any = client.app.state.gateway  # type: ignore[attr-defined]  # the application is FastAPI's
+        drain.begin(runtime.database)
+        _until(gateway._stop_waiting.is_set, "requests still wait for turns")
+        with client.websocket_connect("ws://127.0.0.1:8080/v1/ws", headers={"origin": BASE_URL}) as socket:
+            socket.send_json({"type": "auth"})
+            assert socket.receive_json()["type"] == "ready"
+            socket.send_json({"type": "send", "ref": 1, **HELLO})
+            assert socket.receive_json()["code"] == "UNAVAILABLE"
+            socket.send_json({"type": "cancel", "ref": 2, "turn_id": turn_id})
+            assert socket.receive_json()["type"] == "ok"

@@ -62,6 +62,7 @@ class Gateway:
         self._no_request_waits = asyncio.Event()
         self._no_request_waits.set()
         self._stop_waiting = asyncio.Event()
+        self._drained = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._threads = Threads(_MAX_THREADS)
         self.side_requests = SideRequests(runtime)
@@ -204,6 +205,7 @@ class Gateway:
             self._finished_waits - before, self._waiting_requests, self.runtime.clock.monotonic() - began,
         )  # fmt: skip
         self._stop_waiting.set()
+        self._drained.set()
         self._hub.stop()
 
     def _on_intake(self, *, closed: bool) -> None:
@@ -233,11 +235,8 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until the gateway ends all waits for turns.
-
-        The gateway ends them after a drain, and also when the intake has been closed for `drain_s` seconds.
-        """
-        await self._stop_waiting.wait()
+        """Wait until a shutdown of the gateway has drained it. The close of the fleet's intake has no effect here."""
+        await self._drained.wait()
 
     def start(self) -> None:
         """Start the tasks that wake streams and waiting requests."""
