@@ -194,13 +194,16 @@ class _Child:
 
     def terminate(self) -> None:
         """Send SIGTERM to the process, but not to its children: the process ends them itself."""
-        if not self.ended.is_set():
-            self._popen.terminate()
+        self._send(signal.SIGTERM)
 
     def hasten(self) -> None:
         """Send SIGINT, so that the process ends faster. A second SIGTERM could be merged with the first."""
+        self._send(signal.SIGINT)
+
+    def _send(self, number: signal.Signals) -> None:
+        # `Popen.send_signal` would reap a process that has just exited, and `reap_if_ended` would not find it.
         if not self.ended.is_set():
-            self._popen.send_signal(signal.SIGINT)
+            os.kill(self._popen.pid, number)
 
     def kill(self) -> None:
         """Kill the process and its process group."""

@@ -1,7 +1,10 @@
 """The supervisor restarts and stops its processes. The tests use real processes and signals."""
 
+import asyncio
+import io
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.embedded.supervisor import Backoff
+from perdure.embedded.supervisor import Backoff, Process, _Child, _Printer
 from tests.embedded.conftest import Program
 
 Start = Callable[..., Program]
@@ -261,3 +264,18 @@ def test_a_closed_output_ends_the_supervisor(program: Start, tmp_path: Path) -> 
     os.close(reading)
     os.close(writing)
     assert supervisor.ends() == 0
+
+
+@pytest.mark.parametrize("act", [_Child.terminate, _Child.hasten, _Child.kill])
+def test_a_signal_to_a_process_that_has_just_exited_is_harmless(act: Callable[[_Child], None]) -> None:
+    """A process may exit after the stop has begun and before the supervisor handles its SIGCHLD."""
+
+    async def stopped() -> int:
+        child = _Child(Process("brief", [sys.executable, "-c", ""]), _Printer(["brief"], io.StringIO(), lambda: None))
+        os.waitid(os.P_PID, child._popen.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 (no other task runs)
+        act(child)
+        child.reap_if_ended()
+        assert child.ended.is_set()
+        return child.status
+
+    assert asyncio.run(stopped()) == 0
