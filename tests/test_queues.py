@@ -36,7 +36,7 @@ NOT_FOR_REPLIES = [
 
 @pytest.mark.parametrize("queue", NOT_FOR_REPLIES)
 def test_a_queue_that_is_not_an_applications_stops_the_start(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reserved queue is refused, because a reply to it would change keys of kombu, Celery or perdure."""
+    """A reserved queue name is refused. A reply to that queue would change keys of kombu, Celery or perdure."""
     monkeypatch.setenv("PERDURE_REPLY_TASKS", f"billing.*,shop.*@{queue}")
     with pytest.raises(SettingsError, match=r"PERDURE_REPLY_TASKS has the entry .*accepted: TASK or TASK@QUEUE"):
         Settings.load(_env_file=None)

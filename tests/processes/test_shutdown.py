@@ -1,4 +1,4 @@
-"""A worker's shutdown on SIGTERM costs a turn at most one repeated model call."""
+"""If SIGTERM shuts down a worker, each of its turns repeats at most one model call."""
 
 from __future__ import annotations
 

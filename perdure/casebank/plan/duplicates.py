@@ -255,7 +255,7 @@ class _Search:
         return worth
 
     def _same_readers(self, keepers: NDArray[np.intp], losers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """An array `(keepers, losers)` of booleans: whether the two cases of each pair have the same readers."""
+        """Whether a keeper and a loser have the same readers: a boolean array of shape `(keepers, losers)`."""
         readers = self._cases.readers
         same: NDArray[np.bool_] = readers[keepers][:, None] == readers[losers][None, :]
         return same

@@ -235,7 +235,7 @@ class Gateway:
                 self._no_request_waits.set()
 
     async def stopped(self) -> None:
-        """Wait until a shutdown of the gateway has drained it. The close of the fleet's intake has no effect here."""
+        """Wait until a shutdown has drained this gateway. A drain of the fleet does not end the wait."""
         await self._drained.wait()
 
     def start(self) -> None:

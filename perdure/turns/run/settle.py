@@ -193,8 +193,8 @@ def settle(
 ) -> Settled:
     """Settle a turn.
 
-    With `keep`, the lease is kept if the session has more turns. `saved` tells that the snapshot store already has the
-    snapshot of the tick that this commit creates.
+    With `keep`, the lease is kept if the session has more turns. This commit begins a new tick. `saved`: the snapshot
+    store already has the snapshot of that tick.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
