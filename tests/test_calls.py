@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from celery import Celery
 from perdure.embedded import redis
 from perdure.settings import Settings
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.workers.application import make_app
 from perdure.workers.assembly import Addresses
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
@@ -91,6 +93,36 @@ def test_applications_do_not_share_the_limit_of_their_pools(
     assert application.pool.limit == 4
     calls.close()
     waker.app.close()
+
+
+def test_threads_share_the_pools_of_an_application(settings: Settings, redis_url: str) -> None:
+    """If several threads use an application for the first time, all of them get the same pools."""
+    where = Addresses("postgresql://", redis_url, redis_url)
+    for _ in range(20):
+        app = make_app(settings, where, publisher=True)
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _, app=app: (app.pool, app.amqp.producer_pool), range(8)))
+        assert {(id(connections), id(producers)) for connections, producers in found} == {
+            (id(app.pool), id(app.amqp.producer_pool))
+        }
+        assert app.amqp.producer_pool.connections is app.pool
+        app.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # Python 3.12's
+def test_a_forked_process_leaves_its_parents_connections_alone(settings: Settings, redis_url: str) -> None:
+    """A child process has pools of its own. Closing the application there does not close the parent's connections."""
+    where = Addresses("postgresql://", redis_url, redis_url)
+    app = make_app(settings, where, publisher=True)
+    with app.producer_or_acquire() as producer:
+        producer.publish({}, routing_key="celery")
+        if (child := os.fork()) == 0:
+            own = app.pools is not vars(app)["_pools"][os.getppid()]
+            app.close()
+            os._exit(0 if own else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        producer.publish({}, routing_key="celery")
+    app.close()
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # from celery's own code

@@ -15,12 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis as redis_py
 from celery import Celery
 from celery.exceptions import CPendingDeprecationWarning
 from kombu import Connection, Exchange, Queue
 from kombu import Consumer as Listener
 
 from perdure.embedded import redis
+from perdure.workers.consumer import malformed
 from perdure.workers.consumer.consumer import Consumer
 from perdure.workers.consumer.room import Rooms
 
@@ -176,3 +178,18 @@ def test_a_full_queue_that_is_reopened_is_cancelled_again() -> None:
     rooms.hold("turns", Held(broker))
     broker.run_loop()
     assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])
+
+
+def test_a_key_prefix_hides_no_malformed_item(redis_url: str) -> None:
+    """An application may set kombu's `global_keyprefix`. perdure's queues then have other keys, and the same names."""
+    dropped: list[str] = []
+    prefixed = {"global_keyprefix": "shop:", "socket_timeout": 5}
+    with Connection(redis_url, transport_options=prefixed) as connection:
+        channel = connection.default_channel
+        malformed.screen_queues(channel, lambda queue, _reason: dropped.append(queue), only={"turns"})
+        Listener(channel, [Queue("turns")], callbacks=[lambda *_: None]).consume()
+        with redis_py.Redis.from_url(redis.client_url(redis_url)) as client:
+            client.lpush("shop:turns", "no JSON")
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=1)
+    assert dropped == ["turns"]

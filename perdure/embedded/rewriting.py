@@ -71,7 +71,9 @@ class AppendOnlyFile:
                 return done
             self._begin(client)
             self._covered, self._server_run = missing, server_run
-            return wanted if _ends_well(client) else done
+            if not _ends_well(client) or client.info("server")["run_id"] != server_run:
+                return done
+            return wanted
 
     def _begin(self, client: Any) -> None:
         client.bgrewriteaof()

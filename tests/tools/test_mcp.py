@@ -430,6 +430,7 @@ def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, fo
         b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"',
         b'{"method": "notifications/message", "params": {"id": 7, "data": "',
         b'{"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": {"data": "',
+        b' {"id" : 7, "jsonrpc" : "2.0", "method" : "sampling/createMessage", "params": {"data": "',
     ],
 )
 def test_what_a_server_sends_unasked_is_skipped_if_it_is_too_long(begins: bytes) -> None:

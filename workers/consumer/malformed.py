@@ -101,7 +101,7 @@ def screen_queues(channel: Any, drop: Drop, only: Collection[str] | None = None)
         if not popped:
             return popped
         key, item = popped
-        queue = bytes_to_str(key).rsplit(channel.sep, 1)[0]
+        queue = bytes_to_str(key).removeprefix(channel.global_keyprefix).rsplit(channel.sep, 1)[0]
         if (only is None or queue in only) and (wrong := _not_json(item)) is not None:
             drop(queue, wrong)
             return None

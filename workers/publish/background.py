@@ -80,6 +80,8 @@ class BackgroundWaker(CeleryWaker):
 
     def close(self) -> None:
         """Publish the queued wake-ups for at most `_CLOSE_S` seconds, then close the connections to the broker."""
+        if os.getpid() != self._pid:  # a forked process: the thread, the queue and the connections are its parent's
+            return
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -42,8 +42,11 @@ _ID = compiled(
     r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?"id":\s*(\d+)\s*,'
     r'|,\s*"id":\s*(\d+)\s*(?:,\s*"jsonrpc":\s*"2\.0"\s*)?\}\s*$'
 )
-# A notification or a request of the server. Servers write the method before the parameters.
-_METHOD = compiled(r'^\{\s*(?:"jsonrpc":\s*"2\.0",\s*)?(?:"id":\s*(?:\d+|"[^"]*")\s*,\s*)?"method":')
+# A notification or a request of the server, which writes the method before the parameters, or at the end.
+_METHOD = compiled(
+    r'^\s*\{\s*(?:"(?:jsonrpc|id)"\s*:\s*(?:\d+|"[^"]*")\s*,\s*)*"method"\s*:'
+    r'|,\s*"method"\s*:\s*"[^"\\]*"\s*(?:,\s*"(?:jsonrpc|id)"\s*:\s*(?:\d+|"[^"]*")\s*)*\}\s*$'
+)
 
 
 @asynccontextmanager
@@ -137,7 +140,7 @@ async def _next(name: str, stdout: asyncio.StreamReader) -> SessionMessage | Non
         except asyncio.LimitOverrunError:
             edges = await _skip(stdout)
             log.warning("the MCP server %s sent a message of over %d bytes, not read", name, MAX_MESSAGE_BYTES)
-            if _METHOD.match(edges[0].decode("latin-1")):
+            if any(_METHOD.search(edge.decode("latin-1")) for edge in edges):
                 continue
             return _too_long(edges)
         try:
