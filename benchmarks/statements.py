@@ -60,7 +60,7 @@ class SilentWaker:
 
 
 class CountingDatabase(Database):
-    """A database that counts its statements and its commits, by name. `driven` counts all statements that reach the driver."""
+    """A database that counts its statements and commits, by name. `driven` counts what reaches the driver."""
 
     def __init__(self, url: URL) -> None:
         super().__init__(url, observe=self._observe)
