@@ -77,7 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the performance of perdure on this machine."
     )
-    parser.add_argument("--only", type=_sections, metavar="A,B", help=f"run only these sections: {', '.join(SECTIONS)}")
+    parser.add_argument(
+        "--only", action="extend", type=_sections, metavar="A,B", help=f"run only these sections: {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="do a tenth of the work; the figures are not meaningful")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()

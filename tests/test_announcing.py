@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,31 @@ def test_a_forked_child_publishes_by_itself(settings: Settings, redis_url: str, 
             os._exit(0)
         os.waitpid(child, 0)
         assert sum(map(len, _messages(broker).values())) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_waker_alone(settings: Settings, redis_url: str) -> None:
+    """A child that never published may close the waker at its exit, even if its parent's thread held the lock."""
+    with published_by(BackgroundWaker, settings, redis_url) as waker:
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with waker._changed:
+                held.set()
+                over.wait(_PATIENCE_S)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(_PATIENCE_S)
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout handles it
+            signal.alarm(5)  # ends a child that waits for the lock
+            waker.close()
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        over.set()
+        thread.join()
+        assert status == 0
 
 
 def _until(true: Callable[[], bool]) -> None:

@@ -117,9 +117,12 @@ def test_a_forked_process_leaves_its_parents_connections_alone(settings: Setting
     with app.producer_or_acquire() as producer:
         producer.publish({}, routing_key="celery")
         if (child := os.fork()) == 0:
-            own = app.pools is not vars(app)["_pools"][os.getppid()]
-            app.close()
-            os._exit(0 if own else 1)
+            own = False
+            try:
+                own = app.pools is not vars(app)["_pools"][os.getppid()]
+                app.close()
+            finally:
+                os._exit(0 if own else 1)  # whatever was raised: the child must not go on with the tests
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         producer.publish({}, routing_key="celery")
     app.close()

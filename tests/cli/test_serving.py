@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -81,13 +82,16 @@ def served(runtime: Runtime) -> Iterator[Served]:
     assert not thread.is_alive()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the length of the queue")
 def test_connections_queue_while_the_event_loop_is_busy(served: Served) -> None:
     """The kernel queues more connections than the event loop accepts in one iteration."""
     served.until(0)
     assert httpx2.get("http://{}:{}/healthz".format(*served.address)).status_code == 200
     fields = struct.unpack_from("=8B6I", served.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32))
     longest_queue = fields[-1]  # `tcpi_sacked`, which is the backlog of a listening socket
-    assert longest_queue == BACKLOG > ACCEPTED_AT_ONCE
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert longest_queue == min(BACKLOG, most)
+    assert BACKLOG > ACCEPTED_AT_ONCE
 
 
 @pytest.fixture

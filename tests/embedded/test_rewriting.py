@@ -136,6 +136,27 @@ def test_a_rewrite_that_ended_with_its_server_is_repeated(tmp_path: Path, monkey
         assert not _holds(tmp_path)
 
 
+def test_a_restart_during_the_wait_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Redis is restarted between two polls, its status does not end the erasure."""
+    servers = [redis.start(tmp_path)]
+    file, erasure = AppendOnlyFile(servers[0].url), uuid4()
+    _written_and_deleted(redis_py.Redis.from_url(redis.client_url(file._url)), tmp_path)
+
+    def restart(_client: Any) -> bool:
+        servers.pop().stop()
+        servers.append(redis.start(tmp_path))
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AppendOnlyFile, "_begin", lambda _file, _client: None)  # begun, and interrupted
+        patched.setattr(rewriting, "_ends_well", restart)
+        assert file.rewritten({erasure}) == frozenset()
+    assert _holds(tmp_path)
+    assert file.rewritten({erasure}) == {erasure}
+    assert not _holds(tmp_path)
+    servers.pop().stop()
+
+
 def test_an_unavailable_redis_raises(tmp_path: Path) -> None:
     """If Redis is stopped, `rewrite` and `rewritten` raise `Unavailable`."""
     server = redis.start(tmp_path)

@@ -23,7 +23,7 @@ from tests.processes.model_server import answer_to
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import Worker, WorkerContainer
 from tests.processes.shop import PERDURES, QUEUE
-from tests.processes.test_malformed import ITEMS, LINES
+from tests.processes.test_malformed import survives_malformed_items
 
 AT_ONCE_S = 10.0
 
@@ -98,17 +98,10 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
 def test_a_malformed_item_does_not_end_the_applications_worker(installation: Installation, shop: Shop) -> None:
     """An application's worker drops malformed items in perdure's queues, as perdure's own workers do."""
     worker = shop.perdures()
-    pid = worker.pid
     with redis_py.Redis.from_url(client_url(installation.redis.url)) as client:
-        for number, (name, item) in enumerate(ITEMS.items()):
-            client.lpush("turns", item)
-            behind = installation.accept(f"hello {number}", user=f"user {number}")
-            (turn,) = installation.settled(behind.turn_id)
-            assert (name, turn["status"]) == (name, "done")
-            assert (name, worker.container.status, worker.pid) == (name, "running", pid), worker.logs()
-        shop.app.send_task("shop.quick")
-        wait_until(lambda: shop.runs() == {"quick": 1}, "its own tasks run")
-    assert worker.logs().count("queue turns: dropped") >= LINES
+        survives_malformed_items(installation, worker, client, "unacked")
+    shop.app.send_task("shop.quick")
+    wait_until(lambda: shop.runs() == {"quick": 1}, "its own tasks run")
     installation.check()
 
 

@@ -16,6 +16,7 @@ from pytest_celery import CeleryTestSetup
 from perdure.redis import client_url
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
+from tests.processes.nodes import Worker
 
 TEXT = "the PIN of my card is 4711"
 """A text in the malformed items. It must not appear in a log."""
@@ -127,13 +128,11 @@ def client(installation: Installation) -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("worker_count", [1])
-def test_a_malformed_item_is_dropped_and_the_next_message_runs(
-    celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
-) -> None:
-    """A malformed item stops no worker, and its text is not in the worker's log."""
-    (worker,) = installation.workers
+def survives_malformed_items(installation: Installation, worker: Worker, client: Any, unacked: str) -> None:
+    """Send each of `ITEMS` and a message to `worker`, which must drop the item and answer the message.
+
+    `unacked` is the Redis key of the messages that the worker has not acknowledged.
+    """
     pid = worker.pid
     for number, (name, item) in enumerate(ITEMS.items()):
         client.lpush("turns", item)
@@ -141,12 +140,20 @@ def test_a_malformed_item_is_dropped_and_the_next_message_runs(
         (turn,) = installation.settled(behind.turn_id)
         assert (name, turn["status"]) == (name, "done")
         assert (name, worker.container.status, worker.pid) == (name, "running", pid), worker.logs()
-        wait_until(lambda: not client.exists("turns", "perdure:unacked"), f"{name}: the item is gone")
+        wait_until(lambda: not client.exists("turns", unacked), f"{name}: the item is gone")
+    assert worker.logs().count("queue turns: dropped") >= LINES
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("worker_count", [1])
+def test_a_malformed_item_is_dropped_and_the_next_message_runs(
+    celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int
+) -> None:
+    """A malformed item stops no worker, and its text is not in the worker's log."""
+    (worker,) = installation.workers
+    survives_malformed_items(installation, worker, client, "perdure:unacked")
     assert TEXT not in worker.logs()
     assert encoded(TEXT.encode()) not in worker.logs()
-    dropped = [line for line in worker.logs().splitlines() if "queue turns: dropped" in line]
-    assert len(dropped) >= LINES
     installation.check()
 
 

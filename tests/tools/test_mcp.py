@@ -425,20 +425,22 @@ def test_the_call_is_found_whose_answer_is_too_long(head: bytes, tail: bytes, fo
 
 
 @pytest.mark.parametrize(
-    "begins",
+    ("begins", "ends"),
     [
-        b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"',
-        b'{"method": "notifications/message", "params": {"id": 7, "data": "',
-        b'{"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": {"data": "',
-        b' {"id" : 7, "jsonrpc" : "2.0", "method" : "sampling/createMessage", "params": {"data": "',
+        (b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"', b'"}}'),
+        (b'{"method": "notifications/message", "params": {"id": 7, "data": "', b'"}}'),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": {"data": "', b'"}}'),
+        (b' {"id" : 7, "jsonrpc" : "2.0", "method" : "sampling/createMessage", "params": {"data": "', b'"}}'),
+        (b'{"params":{"data":"', b'"},"method":"notifications/message","jsonrpc":"2.0"}'),
+        (b'{"id":7,"params":{"data":"', b'"},"method":"sampling/createMessage"}'),
     ],
 )
-def test_what_a_server_sends_unasked_is_skipped_if_it_is_too_long(begins: bytes) -> None:
+def test_what_a_server_sends_unasked_is_skipped_if_it_is_too_long(begins: bytes, ends: bytes) -> None:
     """An oversized notification or request from a server does not fail a call, and does not end the connection."""
 
     async def read() -> SessionMessage | None:
         stdout = asyncio.StreamReader(limit=1_000)
-        stdout.feed_data(begins + b"x" * 9_000 + b'"}}\n{"jsonrpc":"2.0","id":8,"result":{}}\n')
+        stdout.feed_data(begins + b"x" * 9_000 + ends + b'\n{"jsonrpc":"2.0","id":8,"result":{}}\n')
         stdout.feed_eof()
         return await _next("s", stdout)
 
