@@ -7,6 +7,7 @@ These rows are deleted:
 - messages of the inbox, if their text is in a transcript
 - applications' messages that were refused, or that were merged into an existing turn
 - records of answered requests, which are kept to recognise a request that is sent again
+- records of requests that begin no turn (side requests and forks)
 - executions that are too old to affect their case's success rate
 - dry runs of the CaseBank
 - expired codes for linking channels
@@ -199,6 +200,18 @@ ANSWERED_REQUESTS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+METERED_REQUESTS = Statement(
+    "retention.metered_requests",
+    f"""
+    WITH old AS (
+        SELECT request_id FROM metered_requests WHERE requested_at < {_CUTOFF} ORDER BY requested_at LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM metered_requests WHERE request_id = ANY (ARRAY(SELECT request_id FROM old)) RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
 UNROUTED = Statement(
     "retention.unrouted",
     f"""
@@ -236,6 +249,7 @@ KEPT = (
     Kept("codes that link channels", 1, LINK_CODES),
     Kept("attempts to link channels", 1, LINK_ATTEMPTS),
     Kept("answered requests", 7, ANSWERED_REQUESTS),
+    Kept("side requests and forks", 90, METERED_REQUESTS),
     Kept("refused and joined messages of applications", 90, UNROUTED),
 )
 

@@ -153,11 +153,16 @@ class ApprovalSettings(_Group):
 
 
 class GuardSettings(_Group):
-    """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 means no limit."""
+    """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 means no limit.
+
+    Side requests and forks count as messages.
+    """
 
     per_minute: Annotated[int, Field(ge=0)] = 0
     per_hour: Annotated[int, Field(ge=0)] = 0
     max_chars: Count = 10_000
+    open_forks: Count = 100
+    side_requests: bool = True
 
 
 class ScheduleSettings(_Group):
@@ -565,8 +570,8 @@ class Settings(BaseSettings):
 
         If the file does not exist, creates the file with a random key.
 
-        The key signs user tokens, the tokens of chat buttons and the header `X-Perdure-Signature`. The codes that mark
-        quotations in prompts are derived from the same key.
+        The key signs user tokens and the tokens of chat buttons. The codes that mark quotations in prompts are derived
+        from the same key.
         """
         if self.secret_key is not None:
             return self.secret_key.get_secret_value().encode()

@@ -186,7 +186,7 @@ class Lifecycle:
         keys, reachable = settings.webhook_keys(), settings.reachable()
         self._chats = configured.channels(settings, SystemClock())
         return {
-            "url": UrlCarrier(keys, settings.signing_key(), reachable, breakers=breakers),
+            "url": UrlCarrier(keys, reachable, breakers=breakers),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
             "channel": ChatCarrier(self._chats, Buttons(settings.signing_key()), breakers),
         }

@@ -19,7 +19,7 @@ from perdure.casebank import COMMON, queries
 from perdure.casebank.cases import NewCase, add
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest
-from perdure.text.untrusted import load_object, what_is_wrong
+from perdure.text.untrusted import load_object, member_path, what_is_wrong
 
 _PAGE = 100
 
@@ -100,7 +100,7 @@ def _parsed(text: str) -> _Line:
         return _Line.model_validate(load_object(text))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the line"
+        where = member_path(first) or "the line"
         raise ValueError(f"{where} {what_is_wrong(first)}") from None
 
 

@@ -23,7 +23,7 @@ from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import signed_headers
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import first_line
-from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable, signature
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 T = TypeVar("T")
 
@@ -34,14 +34,13 @@ TIMEOUT_S = 10.0
 class UrlCarrier:
     """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Thread-safe.
 
-    `keys` sign the requests as the Standard Webhooks specification requires. `former_key` makes the signature in the
-    older header `X-Perdure-Signature`. If `breakers` is `None`, attempts use no circuit breaker.
+    `keys` sign the requests as the Standard Webhooks specification requires. If `breakers` is `None`, attempts use no
+    circuit breaker.
     """
 
     def __init__(
         self,
         keys: Sequence[bytes],
-        former_key: bytes,
         reachable: Reachable,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -49,7 +48,6 @@ class UrlCarrier:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = tuple(keys)
-        self._former_key = former_key
         self._reachable = reachable
         self._timeout_s = timeout_s
         self._breakers = breakers
@@ -99,7 +97,6 @@ class UrlCarrier:
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),
-            "X-Perdure-Signature": signature(self._former_key, body),
         }
         async with (
             asyncio.timeout(self._timeout_s),

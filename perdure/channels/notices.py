@@ -30,7 +30,7 @@ def bank_of(runtime: Runtime, pause: Callable[[float], object] = time.sleep) -> 
         # A repeated notice has the same text and therefore the same id, so a receiver can detect the duplicate.
         message_id = hashlib.sha256(body).hexdigest()[:_ID_DIGITS]
         try:
-            UrlCarrier(settings.webhook_keys(), settings.signing_key(), ANYWHERE).carry({"url": url}, body, message_id)
+            UrlCarrier(settings.webhook_keys(), ANYWHERE).carry({"url": url}, body, message_id)
         except DeliveryFailed as error:
             raise NotifyFailed(str(error)) from error
 

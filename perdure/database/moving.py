@@ -39,6 +39,7 @@ _CREATED_IN = {
     "0026": "unrouted",
     "0027": "chat_places",
     "0028": "reminders",
+    "0045": "metered_requests",
 }
 """The tables that each revision creates."""
 

@@ -170,6 +170,20 @@ answered_requests = Table(
     comment="The last turn whose answer was sent completely, for requests without an idempotency key.",
 )
 
+metered_requests = Table(
+    "metered_requests",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    Column("user_id", Text, nullable=False, comment="a user's key; the user may have no row, so no foreign key"),
+    Column("kind", Text, nullable=False, comment="'side_request' or 'fork'"),
+    Column("requested_at", _timestamp, nullable=False),
+    Column("model", Text, comment="the model that answered a side request"),
+    Column("usage", JSONB, comment="tokens of that answer"),
+    Index("metered_requests_user_idx", "user_id", "requested_at"),
+    Index("metered_requests_requested_at_idx", "requested_at"),
+    comment="Requests that begin no turn and count as messages: side requests of chat front ends, and forks.",
+)
+
 reminders = Table(
     "reminders",
     metadata,
@@ -346,6 +360,7 @@ sessions = Table(
         "previous_session_id",
         postgresql_where=text("previous_session_id IS NOT NULL"),
     ),
+    Index("sessions_open_forks_idx", "user_id", postgresql_where=text("forked_from IS NOT NULL AND ended_at IS NULL")),
     Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
     Index("sessions_created_at_idx", "created_at", "session_id"),
     Index(

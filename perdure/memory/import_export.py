@@ -28,7 +28,7 @@ from perdure.errors import InvalidRequest
 from perdure.ids import new_id
 from perdure.memory import import_export_queries as queries
 from perdure.memory.sections.budget import estimate_tokens
-from perdure.text.untrusted import first_line, identifier, load_object, storable, what_is_wrong
+from perdure.text.untrusted import first_line, identifier, load_object, member_path, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216
 MAX_BAD_LINES = 1_000
@@ -200,8 +200,7 @@ def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) ->
         result.refuse(number, error.message)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        result.refuse(number, f"{place} {what_is_wrong(fault)}")
+        result.refuse(number, f"{member_path(fault)} {what_is_wrong(fault)}")
     except ValueError as error:
         result.refuse(number, first_line(str(error)))
     return None

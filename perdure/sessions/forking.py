@@ -24,16 +24,19 @@ from perdure.sessions import queries
 _MAX_BIGINT = 2**63 - 1
 
 
-def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None) -> UUID:
+def fork(
+    executor: Executor, clock: Clock, session_id: UUID, tick: int | None = None, *, most_open: int | None = None
+) -> UUID:
     """Copy a session up to the last turn that was settled at or before `tick`; returns the copy's id.
 
     If `tick` is `None`, copies all settled turns. The fork of an ended session has no working variables, because the
-    end of a session deletes them.
+    end of a session deletes them. `most_open` limits the user's forks that have not ended; `None` is no limit.
 
     Raises:
         InvalidRequest: `tick` is negative.
         NotFound: there is no such session.
-        Conflict: the session has not reached `tick`, or had no settled turn at that tick.
+        Conflict: the session has not reached `tick`, or had no settled turn at that tick, or the user has `most_open`
+            open forks.
     """
     if tick is not None and tick < 0:
         raise InvalidRequest("tick: must be a whole number from 0.")
@@ -41,6 +44,11 @@ def fork(executor: Executor, clock: Clock, session_id: UUID, tick: int | None = 
     rows = executor.run(queries.PLAN_FORK, {"session_id": session_id, "tick": reachable})
     if not rows:
         raise NotFound("There is no such session.")
+    if most_open is not None and rows[0].open_forks >= most_open:
+        raise Conflict(
+            f"The user has {rows[0].open_forks} open forks; at most {most_open} are accepted "
+            "(PERDURE_GUARD__OPEN_FORKS). End a fork first."
+        )
     turn_ids = _planned(rows[0], tick)
     fork_id = new_id(clock)
     made = {"session_id": session_id, "fork_id": fork_id, "turn_ids": turn_ids}

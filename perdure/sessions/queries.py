@@ -432,6 +432,8 @@ PLAN_FORK = Statement(
     "sessions.plan_fork",
     """
     SELECT s.tick,
+           (SELECT count(*) FROM sessions
+            WHERE user_id = s.user_id AND forked_from IS NOT NULL AND ended_at IS NULL) AS open_forks,
            (SELECT min(coalesce(settled_tick, 0)) FROM turns
             WHERE session_id = s.session_id AND first_seq IS NOT NULL AND settled_at IS NOT NULL) AS first_tick,
            ARRAY(SELECT turn_id FROM turns

@@ -27,7 +27,7 @@ from perdure.snapshots.snapshot import (
     Memory,
     Status,
 )
-from perdure.text.untrusted import first_line, load_object
+from perdure.text.untrusted import first_line, load_object, member_path
 
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _Natural = Annotated[int, Field(ge=0, lt=LIMIT)]
@@ -171,9 +171,9 @@ def _valid(kind: type[Model], document: Any) -> Model:
         return kind.model_validate(document)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in fault["loc"]) or "the document"
+        where = member_path(fault) or "the document"
         message = fault["msg"][:1].lower() + fault["msg"][1:]
-        raise InvalidRequest(f"The snapshot is not valid: {first_line(where, 200)}: {message}.") from error
+        raise InvalidRequest(f"The snapshot is not valid: {where}: {message}.") from error
 
 
 def _domain(model: _SnapshotModel) -> AgentSnapshot:

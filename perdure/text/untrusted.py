@@ -201,6 +201,18 @@ def error_summary(error: BaseException) -> str:
     return first_line(f"{type(error).__name__}: {str(error)[:_READ_CHARS]}")
 
 
+def member_path(item: ErrorDetails, skip: int = 0, limit: int = 200) -> str:
+    """The path of the member that a pydantic error is about, such as `reply_to.url`, without its first `skip` parts.
+
+    For a union, pydantic puts the name of the tried type into the path, such as `function-after[...]`, which may hold
+    the address of a Python object. Such a part is left out.
+    """
+    path = item["loc"][skip:]
+    names_member = item["type"] in {"missing", "extra_forbidden"}
+    named = [part for at, part in enumerate(path) if (names_member and at == len(path) - 1) or "[" not in str(part)]
+    return first_line(".".join(map(str, named)), limit)
+
+
 def what_is_wrong(item: ErrorDetails) -> str:
     """A pydantic error as a message for users who do not know Python."""
     kind, context = item["type"], item.get("ctx", {})

@@ -360,7 +360,7 @@ def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> di
 
 
 def _problem(item: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in item["loc"])
+    where = untrusted.member_path(item)
     match item["type"]:
         case "missing":
             return f"{where} is missing"

@@ -7,8 +7,6 @@ the delivery's id.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -106,11 +104,6 @@ class NotDue:
 
 
 DeliveryOutcome = Delivered | Postponed | NotDue
-
-
-def signature(key: bytes, body: bytes) -> str:
-    """The value of the legacy header `X-Perdure-Signature`: HMAC-SHA256 of the raw body."""
-    return "sha256=" + hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> DeliveryOutcome:

@@ -74,6 +74,7 @@ USER_TABLES = (
     UserTable("link_codes", _OF_USER, ("code_hash",)),
     UserTable("link_attempts", _OF_IDENTITIES),
     UserTable("answered_requests", _OF_USER),
+    UserTable("metered_requests", _OF_USER),
     UserTable("chat_places", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("identities", _OF_USER),

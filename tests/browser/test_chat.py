@@ -228,7 +228,8 @@ def test_with_keys_the_page_asks_for_a_token(
 ) -> None:
     """If the gateway has API keys, the page asks for a user token.
 
-    The page reports an invalid token. A valid token does not enter the page's URL.
+    The page reports an invalid token. A valid token does not enter the page's URL. Leaving removes the token, the draft
+    and all else that the page has stored in the browser.
     """
     keys = {
         "PERDURE_API_KEYS": "a-service-key-of-these-tests",
@@ -253,5 +254,12 @@ def test_with_keys_the_page_asks_for_a_token(
         assert token not in chromium.current_url
         [row] = installation.query("SELECT user_id FROM users")
         assert row.user_id == "ana"
+        page.find("#text").send_keys("a secret that was not sent")
+        kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}])"
+        assert "a secret" in chromium.execute_script(kept)
+        page.find("#leave").click()
+        page.see("#token")
+        assert chromium.execute_script(kept) == "[{},{}]"
+        assert chromium.execute_script("return document.getElementById('text').value") == ""
     finally:
         gateway.kill()

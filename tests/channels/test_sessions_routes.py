@@ -138,3 +138,18 @@ def test_the_document_describes_a_fork(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]
     assert described["requestBody"].get("required", False) is False
     assert "201" in described["responses"]
+
+
+def test_forks_are_limited_and_count_as_messages(runtime: Runtime, say: Say, run: Run, talked: str) -> None:
+    """A fork copies a whole transcript, so a user may not make any number of them."""
+    guard = runtime.settings.guard.model_copy(update={"open_forks": 2, "per_minute": 5})
+    settings = runtime.settings.model_copy(update={"guard": guard})
+    with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
+        first, second = (client.post(f"{talked}/fork", json={}) for _ in range(2))  # with two messages: 4 of 5
+        assert (first.status_code, second.status_code) == (201, 201)
+        full = client.post(f"{talked}/fork", json={})
+        assert (full.status_code, "PERDURE_GUARD__OPEN_FORKS" in full.json()["detail"]) == (409, True)
+        ended = client.post(f"/v1/sessions/{first.json()['session_id']}/end", json={})
+        assert ended.status_code == 202
+        assert client.post("/v1/messages", json={"user_id": "ann", "text": "the fifth"}).status_code == 202
+        assert client.post(f"{talked}/fork", json={}).status_code == 429

@@ -330,6 +330,20 @@ class ProviderSuite(ModelSuite):
             ask(model, QUESTION)
         assert f"{model.name} answered: request id req_1" in caplog.messages
 
+    def test_logs_no_control_characters_of_a_server(
+        self, model: Model, server: ProviderServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A terminal that shows the log would obey the escape sequences in a server's request id or error code."""
+        monkeypatch.setattr(type(server), "request_id", "req\x1b]0;owned\x07\x9b31m")
+        server.script(Answer("an odd one"), Status(400, "bad\x1b[2J\x85code"))
+        with caplog.at_level(logging.INFO):
+            ask(model, QUESTION)
+            with pytest.raises(PerdureError) as caught:
+                ask(model, QUESTION)
+        for text in (*caplog.messages, *caught.value.__notes__):
+            assert text.isprintable(), text
+        assert "req]0;owned31m" in caplog.text
+
     def test_a_refused_connection_is_a_transient_failure(self, model: Model, server: ProviderServer) -> None:
         """A refused connection is a transient failure of the provider."""
         server.stop()

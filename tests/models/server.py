@@ -142,6 +142,8 @@ class ProviderServer(ABC):
 
     end = b""
     request_id_header = "x-request-id"
+    request_id = "req_{number}"
+    """The id of each request, with the request's number, from 1."""
 
     def __init__(self, *steps: Step, player: Player, port: int = 0) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -369,7 +371,7 @@ class _Handler(BaseHTTPRequestHandler):
         owner = self.server.owner
         self.send_response(status)
         self.send_header("Content-Type", content_type)
-        self.send_header(owner.request_id_header, f"req_{len(owner.requests)}")
+        self.send_header(owner.request_id_header, owner.request_id.format(number=len(owner.requests)))
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

@@ -83,3 +83,39 @@ def test_a_token_is_its_user_whatever_a_front_end_forwards(client: TestClient, r
     assert (_where(client, "ann"), _where(client, "cleo")) == ([None], [])
     assert _post(client, token, {"X-Perdure-User": "bea"}).status_code == 404
     assert _where(client, "bea") == []
+
+
+def test_an_idempotency_key_is_bounded(client: TestClient) -> None:
+    """The key becomes the `message_id`: one that is too long or cannot be stored is refused before it is looked up."""
+    user = {"X-Perdure-User": "bea"}
+    assert _post(client, SERVICE_KEY, {**user, "Idempotency-Key": "k" * 200}).status_code == 200
+    for key in ("k" * 201, "k" * 3_000, "k\x00"):
+        try:
+            answer = _post(client, SERVICE_KEY, {**user, "Idempotency-Key": key})
+        except ValueError:  # the client itself refuses NUL in a header
+            continue
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key"), len(key)
+
+
+@pytest.mark.parametrize("header", ["X-Perdure-User", "X-Perdure-Conversation", "Idempotency-Key"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+def test_no_header_is_too_long_for_the_database(client: TestClient, header: str, path: str) -> None:
+    """A header of any length gets an answer that names it, and no internal error."""
+    headers = {"Authorization": f"Bearer {SERVICE_KEY}", "X-Perdure-User": "bea", header: "é" * 3_000}
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    body = {"model": "assistant", "messages": [{"role": "user", "content": "hello"}], "input": "hello"}
+    answer = client.post(path, json=body, headers=sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"conversation": 5}, {"conversation": ""}, {"conversation": {"id": []}}, {"conversation": {}}, {"input": 5}],
+)
+def test_an_error_names_the_member_and_no_object_of_python(client: TestClient, body: dict[str, Any]) -> None:
+    """Pydantic names the tried types of a union in an error's path, addresses of functions included."""
+    answer = _post(client, SERVICE_KEY, {"X-Perdure-User": "bea"}, **body)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert message.startswith(next(iter(body)))
+    assert not [each for each in ("0x", "function", "[", "Ref") if each in message], message

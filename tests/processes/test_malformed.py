@@ -174,6 +174,40 @@ def test_a_malformed_control_command_is_dropped(installation: Installation, clie
     assert encoded(TEXT.encode()) not in worker.logs()
 
 
+LINKS: dict[str, dict[str, Any]] = {
+    "callbacks that are a number": {"callbacks": 5},
+    "a callback that is text": {"callbacks": [TEXT]},
+    "a callback without a task": {"callbacks": [{"args": []}]},
+    "a callback whose arguments are text": {"callbacks": [{"task": "a", "args": TEXT}]},
+    "a callback for a queue that is a list": {"callbacks": [{"task": "a", "options": {"queue": [TEXT]}}]},
+    "a callback at a time that is text": {"callbacks": [{"task": "a", "options": {"countdown": TEXT}}]},
+    "errbacks that are text": {"callbacks": [{"task": "a", "options": {"countdown": TEXT}}], "errbacks": TEXT},
+    "an errback that is a number": {"callbacks": [{"task": "a", "options": {"eta": TEXT}}], "errbacks": [5]},
+    "a chain of numbers": {"chain": [1]},
+    "a chord that is text": {"chord": TEXT},
+}
+
+
+def test_a_submission_with_malformed_links_is_settled(installation: Installation, client: Any) -> None:
+    """Celery reads linked tasks when the task has run. A message that it cannot link is not left unacknowledged."""
+    worker = installation.worker()
+    worker.ready()
+    for place in ("embedded", "headers"):
+        for number, (name, links) in enumerate(LINKS.items()):
+            embedded, given = (links, {}) if place == "embedded" else ({}, links)
+            words = {"user_id": f"{place} {number}", "text": "hello"}
+            item = envelope(
+                body=encoded(json.dumps([[], words, embedded]).encode()),
+                headers=headers(task="turns.submit", **given),
+                properties=properties(delivery_info={"exchange": "ingress", "routing_key": "ingress"}),
+            )
+            client.lpush("ingress", item)
+            wait_until(lambda: not client.exists("ingress", "perdure:unacked"), f"{place}, {name}: the message is gone")
+    (turn,) = installation.settled(installation.accept("hello").turn_id, within_s=10)
+    assert turn["status"] == "done"
+    assert TEXT not in worker.logs()
+
+
 @pytest.mark.long
 def test_dropped_items_of_one_kind_are_counted(installation: Installation, client: Any) -> None:
     """The log reports the first dropped item at once, and later the number of further items."""

@@ -93,7 +93,7 @@ def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Printed
 
 def carrier(*secrets: str, **given: Any) -> UrlCarrier:
     """A carrier that signs with `secrets` and may send to loopback addresses."""
-    return UrlCarrier(parse_secrets(" ".join(secrets or [SECRET])), b"former", LOOPBACK, **given)
+    return UrlCarrier(parse_secrets(" ".join(secrets or [SECRET])), LOOPBACK, **given)
 
 
 def test_a_callback_is_processed_once(receiver: Printed, harness: Harness) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from celery.concurrency.thread import TaskPool
@@ -163,7 +163,17 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
             rooms.leave(queue)
             raise
         else:
-            result.f.add_done_callback(lambda _: rooms.leave(queue))
+            result.f.add_done_callback(lambda ran: self._ended(request, rooms, ran))
+
+    def _ended(self, request: Any, rooms: Rooms, ran: Future[Any]) -> None:
+        """Free the task's place. If an error escaped Celery's handling, drop the message, which no worker can finish.
+
+        Celery itself would leave such a message unacknowledged for ever.
+        """
+        queue = request.delivery_info["routing_key"]
+        rooms.leave(queue)
+        if not ran.cancelled() and (error := ran.exception()) is not None and not request.acknowledged:
+            self.call_soon(self._drop, request.message, malformed.reason(error), queue)
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:
         """Connect. On Redis, also prepare the channel before kombu restores messages on it.

@@ -253,14 +253,24 @@ def _refuse_other_sites(request: Request) -> None:
     if not _is_loopback(_hostname(f"//{host}")):
         raise Forbidden("This gateway has no keys, so it answers only requests for localhost. Set PERDURE_API_KEYS.")
     origin = request.headers.get("origin")
-    if origin is not None and origin.lower() != f"{request.url.scheme}://{host}".lower():
+    foreign = origin is not None and origin.lower() != f"{request.url.scheme}://{host}".lower()
+    if foreign or _is_from_another_site(request):
         raise Forbidden("This gateway has no keys, so it answers no request from another origin. Set PERDURE_API_KEYS.")
 
 
 def _refuse_other_origins(request: Request) -> None:
     origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
+    foreign = origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
+    if foreign or _is_from_another_site(request):
         raise Forbidden("This gateway answers no request from another origin.")
+
+
+def _is_from_another_site(request: Request) -> bool:
+    """Whether a page of another origin sent the request, as its browser reports. Not all of them send an `Origin`.
+
+    Another port of this machine is another origin of the same site.
+    """
+    return request.headers.get("sec-fetch-site", "none").lower() in {"cross-site", "same-site"}
 
 
 def _hostname(url: str) -> str:

@@ -30,14 +30,13 @@ from perdure.errors import (
     Unauthorized,
     Unavailable,
 )
-from perdure.text.untrusted import first_line, what_is_wrong
+from perdure.text.untrusted import member_path, what_is_wrong
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
-_LONGEST_NAME = 200
 
 
 def _codes() -> dict[int, tuple[str, ...]]:
@@ -157,8 +156,7 @@ def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
 
 def _describe(item: Any) -> str:
     """The message for an error in one parameter or one member of the body."""
-    _source, *path = item["loc"]
-    return f"{first_line('.'.join(map(str, path)), _LONGEST_NAME)}: {what_is_wrong(item)}."
+    return f"{member_path(item, skip=1)}: {what_is_wrong(item)}."
 
 
 class _LastResort:

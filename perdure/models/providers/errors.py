@@ -34,6 +34,7 @@ from perdure.errors import (
     RateLimited,
 )
 from perdure.models.providers.transport import Compressed, ForeignRedirect
+from perdure.text.untrusted import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -62,14 +63,19 @@ class Exchange:
 
     def log_success(self) -> None:
         """Log the request id of a successful reply."""
-        _log.info("%s answered: request id %s", self.name, self.request_id)
+        _log.info("%s answered: request id %s", self.name, _line(self.request_id))
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
         """Log the details of a failed request, add them to `error` as a note, and return `error`."""
-        details = f"{self.name}: {error.code}: status {status}, code {code}, request id {self.request_id}"
+        details = f"{self.name}: {error.code}: status {status}, code {_line(code)}, request id {_line(self.request_id)}"
         _log.warning("%s", details)
         error.add_note(details)
         return error
+
+
+def _line(text: str | None) -> str | None:
+    """A server's text for the log: one line without control characters, which a terminal would obey."""
+    return None if text is None else "".join(filter(str.isprintable, first_line(text, 200)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from perdure.text.untrusted import (
     NOT_BLANK_PATTERN,
     STORABLE_PATTERN,
     USER_PATTERN,
-    first_line,
     identifier,
     is_storable,
     load_object,
+    member_path,
     what_is_wrong,
     whole,
 )
@@ -40,6 +40,8 @@ from perdure.text.untrusted import (
 DEFAULT_PRIORITY = 5
 MAX_METADATA_CHARS = 16_384
 MAX_REASON_CHARS = 1_000
+MAX_NAME_CHARS = 200
+"""The longest name that a message has: of a user, a conversation, a message."""
 
 
 def _storable(value: str) -> str:
@@ -49,7 +51,7 @@ def _storable(value: str) -> str:
 
 
 Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
-Name = Annotated[Text, Field(min_length=1, max_length=200)]
+Name = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 UserId = Annotated[Name, Field(json_schema_extra={"pattern": USER_PATTERN})]
 ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
 
@@ -188,5 +190,4 @@ def parse_reason(given: object) -> str:
 
 
 def _field_error(item: Any) -> str:
-    where = first_line(".".join(str(part) for part in item["loc"]), 200)
-    return f"{where}: {what_is_wrong(item)}."
+    return f"{member_path(item)}: {what_is_wrong(item)}."

@@ -146,14 +146,40 @@ FULL_FOR = Statement(
     SELECT max(extract(epoch FROM oldest.accepted_at - perdure_now()) + rate.within_s)::float AS full_s
     FROM (VALUES (%(minute_s)s::int, %(per_minute)s::int),
                  (%(hour_s)s::int, %(per_hour)s::int)) AS rate (within_s, most),
-         LATERAL (SELECT accepted_at FROM inbox
+         LATERAL (
+             SELECT accepted_at FROM (
+                 (SELECT accepted_at FROM inbox
                   WHERE user_id = %(user_id)s
                     AND accepted_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
                                         AND perdure_now() + interval '10 seconds'
-                  ORDER BY accepted_at DESC OFFSET greatest(rate.most - 1, 0) LIMIT 1) AS oldest
+                  ORDER BY accepted_at DESC LIMIT rate.most)
+                 UNION ALL
+                 (SELECT requested_at FROM metered_requests
+                  WHERE user_id = %(user_id)s
+                    AND requested_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
+                                         AND perdure_now() + interval '10 seconds'
+                  ORDER BY requested_at DESC LIMIT rate.most)) AS counted
+             ORDER BY accepted_at DESC OFFSET greatest(rate.most - 1, 0) LIMIT 1) AS oldest
     WHERE rate.most > 0
     """,
     writes=False,
+)
+
+# Counts a request that begins no turn as one of the user's messages.
+METER = Statement(
+    "turns.meter",
+    """
+    INSERT INTO metered_requests (request_id, user_id, kind, requested_at)
+    VALUES (%(request_id)s::uuid, %(user_id)s, %(kind)s, perdure_now())
+    """,
+)
+
+# Records what the answer of a side request has cost.
+METER_USAGE = Statement(
+    "turns.meter_usage",
+    """
+    UPDATE metered_requests SET model = %(model)s, usage = %(usage)s::jsonb WHERE request_id = %(request_id)s::uuid
+    """,
 )
 
 # Raises the fence of a locked session, so that the worker that runs it can write nothing more. The caller settles the

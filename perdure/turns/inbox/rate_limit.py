@@ -1,13 +1,18 @@
 """Rate limits: the number of one user's messages that are accepted per minute and per hour.
 
 Without a limit, no statement is run. With a limit, a user's messages are accepted one at a time, so the count is exact.
-A repeated message is not counted again.
+A repeated message is not counted again. Side requests and forks begin no turn, but count as messages (`meter`).
 """
 
 from __future__ import annotations
 
+from typing import Literal
+from uuid import UUID
+
+from perdure.clock import Clock
 from perdure.database.engine import Executor, Transaction
 from perdure.errors import RateLimited
+from perdure.ids import new_id
 from perdure.settings import GuardSettings
 from perdure.turns.inbox import queries
 
@@ -41,3 +46,20 @@ def check(executor: Executor, guard: GuardSettings, user_id: str) -> None:
             f"{most} an {name}" if name == "hour" else f"{most} a {name}" for most, name in limits if most
         )
         raise RateLimited(f"Too many messages: {accepted} are accepted from one user.", retry_after_s=row.full_s)
+
+
+def meter(
+    transaction: Transaction, clock: Clock, guard: GuardSettings, user_id: str, kind: Literal["side_request", "fork"]
+) -> UUID:
+    """Count a request that begins no turn as one of the user's messages; returns the id of the request's record.
+
+    A user's metered requests run one at a time until the transaction ends.
+
+    Raises:
+        RateLimited: as `check`.
+    """
+    request_id = new_id(clock)
+    transaction.run(queries.QUEUE_UP, {"user_id": user_id})
+    check(transaction, guard, user_id)
+    transaction.run(queries.METER, {"request_id": request_id, "user_id": user_id, "kind": kind})
+    return request_id

@@ -20,7 +20,8 @@ from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
-from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.sessions.reading import list_sessions, owner, read_messages, read_session
+from perdure.turns.inbox import rate_limit
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
@@ -77,18 +78,16 @@ async def end(
     "/{session_id}/fork",
     status_code=HTTPStatus.CREATED,
     response_description="The copy; messages with its `session_id` go to it.",
-    responses=problems(*WITH_BODY, 404, 409),
+    responses=problems(*WITH_BODY, 404, 409, 429),
 )
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway
 ) -> Forked:
     """Copy a session as it was at `tick`: with the turns that were settled at or before this tick.
 
-    Only messages whose `session_id` is the copy's id go to the copy.
+    Only messages whose `session_id` is the copy's id go to the copy. A fork counts as one of the user's messages.
     """
-    runtime = gateway.runtime
-    fork_id = await gateway.in_thread(partial(fork_session, runtime.database, runtime.clock, session_id, given.tick))
-    return Forked(session_id=fork_id)
+    return await gateway.in_thread(partial(_fork, gateway.runtime, session_id, given.tick))
 
 
 @router.get(
@@ -123,6 +122,13 @@ def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str
 
 def _read(runtime: Runtime, session_id: UUID) -> Session:
     return Session.model_validate(read_session(runtime.database, session_id))
+
+
+def _fork(runtime: Runtime, session_id: UUID, tick: int | None) -> Forked:
+    clock, guard = runtime.clock, runtime.settings.guard
+    with runtime.database.transaction("sessions.fork") as transaction:
+        rate_limit.meter(transaction, clock, guard, owner(transaction, session_id), "fork")
+        return Forked(session_id=fork_session(transaction, clock, session_id, tick, most_open=guard.open_forks))
 
 
 def _end(runtime: Runtime, session_id: UUID, reason: str | None) -> Session:

@@ -19,7 +19,10 @@ from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import Users
 from perdure.channels.http.openai.errors import BadParameter
 from perdure.channels.http.openai.wire import ChatRequest, ResponseRequest
+from perdure.text.untrusted import is_storable
+from perdure.turns.inbox.incoming import MAX_NAME_CHARS
 
+_IDEMPOTENCY = "idempotency-key"
 _USER, _CONVERSATION = "x-perdure-user", "x-perdure-conversation"
 _WEBUI_USER, _WEBUI_CHAT = "x-openwebui-user-id", "x-openwebui-chat-id"
 _NO_USER = (
@@ -54,6 +57,18 @@ def place_of(request: Request, body: ChatRequest | ResponseRequest, users: Users
     conversation = _header(headers, _CONVERSATION) or body.prompt_cache_key
     conversation = conversation or (_header(headers, _WEBUI_CHAT) if trusted else None)
     return Place(users.key(named), named, conversation or None)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The header `Idempotency-Key`, which becomes the `message_id`; `None` if it is missing or blank.
+
+    Raises:
+        BadParameter: the header cannot be a `message_id`.
+    """
+    key = _header(request.headers, _IDEMPOTENCY)
+    if key is not None and (len(key) > MAX_NAME_CHARS or not is_storable(key)):
+        raise BadParameter(f"{_IDEMPOTENCY}: at most {MAX_NAME_CHARS} characters are accepted.", _IDEMPOTENCY)
+    return key
 
 
 def _header(headers: Headers, name: str) -> str | None:

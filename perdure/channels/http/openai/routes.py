@@ -15,7 +15,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.openai import answers, chat, responses, side_requests
-from perdure.channels.http.openai.caller import Place, place_of
+from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
 from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
 from perdure.channels.http.openai.repeats import Request as Repeat
@@ -24,7 +24,6 @@ from perdure.channels.http.openai.wire import (
     ResponseRequest,
     newest_user_text,
     require_usable,
-    spoken,
     turn_of,
 )
 from perdure.channels.http.stream import sse
@@ -32,9 +31,8 @@ from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
-from perdure.turns.inbox import rate_limit
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import TurnPlace, read_place
+from perdure.turns.reading import TurnPlace, find_owner, read_place
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
 
@@ -75,12 +73,10 @@ async def completions(
     _require_model(gateway.runtime, body.model)
     text = newest_user_text(body.messages, "messages")
     place = place_of(request, body, users)
-    if side_requests.is_side_request(request.headers, text):
-        guard = gateway.runtime.settings.guard
-        await gateway.in_thread(partial(rate_limit.check, gateway.runtime.database, guard, place.user))
-        found = await gateway.side_requests.answer(spoken(body.messages))
-        return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
     repeat = _repeat(request, place, body.model, text, body.messages)
+    if side_requests.is_side_request(request.headers):
+        found = await gateway.side_requests.answer(users.caller, repeat.message)
+        return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
     accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
     if not body.stream:
@@ -174,8 +170,9 @@ def _repeat(request: Request, place: Place, model: str, text: str, messages: lis
     agent = {"agent": model} if model else {}
     message = parse_incoming({**{name: each for name, each in given.items() if each is not None}, **agent})
     retried = request.headers.get("x-stainless-retry-count", "0")
-    key = request.headers.get("idempotency-key") or None
-    return Repeat(message.model_copy(update={"user_id": place.user}), messages, key, retried not in {"", "0"})
+    return Repeat(
+        message.model_copy(update={"user_id": place.user}), messages, idempotency_key(request), retried not in {"", "0"}
+    )
 
 
 def _agent_name(runtime: Runtime, model: str) -> str:
@@ -194,7 +191,7 @@ async def _response_place(gateway: Gateway, request: Request, body: ResponseRequ
         found = await gateway.in_thread(partial(_conversation, gateway.runtime, place.user, turn_id))
         return Place(place.user, place.user_id, found.conversation)
     if body.conversation is not None:
-        return Place(place.user, place.user_id, body.conversation_key)
+        return Place(place.user, place.user_id, body.conversation.id)
     return place
 
 
@@ -261,7 +258,7 @@ def _conversation(runtime: Runtime, user: str, turn_id: UUID) -> TurnPlace:
     Raises:
         NotFound: the user has no such turn.
     """
-    place = read_place(runtime.database, turn_id)
-    if place.user != user:
+    found = find_owner(runtime.database, turn_id)
+    if found is None or found[0] != user:
         raise NotFound("previous_response_id: there is no such response.")
-    return place
+    return read_place(runtime.database, turn_id)

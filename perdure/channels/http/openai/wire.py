@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StrictBool, StrictInt, model_validator
+from pydantic_core import CoreSchema
 
 from perdure.channels.http.openai.errors import BadParameter
 from perdure.turns.inbox.incoming import Name, Text
@@ -58,11 +59,22 @@ class ChatRequest(_Request):
 
 
 class ConversationRef(BaseModel):
-    """A reference to a conversation by its key."""
+    """A reference to a conversation by its key: `{"id": KEY}`, or the key alone."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     id: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_key(cls, given: object) -> object:
+        return {"id": given} if isinstance(given, str) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The object or the text."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        return {"anyOf": [schema["properties"]["id"], schema]}
 
 
 class ResponseRequest(_Request):
@@ -75,13 +87,8 @@ class ResponseRequest(_Request):
     input: Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
     background: StrictBool | None = None
     previous_response_id: Text | None = None
-    conversation: Name | ConversationRef | None = None
+    conversation: ConversationRef | None = None
     text: dict[str, Any] | None = None
-
-    @property
-    def conversation_key(self) -> str | None:
-        """The key of the conversation in `conversation`, if any."""
-        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
     def items(self) -> list[dict[str, Any]]:
         """The input as messages."""
@@ -132,16 +139,6 @@ def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
                 raise BadParameter("The newest user message is empty.", f"{param}[{position}].content")
             return text
     raise BadParameter(f"{param}: has no message with the role user.", param)
-
-
-def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The role and the text of each message with text, for a side request."""
-    found = []
-    for position, message in enumerate(messages):
-        role = str(message.get("role"))
-        if role in {"system", "developer", "user", "assistant"} and message.get("content") is not None:
-            found.append((role, _text(message["content"], f"messages[{position}].content")))
-    return found
 
 
 def _text(content: object, param: str) -> str:

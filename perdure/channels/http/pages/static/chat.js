@@ -151,7 +151,7 @@ async function go(conversation) {
   document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
   byId("menu").hidden = open.title === null;
   byId("menu").open = false;
-  text.value = localStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "";
+  text.value = sessionStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "";
   grow();
   mark();
   running(null);
@@ -342,7 +342,7 @@ function bind() {
   byId("new").addEventListener("click", () => go(fresh()));
   byId("open-side").addEventListener("click", () => { app.classList.add("listing"); byId("new").focus(); });
   byId("close-side").addEventListener("click", () => { app.classList.remove("listing"); text.focus(); });
-  byId("leave").addEventListener("click", () => { sessionStorage.removeItem(TOKEN); location.reload(); });
+  byId("leave").addEventListener("click", leave);
   byId("archive").addEventListener("click", () => attempt(async () => {
     await change({ archived: true });
     if (byId("archived").open) await listArchived();
@@ -399,10 +399,19 @@ function trouble(message) {
   status.dataset.trouble = message;
 }
 
+/** Forget the token, and all that this browser keeps of the user: drafts, and messages and turns that are on their way. */
+function leave() {
+  for (const storage of [localStorage, sessionStorage]) {
+    for (const key of Object.keys(storage)) if (key.startsWith("perdure.")) storage.removeItem(key);
+  }
+  text.value = "";
+  location.replace(location.pathname);
+}
+
 function draft() {
   const key = `${DRAFT}:${api.user}:${open.key}`;
-  if (text.value) localStorage.setItem(key, text.value);
-  else localStorage.removeItem(key);
+  if (text.value) sessionStorage.setItem(key, text.value);
+  else sessionStorage.removeItem(key);
 }
 
 function grow() {
