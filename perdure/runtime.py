@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from perdure.models.embedders.hashing import HashEmbedder
+from perdure.resilience.duties import Duties
 from perdure.settings import Settings, TurnSettings
 from perdure.tools.leaks import Leaks
 
@@ -126,6 +127,11 @@ class Runtime:
     """Writes the events of turns; `None` in a process that runs no turns."""
     calls: TaskCalls | None = None
     """Sends the tasks of Celery tools; `None` in a process that runs no turns."""
+
+    @cached_property
+    def duties(self) -> Duties:
+        """The duties of the sweeper."""
+        return Duties(self.clock, self.settings.turn.sweep_s)
 
     @cached_property
     def recall(self) -> Recall:

@@ -5,15 +5,11 @@ Keyword search needs no vectors, so a slow or unavailable embedder delays neithe
 
 from __future__ import annotations
 
-import logging
 import threading
 
-from perdure.errors import Unavailable
 from perdure.memory.embedding import embed_missing
 from perdure.models.protocol import CallAborted, ModelCall
 from perdure.runtime import Runtime
-
-log = logging.getLogger(__name__)
 
 
 class Embedding:
@@ -48,15 +44,14 @@ class Embedding:
         while not self._stopping.is_set():
             self._requested.wait()
             self._requested.clear()
-            try:
-                while self._batch():
-                    pass
-            except CallAborted:
-                return
-            except Unavailable as error:
-                log.warning("embedding is postponed: %s", error.message)
-            except Exception:
-                log.exception("embedding failed; the next sweep requests it again")
+            self._runtime.duties.run("embedding", self._batches)
+
+    def _batches(self) -> None:
+        try:
+            while self._batch():
+                pass
+        except CallAborted:
+            return  # `stop` was called
 
     def _batch(self) -> bool:
         """Embed one batch; returns whether messages or memories without a vector remain."""

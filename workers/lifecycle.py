@@ -32,7 +32,6 @@ from perdure.channels.chat.buttons import Buttons
 from perdure.channels.chat.protocol import Channel
 from perdure.channels.chat.replies import ChatCarrier
 from perdure.clock import SystemClock
-from perdure.errors import Unavailable
 from perdure.resilience.registry import BreakerRegistry
 from perdure.schedule.sweep import sweep_slots
 from perdure.schedules.entries import active_entries
@@ -192,16 +191,14 @@ class Lifecycle:
         }
 
     def _sweep(self, process: Process, fleet_drain: FleetDrain, embedding: Embedding) -> None:
-        while not self._shutdown.begun.wait(fleet_drain.pause_s):
-            try:
-                stopped_after = self._shutdown.begun.wait
-                if sweep(process.runtime, turns=fleet_drain.follow_intake(), stopped_after=stopped_after) is not None:
-                    embedding.request()
-                self._sweep_slots(process)
-            except Unavailable as error:
-                log.warning("the sweep failed; the next one follows: %s", error.message)
-            except Exception:
-                log.exception("a sweep failed; the next one follows")
+        runtime, stopped_after = process.runtime, self._shutdown.begun.wait
+        duties = runtime.duties
+        while not stopped_after(fleet_drain.pause_s):
+            duties.run("intake", fleet_drain.follow_intake)
+            turns = fleet_drain.is_open
+            if duties.run("sweep", partial(sweep, runtime, turns=turns, stopped_after=stopped_after)) is not None:
+                embedding.request()
+            duties.run("schedule slots", partial(self._sweep_slots, process))
 
     def _sweep_slots(self, process: Process) -> None:
         runtime = process.runtime

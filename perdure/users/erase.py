@@ -22,7 +22,7 @@ from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.ids import new_id, part_task_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.snapshots.store import SnapshotStore
@@ -177,8 +177,8 @@ class Eraser:
                 self.redis_memory.events.forget(session_id)
             if self.file is not None:
                 self.file.rewrite()
-        except Unavailable as error:
-            log.warning("an erased user's copies outside PostgreSQL remain; the next pass retries: %s", error.message)
+        except Exception as error:  # noqa: BLE001 (a third party's store must not hold up other erasures)
+            log.warning("an erased user's copies outside PostgreSQL remain; the next pass retries: %s", loggable(error))
             return False
         return True
 

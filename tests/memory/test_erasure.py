@@ -27,7 +27,7 @@ from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Runner
-from perdure.turns.sweep import sweep
+from perdure.turns.sweep import Swept, sweep
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
@@ -336,6 +336,30 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER) == {}
+
+
+def test_a_store_that_raises_holds_up_nothing_else(
+    lived: Harness, redis_memory: RedisMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a third party's snapshot store raises for one user, other erasures end, and the sweeper's other duties run."""
+    sessions = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=f"user {MARKER}")
+    broken, delete = {row.session_id for row in sessions}, RedisSnapshots.delete
+
+    def raising(self: RedisSnapshots, session_id: UUID) -> None:
+        if session_id in broken:
+            raise OSError("a bug of the store")
+        delete(self, session_id)
+
+    monkeypatch.setattr(RedisSnapshots, "delete", raising)
+    runtime = lived.runtime
+    assert not runtime.eraser.erase(f"user {MARKER}").everywhere
+    assert runtime.eraser.erase(f"user {OTHER}").everywhere
+    lived.waker.away = True
+    lived.send(user_id="late")
+    lived.waker.away = False
+    lived.move(lived.settings.turn.lease_s + 1)
+    assert sweep(runtime) == Swept(sessions=1)
+    assert [row.user_id for row in lived.sql("SELECT user_id FROM erasures")] == [f"user {MARKER}"]
 
 
 def test_a_turn_that_runs_during_the_erasure_writes_nothing(

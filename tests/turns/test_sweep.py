@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -296,3 +297,32 @@ class Refusing:
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         raise DeliveryFailed("503 Service Unavailable")
+
+
+@pytest.mark.parametrize("failing", sweeping.DUTIES)
+def test_a_duty_that_fails_keeps_no_other_from_its_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    """If one duty of the round fails in each round, all other duties still run in each round."""
+    finished = Counter[str]()
+
+    def planted(name: str, duty: Callable[[sweeping.Round], object]) -> Callable[[sweeping.Round], object]:
+        def run(this: sweeping.Round) -> object:
+            if name == failing:
+                harness.sql("SELECT 1 FROM a_table_that_does_not_exist")
+            result = duty(this)
+            finished[name] += 1
+            return result
+
+        return run
+
+    for name, duty in list(sweeping.DUTIES.items()):
+        monkeypatch.setitem(sweeping.DUTIES, name, planted(name, duty))
+    runtime = harness.runtime
+    for _ in range(3):
+        harness.move(harness.settings.turn.sweep_s + 0.1)
+        assert sweep(runtime) is not None
+    assert finished == dict.fromkeys(sweeping.DUTIES.keys() - {failing}, 3)
+    lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert lines
+    assert all(f"'{failing}'" in line for line in lines)

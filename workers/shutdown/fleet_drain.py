@@ -44,6 +44,11 @@ class FleetDrain:
         sweep_s = self._settings.turn.sweep_s
         return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the intake was open at the last successful `follow_intake`."""
+        return self._phase is Phase.OPEN
+
     def report(self) -> dict[str, Any]:
         """The drain phase, and the numbers of parked turns, flushed sessions and flushed turns in the latest drain."""
         return {
@@ -53,20 +58,19 @@ class FleetDrain:
             "flushed_entries": self._flushed.written,
         }
 
-    def follow_intake(self) -> bool:
-        """Pause the worker if the intake is closed, else resume the worker; returns whether the intake is open.
+    def follow_intake(self) -> None:
+        """Pause the worker if the intake is closed, else resume the worker. `is_open` then has the result.
 
         Raises:
             Unavailable: the database cannot be reached; the phase does not change.
         """
         if not drain.is_active(self._process.runtime.database):
             self._reopen()
-            return True
+            return
         if self._phase is Phase.OPEN:
             self._close()
         if self._phase is Phase.DRAINING or self._running():
             self._drain()
-        return False
 
     def _close(self) -> None:
         self._consumption.pause()
