@@ -15,7 +15,6 @@ from perdure.casebank.plan.policy import Rule
 from perdure.casebank.runs import prune as pruning
 from perdure.casebank.runs import state
 from perdure.casebank.runs.prune import Interrupted, RunContext
-from perdure.casebank.search import build_indexes
 from perdure.channels.notices import bank_of
 from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
@@ -113,4 +112,3 @@ def _embed(runtime: Runtime) -> None:
         raise
     except PerdureError as error:  # the rates are committed; the next daily run embeds the cases
         log.warning("cases could not be embedded; the next run retries: %s", loggable(error))
-    build_indexes(runtime.database)

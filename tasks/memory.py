@@ -9,7 +9,6 @@ from uuid import UUID
 from perdure.errors import InvalidRequest
 from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
 from perdure.memory.decay import decay as decay_all
-from perdure.memory.embedding import build_index, register
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
@@ -62,18 +61,8 @@ def decay(self: ScheduledTask) -> int:
 
 @declare("memory.refresh_hot", base=ScheduledTask)
 def refresh_hot(self: ScheduledTask) -> int:
-    """Recompute the hot (most often recalled) memories of all users; returns the number of hot memories.
-
-    Builds the vector index once there are `PERDURE_MEMORY__INDEX_ROWS` vectors.
-    """
-    runtime = self.process.runtime
-    hot = refresh(runtime.database)
-    embedder = runtime.embedder
-    if embedder.dimensions is not None:
-        known = register(runtime.database, embedder.name, embedder.dimensions)
-        if build_index(runtime.database, known, runtime.settings.memory.index_rows):
-            log.info("built the index on the vectors of %s", embedder.name)
-    return hot
+    """Recompute the hot (most often recalled) memories of all users; returns the number of hot memories."""
+    return refresh(self.process.runtime.database)
 
 
 def consolidator(process: Process) -> Consolidator:

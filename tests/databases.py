@@ -7,6 +7,10 @@ outlives the test finds no database. It drops a copy instead if the test wrote m
 A new connection takes longer than most tests, too, because the server must read its catalogues and plan every statement
 again. Therefore, if no thread outlived a test, the test's `Database` is reused together with the copy. The `Database`
 keeps its connections and prepared statements, and the copy keeps its name.
+
+As in most installations, perdure's role is an ordinary one: it owns the database and its tables, but is no superuser,
+and an administrator has installed the extension `vector`. Only this module, the tests of the schema (which install the
+extension themselves) and tests that create roles use the administrator.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg2
+from psycopg2 import OperationalError
 from psycopg2.errors import ObjectInUse
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, by its name)
 from sqlalchemy import Engine, create_engine, event
@@ -30,6 +36,9 @@ from sqlalchemy.pool import QueuePool
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
 from perdure.database.tables import metadata
+
+ORDINARY = "ordinary"
+"""The name of the role with which the tests and the processes under test connect."""
 
 _TEMPLATE = "template_perdure"
 _UNFINISHED = "template_unfinished"
@@ -91,6 +100,7 @@ class Databases:
         self._prepare = prepare
         self._server = server.set(database="postgres")
         self._administrator = _connected(self._server)
+        self._ordinary = server.set(username=ORDINARY)
         self._numbers = itertools.count(1)
         self._cold: deque[Copy] = deque()
         self._warm: deque[Copy] = deque()
@@ -113,9 +123,12 @@ class Databases:
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
             self.administer("ALTER SYSTEM SET synchronous_commit = off")
             self.administer("SELECT pg_reload_conf()")
+            admit_ordinary_role(self._server)
+            # `_emptied` disables foreign key checks with this parameter; perdure does not use it.
+            self.administer(f"GRANT SET ON PARAMETER session_replication_role TO {ORDINARY}")
             self.administer(f"DROP DATABASE IF EXISTS {_UNFINISHED}")
-            self.administer(f"CREATE DATABASE {_UNFINISHED}")
-            migrate(self._server.set(database=_UNFINISHED))
+            self._create(_UNFINISHED)
+            migrate(self._ordinary.set(database=_UNFINISHED))
             self._alone(_UNFINISHED)
             self.administer(f"ALTER DATABASE {_UNFINISHED} RENAME TO {_TEMPLATE}")
         self.administer("SELECT pg_advisory_unlock(%s)", str(_ONE_AT_A_TIME))
@@ -124,14 +137,14 @@ class Databases:
     def one(self, *, warm: bool = False) -> Iterator[tuple[URL, Copy]]:
         """An empty, migrated database for the block. `warm`: prefer a copy that has a reusable `Database`."""
         copy = self._take(warm=warm)
-        yield self._server.set(database=copy.name), copy
+        yield self._ordinary.set(database=copy.name), copy
         self._give_back(copy)
 
     def connected(self, copy: Copy) -> Database:
         """The `Database` that `keep` stored with the copy, or a new one if none is stored."""
         made, copy.kept = copy.kept, None
         if made is None:
-            made = Database(self._server.set(database=copy.name), prepare=self._prepare)
+            made = Database(self._ordinary.set(database=copy.name), prepare=self._prepare)
 
             @event.listens_for(made.engine, "connect")
             def _note(connection: Any, record: Any) -> None:
@@ -152,12 +165,23 @@ class Databases:
             copy.kept = database
 
     @contextmanager
-    def empty(self) -> Iterator[URL]:
-        """A database without tables, which is dropped at the end of the block."""
+    def empty(self, *, bare: bool = False) -> Iterator[URL]:
+        """A database without tables, which is dropped at the end of the block.
+
+        `bare`: the URL has the administrator's role, and the extension `vector` is not installed.
+        """
         name = f"empty_{os.getpid()}_{next(self._numbers)}"
-        self.administer(f"CREATE DATABASE {name}")
-        yield self._server.set(database=name)
+        if bare:
+            self.administer(f"CREATE DATABASE {name}")
+        else:
+            self._create(name)
+        yield (self._server if bare else self._ordinary).set(database=name)
         self.administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _create(self, name: str) -> None:
+        """Create a database as an administrator does for perdure: the ordinary role owns it, `vector` is installed."""
+        self.administer(f"CREATE DATABASE {name}")
+        prepare_for_ordinary_role(self._server.set(database=name))
 
     def _take(self, *, warm: bool) -> Copy:
         if warm and self._warm:
@@ -168,7 +192,7 @@ class Databases:
             self._rename(copy.name, name)
             copy.name = name
             return copy
-        self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY wal_log")
+        self.administer(f"CREATE DATABASE {name} OWNER {ORDINARY} TEMPLATE {_TEMPLATE} STRATEGY wal_log")
         connection = _connected(self._server.set(database=name))
         try:
             return Copy(name, _run(connection, _CATALOGUE))
@@ -213,6 +237,37 @@ class Databases:
         while self.administer(_OTHERS, name, [*known]):
             assert time.monotonic() < deadline, f"connections to {name} do not end"
             time.sleep(0.001)
+
+
+def admit_ordinary_role(server: URL) -> None:
+    """Create the ordinary role on an embedded server, and allow the role to log in. Idempotent.
+
+    An embedded server allows only the administrator to log in, and each start of the server restores that.
+    """
+    administrator = _connected(server)
+    if not _run(administrator, "SELECT count(*) FROM pg_roles WHERE rolname = %s", ORDINARY):
+        _run(administrator, f"CREATE ROLE {ORDINARY} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE")
+    rules = Path(_run(administrator, "SHOW hba_file"))
+    rules.write_text(rules.read_text(encoding="utf-8") + f"local all {ORDINARY} trust\n", encoding="utf-8")
+    _run(administrator, "SELECT pg_reload_conf()")
+    administrator.close()
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            _connected(server.set(username=ORDINARY)).close()
+        except OperationalError:  # the server has not read the rules yet
+            assert time.monotonic() < deadline, "the ordinary role may not log in"
+            time.sleep(0.01)
+        else:
+            return
+
+
+def prepare_for_ordinary_role(url: URL) -> None:
+    """As an administrator, make the ordinary role the owner of the database, and install the extension `vector`."""
+    administrator = _connected(url)
+    _run(administrator, f"ALTER DATABASE {url.database} OWNER TO {ORDINARY}")
+    _run(administrator, "CREATE EXTENSION vector SCHEMA public")
+    administrator.close()
 
 
 def _emptied(connection: Connection) -> bool:

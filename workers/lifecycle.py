@@ -42,7 +42,7 @@ from perdure.tasks.scheduled import fire
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
-from perdure.workers import logs
+from perdure.workers import logs, upkeep
 from perdure.workers.assembly import Addresses, assemble, require_database
 from perdure.workers.consumer import pause
 from perdure.workers.consumer.old_unacked import OldUnacked
@@ -115,12 +115,13 @@ class Lifecycle:
         require_database(self._settings, self._where.database_url)
 
     def start(self) -> None:
-        """Assemble the parts, and start the threads that sweep, embed, check child processes and run the shutdown."""
+        """Assemble the parts, and start the threads of sweeps, embedding, upkeep, child processes and the shutdown."""
         process = self()
         fleet_drain = self.fleet_drain = FleetDrain(process, self._settings, self._isolation, self.consumption)
         embedding = self._embedding = Embedding(process.runtime)
         embedding.start()
         _thread("perdure-sweeper", lambda: self._sweep(process, fleet_drain, embedding))
+        upkeep.start(process.runtime, self._shutdown.begun)
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))

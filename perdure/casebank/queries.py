@@ -132,33 +132,17 @@ def index_name(size: int, part: str) -> str:
     return f"cases_{part}_nearest_{size:d}_idx"
 
 
-def index(size: int, part: str) -> str:
-    """The SQL that builds the index named by `index_name` without blocking readers or writers."""
+def index_definition(size: int, part: str) -> str:
+    """The SQL after the name in the `CREATE INDEX` of the index named by `index_name`."""
     return f"""
-        CREATE INDEX CONCURRENTLY IF NOT EXISTS {index_name(size, part)}
         ON @schema.cases USING hnsw ((query_vector::@vector.vector({size:d})) @vector.vector_cosine_ops)
         WHERE status = 'active' AND @vector.vector_dims(query_vector) = {size:d} AND {_INDEXED[part]}
     """
 
 
-# Whether an index is incomplete: its build was interrupted, or another process is building it.
-INDEX_IS_BROKEN = Statement(
-    "casebank.index_is_broken",
-    """
-    SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass(%(name)s::text) AND NOT indisvalid) AS broken
-    """,
-    writes=False,
-)
-
-
 def drop_index_of_all(size: int) -> str:
     """The SQL that drops the index on the vectors of all cases. Releases before database revision 0018 used it."""
     return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
-
-
-def drop_index(size: int, part: str) -> str:
-    """The SQL that drops the index named by `index_name` without blocking readers or writers."""
-    return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{index_name(size, part)}"
 
 
 # A CTE for the statement that settles a turn; the CTE `fenced` must precede it. Inserts one execution for each case in

@@ -21,6 +21,7 @@ from perdure.access.tenants import author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.casebank.search_queries import Scope
+from perdure.database import indexes
 from perdure.database.engine import Database, Statement
 
 INDEX_FROM = 10_000
@@ -185,12 +186,10 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
 
 
 def _build(database: Database, size: int, part: str) -> None:
-    """Build an index unless it exists. Drops the index first if it is incomplete."""
-    if database.run(queries.INDEX_IS_BROKEN, {"name": queries.index_name(size, part)})[0].broken:
-        database.define(queries.drop_index(size, part))
-    database.define(queries.index(size, part))
-    # During a rolling deployment, a worker of the previous release may have rebuilt the obsolete index over all cases.
-    database.define(queries.drop_index_of_all(size))
+    if indexes.build_index(database, queries.index_name(size, part), queries.index_definition(size, part)):
+        # During a rolling deployment, a worker of the previous release may have rebuilt the obsolete index over all
+        # cases.
+        database.define(queries.drop_index_of_all(size))
 
 
 @lru_cache

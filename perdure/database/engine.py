@@ -87,6 +87,11 @@ vectors of similar sentences. A search for one user's rows scans further until i
 
 _BUSY = "The database is busy; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
+_TOO_SLOW = {
+    "55P03": "The database is busy (a lock was not granted in time); please try again.",
+    "57014": "The database is busy (a statement was cancelled, or exceeded statement_timeout); please try again.",
+}
+"""The messages for errors of statements that a limit ended, by the errors' codes."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,13 @@ _LOCK = Statement(
     """,
     writes=False,
 )
+
+# Sets the limits that an administrator may have set for the role to 0, which means no limit.
+_UNLIMITED = """
+    SELECT set_config(name, '0', {local}) FROM pg_catalog.pg_settings
+    WHERE name IN ('statement_timeout', 'transaction_timeout', 'lock_timeout');
+"""
+_LOCK_LIMIT = f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_S * 1000}"
 
 Moment = Literal["before", "after"]
 Observer = Callable[[Moment, str], None]
@@ -243,13 +255,31 @@ class Database:
     def define(self, sql: str) -> None:
         """Run a statement that PostgreSQL does not allow in a transaction, such as `CREATE INDEX CONCURRENTLY`.
 
-        Names in `sql` must have the markers `@schema.` and `@vector.`; see `perdure.database.schema`.
+        The statement may wait and run for hours: it has a connection outside of the pool, without time limits. Behind a
+        pooler, the time limits of the role apply. Names in `sql` must have the markers `@schema.` and `@vector.`; see
+        `perdure.database.schema`.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
-        with mapped_errors(), self._room(), self.engine.connect() as connection:
+        with mapped_errors(), self.engine.connect() as connection:
+            connection.detach()
+            if connection.info[_SESSION].local is None:
+                connection.exec_driver_sql(_UNLIMITED.format(local="false"))
             connection.exec_driver_sql(_rendered(connection, sql))
+
+    def analyze(self, table: str) -> None:
+        """Update the planner's statistics of one of perdure's tables. Blocks no reader and no writer.
+
+        No limit on the duration of statements applies, but the limit on waiting for a lock does.
+
+        Raises:
+            Unavailable: the database cannot be reached, or another session maintains the table (`VACUUM`, an index).
+        """
+        with mapped_errors(), self._room(), self._transactional.begin() as connection:
+            local = connection.info[_SESSION].local or ""
+            connection.exec_driver_sql(local + _UNLIMITED.format(local="true") + _LOCK_LIMIT)
+            connection.exec_driver_sql(_rendered(connection, f"ANALYZE @schema.{table}"))
 
     def close(self) -> None:
         """Close the idle connections. A connection in use is closed when it is returned to the pool."""
@@ -421,6 +451,8 @@ def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
     code = _code(error.orig) or ""
     if code == _READ_ONLY:
         return Unavailable("The database accepts no writes at present; please try again.")
+    if code in _TOO_SLOW:
+        return Unavailable(_TOO_SLOW[code])
     if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
         return Unavailable(_UNREACHABLE)
     if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):

@@ -630,6 +630,15 @@ erasures = Table(
     comment="Users who were erased less than a lease ago: what paused workers still write is deleted at `due_at`.",
 )
 
+stale_statistics = Table(
+    "stale_statistics",
+    metadata,
+    Column("table_name", Text, primary_key=True),
+    Column("erased_at", _timestamp, nullable=False, comment="when rows were last erased"),
+    Column("due_at", _timestamp, nullable=False, comment="when a worker may analyze the table"),
+    comment="Tables whose planner statistics may have samples of erased rows.",
+)
+
 # --- memory ------------------------------------------------------------------------------
 
 message_words = Table(

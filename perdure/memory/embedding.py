@@ -9,7 +9,8 @@ Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBED
 messages and memories page by page. The scan adds each row that lacks a vector of the new embedder to `unembedded`.
 Vectors of the previous embedder stay. The scan is repeated daily, to find rows that were missed.
 
-`build_index` builds the HNSW indexes of an embedder once the embedder has enough vectors.
+`build_indexes` builds the HNSW indexes of an embedder once the embedder has enough vectors. Workers call it in the
+background (`perdure.workers.upkeep`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 
+from perdure.database import indexes
 from perdure.database.engine import Database, Executor
 from perdure.errors import Abandoned, PerdureError, loggable
 from perdure.memory import embedding_queries as queries
@@ -45,6 +47,8 @@ _WALK_EVERY_S = 86_400
 _PAGE = 512
 _FIRST_ID = UUID(int=0)
 _TABLES = ("message_vectors", "memory_vectors")
+_MOST_INDEXED = 4_000
+"""Maximum dimensions of half-precision vectors in pgvector's HNSW indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,30 +143,45 @@ def embed_sessions(
             return EmbeddingRound(embedded, refused, bool(missing), filled.error)
 
 
-def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
-    """Build the missing indexes of an embedder that has at least `rows` vectors. Returns whether it built indexes.
+def build_indexes(database: Database, name: str, rows: int) -> bool:
+    """Build the missing indexes on the vectors of the embedder `name`; see `build_index`.
 
-    Takes minutes on large tables and blocks neither reads nor writes. Only one process at a time may call this
-    function. An interrupted build leaves an invalid index, which the next call drops and builds again.
+    Returns whether indexes were completed.
+    """
+    built = False
+    for row in database.run(queries.OF_NAME, {"name": name}):
+        built |= build_index(database, RegisteredEmbedder(row.embedder_id, row.dimensions, row.indexed), rows)
+    return built
+
+
+def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -> bool:
+    """Build the missing indexes of an embedder that has at least `rows` vectors. Returns whether they are now complete.
+
+    Takes minutes on large tables, waits for older transactions, and blocks neither reads nor writes. If another process
+    builds these indexes, returns False at once. pgvector cannot index vectors of more than `_MOST_INDEXED` dimensions.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
     parameters = {"embedder_id": registered.embedder_id}
-    if registered.indexed or not database.run(queries.HAS_ENOUGH_VECTORS, {**parameters, "rows": rows})[0].large:
+    if (
+        registered.indexed
+        or registered.dimensions > _MOST_INDEXED
+        or not database.run(queries.HAS_ENOUGH_VECTORS, {**parameters, "rows": rows})[0].large
+    ):
         return False
-    names = {f"{table}_{registered.embedder_id}_idx": table for table in _TABLES}
-    found = {row.name: row.valid for row in database.run(queries.INDEX_STATES, {"names": list(names)})}
-    for name, table in names.items():
-        if found.get(name):
-            continue
-        database.define(f"DROP INDEX CONCURRENTLY IF EXISTS @schema.{name}")
-        database.define(
-            f"CREATE INDEX CONCURRENTLY {name} ON @schema.{table} "
-            f"USING hnsw ((vector::@vector.halfvec({registered.dimensions})) @vector.halfvec_cosine_ops) "
-            f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
-        )
-    database.run(queries.MARK_INDEXED, parameters)
+    with database.lock("perdure memory indexes") as alone:
+        if not alone:
+            return False
+        for table in _TABLES:
+            definition = (
+                f"ON @schema.{table} "
+                f"USING hnsw ((vector::@vector.halfvec({registered.dimensions})) @vector.halfvec_cosine_ops) "
+                f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
+            )
+            if not indexes.build_index(database, f"{table}_{registered.embedder_id}_idx", definition):
+                return False
+        database.run(queries.MARK_INDEXED, parameters)
     return True
 
 

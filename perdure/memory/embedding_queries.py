@@ -186,6 +186,15 @@ WALK_MEMORIES = Statement(
 
 # --- indexes -----------------------------------------------------------------------------
 
+OF_NAME = Statement(
+    "embedding.of_name",
+    """
+    SELECT embedder_id, dimensions, indexed_at IS NOT NULL AS indexed FROM embedders
+    WHERE name = %(name)s ORDER BY embedder_id
+    """,
+    writes=False,
+)
+
 # Whether the messages or the memories have at least `rows` vectors. Counts no further than `rows`.
 HAS_ENOUGH_VECTORS = Statement(
     "embedding.large",
@@ -200,13 +209,4 @@ HAS_ENOUGH_VECTORS = Statement(
 
 MARK_INDEXED = Statement(
     "embedding.indexed", "UPDATE embedders SET indexed_at = perdure_now() WHERE embedder_id = %(embedder_id)s"
-)
-
-INDEX_STATES = Statement(
-    "embedding.index_states",
-    """
-    SELECT c.relname AS name, i.indisvalid AS valid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
-    WHERE c.relname = ANY (%(names)s::text[]) AND c.relnamespace = quote_ident(current_schema())::regnamespace
-    """,
-    writes=False,
 )

@@ -6,7 +6,8 @@ is deleted right after the commit, and again in a second pass after the duration
 process that was paused after its last commit may still write to Redis or the store.
 
 The transaction inserts a row in `erasures`, so that the sweeper runs the second pass even if this process crashes. The
-second pass also removes the deleted texts from the planner's statistics and from the file of an embedded Redis.
+second pass also removes the deleted texts from the file of an embedded Redis. Workers remove them from the planner's
+statistics (`perdure.users.statistics`); the erasure does not wait for that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from perdure.ids import new_id, part_task_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.snapshots.store import SnapshotStore
 from perdure.users import queries
-from perdure.users.statistics import forget_samples
+from perdure.users.tables import USER_TABLES
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Eraser:
                 "erasure_id": new_id(self.clock),
                 "session_ids": sessions,
                 "task_ids": task_ids,
+                "tables": [each.table for each in USER_TABLES],
                 "lease_s": self.lease_s,
                 **user,
             }
@@ -127,7 +129,7 @@ class Eraser:
             and self._clean(row.user_id, row.session_ids, row.erased_at)
             and (revoked or not row.task_ids)
         }
-        finished = self._purge_copies(clean) if clean else clean
+        finished = self._purge_file(clean) if clean else clean
         for row in due:
             statement = queries.FINISH if row.erasure_id in finished else queries.POSTPONE
             self.database.run(statement, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
@@ -150,9 +152,8 @@ class Eraser:
         task_ids = [task_id for row in erasures for task_id in row.task_ids]
         return not task_ids or (self.revoke is not None and self.revoke(task_ids))
 
-    def _purge_copies(self, clean: Collection[UUID]) -> Collection[UUID]:
-        """Remove erased texts from the planner's statistics and from Redis's file; returns the finished erasures."""
-        forget_samples(self.database)
+    def _purge_file(self, clean: Collection[UUID]) -> Collection[UUID]:
+        """Remove erased texts from Redis's file; returns the finished erasures."""
         if self.file is None:
             return clean
         try:

@@ -39,10 +39,16 @@ QUEUED_CALLS = Statement(
 )
 
 # Schedules the second pass after the duration of a lease. By that time, a process that was paused during the erasure
-# has lost its session's lease.
+# has lost its session's lease. Also notes that the planner's statistics may have samples of the erased rows; see
+# `perdure.users.statistics`.
 NOTE = Statement(
     "erasure.note",
     """
+    WITH sampled AS (
+        INSERT INTO stale_statistics (table_name, erased_at, due_at)
+        SELECT name, perdure_now(), perdure_now() FROM unnest(%(tables)s::text[]) AS name ORDER BY name
+        ON CONFLICT (table_name) DO UPDATE SET erased_at = excluded.erased_at
+    )
     INSERT INTO erasures (erasure_id, user_id, session_ids, task_ids, erased_at, due_at)
     VALUES (%(erasure_id)s, %(user_id)s, %(session_ids)s::uuid[], %(task_ids)s::uuid[], perdure_now(),
             perdure_now() + make_interval(secs => %(lease_s)s))

@@ -86,5 +86,7 @@ TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
 
-ERASURE_TABLES = frozenset({"erasures"})
-"""The tables that record unfinished erasures. The second pass of an erasure deletes the erasure's row."""
+ERASURE_TABLES = frozenset({"erasures", "stale_statistics"})
+"""The tables that record unfinished erasures. The second pass of an erasure deletes the erasure's row from `erasures`.
+`stale_statistics` has the names of tables, and no users' data.
+"""

@@ -26,6 +26,7 @@ from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.run.runner import Runner
 from tests.cli.conftest import Environment, Perdure
+from tests.databases import ORDINARY, Databases
 
 
 @pytest.mark.usefixtures("working")
@@ -247,11 +248,10 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
     assert json.loads(perdure("sessions", "show", session, "--json").stdout)["agent"] == "wren"
 
 
-def test_a_role_is_granted_the_right_to_send(database: Database, perdure: Perdure) -> None:
+def test_a_role_is_granted_the_right_to_send(databases: Databases, database: Database, perdure: Perdure) -> None:
     """`perdure migrate --grant` permits a role to send messages. If the role does not exist, the error names it."""
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("DROP ROLE IF EXISTS shopkeeper")
-        connection.exec_driver_sql("CREATE ROLE shopkeeper")
+    databases.administer("DROP ROLE IF EXISTS shopkeeper")
+    databases.administer(f"CREATE ROLE shopkeeper ROLE {ORDINARY}")
     granted = perdure("migrate", "--grant", "shopkeeper")
     refused = perdure("migrate", "--grant", "nobody")
     with database.engine.connect() as connection:
@@ -260,6 +260,6 @@ def test_a_role_is_granted_the_right_to_send(database: Database, perdure: Perdur
         )
         assert allowed.scalar_one() is True
         connection.exec_driver_sql("DROP OWNED BY shopkeeper")
-        connection.exec_driver_sql("DROP ROLE shopkeeper")
+    databases.administer("DROP ROLE shopkeeper")
     assert granted.returncode == 0, granted.stderr
     assert (refused.returncode, "--grant nobody" in refused.stderr) == (2, True), refused.stderr

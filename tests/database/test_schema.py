@@ -46,8 +46,8 @@ USERS = Statement("test.users", "SELECT user_id FROM users ORDER BY 1", writes=F
 
 @pytest.fixture
 def url(databases: Databases) -> Iterator[URL]:
-    """The URL of an empty database."""
-    with databases.empty() as made:
+    """The URL of an empty database, with the administrator's role: the tests install extensions and create roles."""
+    with databases.empty(bare=True) as made:
         yield made
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from perdure.database.engine import Database
 from perdure.database.serverlog import quoting
 from perdure.settings import Settings
 from perdure.workers.assembly import require_database
+from tests.databases import Databases
 
 
 def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -29,13 +31,10 @@ def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pyte
     ],
 )
 def test_another_servers_log_is_reported(
-    database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
+    databases: Databases, database_url: str, setting: str, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning names each setting that allows users' messages in the log, and the setting's value."""
-    server = Database(database_url)
-    with server.engine.connect() as connection:
-        connection.exec_driver_sql(f"ALTER DATABASE {server.url.database} SET {setting} = '{value}'")
-    server.close()
+    databases.administer(f"ALTER DATABASE {make_url(database_url).database} SET {setting} = '{value}'")
     require_database(Settings(_env_file=None), database_url)
     assert f"PostgreSQL's log quotes users' messages ({setting} is " in caplog.text
     again = Database(database_url)

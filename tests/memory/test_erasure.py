@@ -30,6 +30,7 @@ from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import Swept, sweep
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
+from perdure.users.statistics import forget_samples
 from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
 from tests.memory.archive import Archive, Echo
 from tests.turns.harness import Harness
@@ -253,7 +254,9 @@ def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisM
     _eraser(lived, redis_memory).erase(f"user {MARKER}")
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
+    assert forget_samples(lived.database) == len(USER_TABLES)
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
+    assert lived.sql("SELECT * FROM stale_statistics") == []
 
 
 def _analyze(harness: Harness) -> None:

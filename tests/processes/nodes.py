@@ -15,11 +15,13 @@ from pathlib import Path
 import psutil
 from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestSetup, CeleryTestWorker
 from redis import Redis
+from sqlalchemy.engine import URL, make_url
 
 from perdure.database.migrate import migrate
 from perdure.embedded import postgres, redis
 from perdure.embedded.lifecycle import Running
 from tests import forked
+from tests.databases import ORDINARY, admit_ordinary_role, prepare_for_ordinary_role
 from tests.processes.faults import wait_until
 
 _QUIET = ["--without-gossip", "--without-mingle"]
@@ -210,17 +212,24 @@ class RedisContainer(ProcessContainer):
 
 
 class PostgresServer:
-    """A PostgreSQL server that a test may restart; it contains perdure's tables."""
+    """A PostgreSQL server that a test may restart; it contains perdure's tables, which an ordinary role owns."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._runs: list[Running] = [postgres.start(directory)]
+        self._runs: list[Running] = []
+        self.start()
+        prepare_for_ordinary_role(self.administrator)
         migrate(self.url)
 
     @property
+    def administrator(self) -> URL:
+        """The URL with the administrator's role."""
+        return make_url(self._runs[-1].url)
+
+    @property
     def url(self) -> str:
-        """The URL for SQLAlchemy."""
-        return self._runs[-1].url
+        """The URL for SQLAlchemy, with the ordinary role."""
+        return self.administrator.set(username=ORDINARY).render_as_string(hide_password=False)
 
     def restart(self, number: signals.Signals) -> None:
         """End the server with a signal, then start it again with the same data directory."""
@@ -235,6 +244,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server again with the same data directory."""
         self._runs.append(postgres.start(self._directory))
+        admit_ordinary_role(self.administrator)
 
     def stop(self) -> None:
         """Stop the server at the end of the tests."""

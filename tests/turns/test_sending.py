@@ -31,7 +31,7 @@ from perdure.turns.outbox import Delivered, deliver, list_deliveries
 from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
 from perdure.users.export import export_user
-from tests.databases import Databases
+from tests.databases import ORDINARY, Databases
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
 from tests.turns.test_outbox import Recipient
@@ -217,12 +217,12 @@ def test_a_database_without_perdures_tables(
 
 
 def test_a_role_needs_the_right_to_insert_and_no_other(
-    harness: Harness, database: Database, application: Engine, woken: list[str]
+    databases: Databases, harness: Harness, database: Database, application: Engine, woken: list[str]
 ) -> None:
     """After `perdure migrate --grant`, the role can send messages but not read them."""
     role = 'shop "clerk"'
-    harness.sql('DROP ROLE IF EXISTS "shop ""clerk"""')
-    harness.sql('CREATE ROLE "shop ""clerk"""')
+    databases.administer('DROP ROLE IF EXISTS "shop ""clerk"""')
+    databases.administer(f'CREATE ROLE "shop ""clerk""" ROLE {ORDINARY}')
     own = database.url.query | {"options": '-c role=shop\\ "clerk"'}
     clerk = create_engine(database.url.set(query=own))
     try:
@@ -244,7 +244,7 @@ def test_a_role_needs_the_right_to_insert_and_no_other(
     finally:
         clerk.dispose()
         harness.sql('DROP OWNED BY "shop ""clerk"""')
-        harness.sql('DROP ROLE "shop ""clerk"""')
+        databases.administer('DROP ROLE "shop ""clerk"""')
 
 
 def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]) -> None:
