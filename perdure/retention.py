@@ -21,11 +21,15 @@ rows, `retain` scans the whole table once per call, page by page through the ind
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.database.engine import Database, Statement
+from perdure.errors import loggable
+
+log = logging.getLogger(__name__)
 
 _BATCH = 1_000
 
@@ -258,12 +262,21 @@ def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict
     """Delete all rows past their retention, one commit per batch; returns the number of deleted rows by kind.
 
     Calls `go_on` between commits, and stops if `go_on` returns False. The next call of `retain` deletes the remaining
-    rows.
+    rows. If a kind of row cannot be deleted, the other kinds are deleted before the error is raised.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    return {kept.what: _deleted(database, kept, go_on) for kept in KEPT}
+    deleted, failures = dict[str, int](), list[Exception]()
+    for kept in KEPT:
+        try:
+            deleted[kept.what] = _deleted(database, kept, go_on)
+        except Exception as error:  # noqa: BLE001 (raised below)
+            log.warning("retention of %s failed: %s", kept.what, loggable(error))
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return deleted
 
 
 def _deleted(database: Database, kept: Kept, go_on: Callable[[], bool]) -> int:

@@ -32,7 +32,7 @@ from perdure.models.resolve import Models
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
-from tests.databases import Copy, Databases
+from tests.databases import ORDINARY, Copy, Databases
 
 LONG_LIMIT_S = 480
 
@@ -243,3 +243,22 @@ def runtime(
 ) -> Runtime:
     """The runtime of one process. An agent that names no model uses the offline model."""
     return Runtime(settings, clock, database, agents, Models(settings, clock).get, waker, PostgresSnapshots(database))
+
+
+@pytest.fixture
+def granted(databases: Databases, database: Database) -> Iterator[Database]:
+    """Connections of a role that owns nothing: it may only read and write the rows of perdure's tables."""
+    databases.administer("DROP ROLE IF EXISTS granted_only")
+    databases.administer(f"CREATE ROLE granted_only LOGIN ROLE {ORDINARY}")
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("GRANT USAGE ON SCHEMA perdure TO granted_only")
+        connection.exec_driver_sql(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA perdure TO granted_only"
+        )
+        connection.exec_driver_sql("GRANT USAGE ON ALL SEQUENCES IN SCHEMA perdure TO granted_only")
+    made = Database(database.url.update_query_dict({"options": "-c role=granted_only"}))
+    yield made
+    made.close()
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("DROP OWNED BY granted_only")
+    databases.administer("DROP ROLE granted_only")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from perdure import retention
 from perdure.casebank.executions import count
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.runtime import Runtime
 from perdure.settings import OnBusy
 from perdure.turns.inbox.accept import Accepted, accept
@@ -40,6 +42,22 @@ def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
     sent = accept(runtime, Incoming.model_validate(message))
     Runner(runtime, "tests").run(sent.session_id)
     return sent.session_id
+
+
+@pytest.mark.parametrize("failing", [kept.what for kept in retention.KEPT])
+def test_a_kind_that_fails_keeps_no_other(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    """If rows of one kind cannot be deleted, rows of all other kinds are, and the task fails with that error."""
+    ran: list[str] = []
+    broken = Statement("tests.broken", "SELECT * FROM a_table_that_does_not_exist")
+    kinds = [replace(kept, delete=broken) if kept.what == failing else kept for kept in retention.KEPT]
+    monkeypatch.setattr(retention, "KEPT", kinds)
+    runtime.database.observe = lambda moment, name: ran.append(name) if moment == "after" else None
+    with pytest.raises(ProgrammingError, match="does not exist"):
+        retention.retain(runtime.database)
+    assert ran == [kept.delete.name for kept in kinds if kept.what != failing]
+    assert f"retention of {failing} failed" in caplog.text
 
 
 def test_replies_that_were_delivered_are_kept_for_a_month(runtime: Runtime, clock: MovedClock) -> None:

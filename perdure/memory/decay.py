@@ -1,8 +1,8 @@
 """Decay: updates the value of each memory, and archives old memories of low value that were not recalled recently.
 
 The value is always computed from the importance and the age, never from the previous value. Repeated runs therefore do
-not lower the value further. The formula exists twice: as Python functions, and in the SQL that updates the rows in
-place. A test checks that both agree.
+not lower the value further. A run writes only the values that have changed noticeably (see `NOTICEABLE`). The formula
+exists twice: as Python functions, and in the SQL that updates the rows in place. A test checks that both agree.
 
 Called by the task `memory.decay` every six hours, and by the command `perdure memory decay`.
 """
@@ -26,6 +26,12 @@ FLOOR = 0.3
 
 ARCHIVE_BELOW = 0.03
 ARCHIVE_AFTER_DAYS = 30
+
+NOTICEABLE = 0.005
+"""A value is written if it has changed by more than this fraction of the importance.
+
+Recall weights the value by 0.15, so a smaller change of the value does not change what a search finds.
+"""
 
 _BATCH = 1_000
 
@@ -72,6 +78,7 @@ def decay(database: Database, progress: Callable[[int], None] = lambda _: None) 
         "kinds": list(KIND_RATES),
         "rates": list(KIND_RATES.values()),
         "floor": FLOOR,
+        "noticeable": NOTICEABLE,
         "archive_below": ARCHIVE_BELOW,
         "archive_after_days": ARCHIVE_AFTER_DAYS,
         "most": _BATCH,

@@ -2,7 +2,7 @@
 
 Each recall records the memories that it returned. Every six hours, a task ranks the memories that were recalled most
 often in the last `PATTERN_DAYS` days. A prompt can then include these memories without a search. `refresh_hot` is
-idempotent.
+idempotent, and writes only what has changed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def refresh_hot(database: Database) -> int:
         with database.transaction("meta.refresh_hot") as transaction:
             page = {"after": after, "days": PATTERN_DAYS, "most_users": _USERS_PER_COMMIT}
             users = [row.user_id for row in transaction.run(queries.HOT_USERS, page)]
-            transaction.run(queries.FORGET_HOT, {"user_ids": users})
             ranking = {"user_ids": users, "days": PATTERN_DAYS, "most": MOST_HOT}
-            hot += len(transaction.run(queries.WRITE_HOT, ranking))
+            transaction.run(queries.FORGET_HOT, ranking)
+            hot += int(transaction.run(queries.WRITE_HOT, ranking)[0].hot)
         if len(users) < _USERS_PER_COMMIT:
             break
         after = users[-1]

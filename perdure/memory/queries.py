@@ -8,7 +8,8 @@ from perdure.database.engine import Statement
 
 # Computes the formula of `perdure.memory.decay`. PostgreSQL's `exp` fails for exponents below about -745, so exponents
 # below -700 are replaced by -700. This changes no result, because a memory's value never falls below `floor` times its
-# importance, and `floor` is greater than exp(-700). Unchanged values are not written.
+# importance, and `floor` is greater than exp(-700). Writes only values that differ by more than `noticeable` times the
+# importance, because writing each value in each run would rewrite the whole table.
 DECAY = Statement(
     "decay.decay",
     """
@@ -27,7 +28,7 @@ DECAY = Statement(
         FROM page
         JOIN unnest(%(kinds)s::text[], %(rates)s::double precision[]) AS k (kind, rate) USING (kind)
     ), reckoned AS (
-        SELECT memory_id, value,
+        SELECT memory_id, value, importance,
                greatest(importance * exp(greatest(-rate * greatest(hours, 0), -700)),
                         %(floor)s::double precision * importance) AS now_worth,
                created_at < perdure_now() - make_interval(days => %(archive_after_days)s)
@@ -40,7 +41,8 @@ DECAY = Statement(
             archived_at = CASE WHEN r.forgotten AND r.now_worth < %(archive_below)s THEN perdure_now() END
         FROM reckoned AS r
         WHERE m.memory_id = r.memory_id AND m.archived_at IS NULL
-          AND (r.value <> r.now_worth OR r.forgotten AND r.now_worth < %(archive_below)s)
+          AND (abs(r.value - r.now_worth) > %(noticeable)s::double precision * r.importance
+               OR r.forgotten AND r.now_worth < %(archive_below)s)
         RETURNING m.archived_at
     )
     SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT max(memory_id::text)::uuid FROM page) AS last,
@@ -65,12 +67,8 @@ HOT_USERS = Statement(
     """,
 )
 
-FORGET_HOT = Statement("meta.forget_hot", "DELETE FROM hot_memories WHERE user_id = ANY (%(user_ids)s::text[])")
-
 # Ranks each user's memories by the number of recalls, then by the time of the latest recall.
-WRITE_HOT = Statement(
-    "meta.write_hot",
-    """
+_RANKED = """
     WITH counted AS (
         SELECT a.user_id, a.memory_id, count(*) AS times, max(a.accessed_at) AS latest, min(m.value) AS value
         FROM memory_accesses AS a
@@ -79,15 +77,40 @@ WRITE_HOT = Statement(
           AND a.accessed_at > perdure_now() - make_interval(days => %(days)s)
           AND m.archived_at IS NULL AND m.superseded_by IS NULL AND m.valid_to IS NULL
         GROUP BY a.user_id, a.memory_id
-    ), ranked AS (
+    ), numbered AS (
         SELECT user_id, memory_id, times,
                row_number() OVER (PARTITION BY user_id ORDER BY times DESC, latest DESC, value DESC, memory_id) AS rank
         FROM counted
+    ), ranked AS (
+        SELECT * FROM numbered WHERE rank <= %(most)s
     )
-    INSERT INTO hot_memories (user_id, rank, memory_id, score, refreshed_at)
-    SELECT user_id, rank, memory_id, times, perdure_now() FROM ranked WHERE rank <= %(most)s
-    RETURNING memory_id
-    """,
+"""
+
+# Deletes the rows that differ from the ranking. `WRITE_HOT` then inserts the missing rows; unchanged rows stay.
+FORGET_HOT = Statement(
+    "meta.forget_hot",
+    f"""
+    {_RANKED}
+    DELETE FROM hot_memories AS h
+    WHERE h.user_id = ANY (%(user_ids)s::text[]) AND NOT EXISTS (
+        SELECT FROM ranked AS r
+        WHERE r.user_id = h.user_id AND r.rank = h.rank AND r.memory_id = h.memory_id AND r.times = h.score
+    )
+    """,  # noqa: S608 (constants)
+)
+
+# A memory that was recalled since `FORGET_HOT` may have another rank now. The next refresh corrects that.
+WRITE_HOT = Statement(
+    "meta.write_hot",
+    f"""
+    {_RANKED}, written AS (
+        INSERT INTO hot_memories (user_id, rank, memory_id, score, refreshed_at)
+        SELECT user_id, rank, memory_id, times, perdure_now() FROM ranked AS r
+        WHERE NOT EXISTS (SELECT FROM hot_memories AS h WHERE h.user_id = r.user_id AND h.rank = r.rank)
+        ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) AS hot FROM ranked
+    """,  # noqa: S608 (constants)
 )
 
 # Deletes accesses that are too old for the ranking.

@@ -3,8 +3,9 @@
 `ANALYZE` stores samples of each column (`pg_stats`). Samples of erased rows stay until the next `ANALYZE`: by
 default, autovacuum analyzes a table once 50 rows plus a tenth of the table have changed.
 
-The transaction of an erasure (`perdure.users.queries.NOTE`) adds each table with users' data to `stale_statistics`. Workers call `forget_samples` in the background (`perdure.workers.upkeep`), so neither the erasure
-nor the sweep waits for `ANALYZE`. The rights of the tables' owner suffice.
+The transaction of an erasure (`perdure.users.queries.NOTE`) adds each table with users' data to `stale_statistics`.
+Workers call `forget_samples` in the background (`perdure.workers.upkeep`), so neither the erasure nor the sweep waits
+for `ANALYZE`. The rights of the tables' owner suffice.
 """
 
 from __future__ import annotations

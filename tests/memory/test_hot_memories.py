@@ -50,6 +50,22 @@ def test_hot_memories_are_ordered_by_recent_recalls(harness: Harness) -> None:
         assert (hot(harness), hot(harness, "bo")) == ([often, seldom], [other])
 
 
+def test_a_refresh_writes_only_what_has_changed(harness: Harness) -> None:
+    """A refresh rewrites no row whose memory, rank and score are the same, and memories may swap their ranks."""
+    rows = "SELECT rank, xmin::text AS written FROM hot_memories WHERE user_id = 'ana' ORDER BY rank"
+    third, second, first = (recalled(harness, times) for times in (1, 3, 4))
+    refresh_hot(harness.database)
+    before = harness.sql(rows)
+    refresh_hot(harness.database)
+    assert harness.sql(rows) == before
+    harness.sql(RECALL, memory_id=second, times=2)
+    refresh_hot(harness.database)
+    assert hot(harness) == [second, first, third]
+    after = harness.sql(rows)
+    assert after[2] == before[2]
+    assert after[0] != before[0]
+
+
 def test_a_memory_without_recent_recalls_is_no_longer_hot(harness: Harness) -> None:
     """A memory is not hot if all its recalls are older than `PATTERN_DAYS` days. Such recalls are deleted."""
     recalled(harness, 2)

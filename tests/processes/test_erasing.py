@@ -192,7 +192,7 @@ def _fail_in_postgresql(user_data: UserData, installation: Installation) -> None
     """Cause a lock timeout in a statement that contains a text of the user."""
     url = installation.database.url
     with psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
-        connection.cursor().execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
+        connection.cursor().execute("LOCK TABLE perdure.inbox IN ACCESS EXCLUSIVE MODE")
         sent = user_data._client.post(
             "/v1/messages", json={"user_id": user_data.user, "text": f"locked out {user_data.word}"}
         )

@@ -15,7 +15,6 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.users.erase import Eraser
 from perdure.users.statistics import forget_samples
 from perdure.users.tables import USER_TABLES
-from tests.databases import ORDINARY, Databases
 
 SAMPLED = Statement("tests.sampled", "SELECT tablename FROM pg_stats WHERE schemaname = current_schema()", writes=False)
 STALE = Statement("tests.stale", "SELECT table_name FROM stale_statistics ORDER BY 1", writes=False)
@@ -107,25 +106,6 @@ def test_users_who_are_erased_meanwhile_are_not_forgotten(database: Database, cl
     finally:
         database.analyze = analyze  # type: ignore[method-assign]
     assert [row.table_name for row in database.run(STALE, {})] == ["users"]
-
-
-@pytest.fixture
-def granted(databases: Databases, database: Database) -> Iterator[Database]:
-    """Connections of a role that owns nothing: it may only read and write the rows of perdure's tables."""
-    databases.administer("DROP ROLE IF EXISTS granted_only")
-    databases.administer(f"CREATE ROLE granted_only LOGIN ROLE {ORDINARY}")
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA perdure TO granted_only")
-        connection.exec_driver_sql(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA perdure TO granted_only"
-        )
-        connection.exec_driver_sql("GRANT USAGE ON ALL SEQUENCES IN SCHEMA perdure TO granted_only")
-    made = Database(database.url.update_query_dict({"options": "-c role=granted_only"}))
-    yield made
-    made.close()
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("DROP OWNED BY granted_only")
-    databases.administer("DROP ROLE granted_only")
 
 
 def test_a_role_with_grants_only_says_what_it_may_not_do(
