@@ -34,6 +34,7 @@ from perdure.redis import client_url
 from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.reading import read_turn
+from tests.databases import engine_of
 from tests.processes.faults import wait_until
 from tests.processes.installation import LEASE_S, TOOL_TIMEOUT_S, Installation
 from tests.processes.neighbourhood import Neighbour
@@ -101,7 +102,9 @@ class Chaos:
         self._server = server
         self._drawn = drawn
         self._pause = threading.Event()
+        self.erased = 0
         self.harmless = [self.kill, self.kill, self.stop, self.leave, self.forget, self.silence, self.outage]
+        self.harmless += [self.erase, self.maintain]
         """Faults that do not harm another application on the same Redis database."""
         self.all = [*self.harmless, self.flush, self.restart]
 
@@ -149,6 +152,22 @@ class Chaos:
         """Restart PostgreSQL with a fast or immediate shutdown or a SIGKILL."""
         self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
 
+    def erase(self) -> None:
+        """Erase a user whose turn may be running."""
+        self.erased += 1
+        user = f"erased {self.erased}"
+        self._installation.accept("hello", user=user)
+        self._pause.wait(self._drawn.uniform(0, 0.5))
+        self._installation.runtime.eraser.erase(user)
+
+    def maintain(self) -> None:
+        """Hold a lock that conflicts with `ANALYZE` and with the build of an index, as `VACUUM` does."""
+        engine = engine_of(self._server.url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("LOCK TABLE messages, users IN SHARE UPDATE EXCLUSIVE MODE")
+            self._pause.wait(self._drawn.uniform(0, 8))
+        engine.dispose()
+
 
 def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
     celery_setup: CeleryTestSetup,
@@ -175,6 +194,7 @@ def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures,
     given_up = _given_up(installation, doomed)
     wait_until(lambda: set(neighbour.runs()) >= set(sent), "the neighbour's tasks have run", COUNTDOWN_S + 60)
     wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "no turn is left")
+    wait_until(lambda: not installation.query("SELECT 1 FROM erasures"), "each erasure is finished", 60)
     print(  # noqa: T201 (the run's figures)
         f"{len(turns)} turns, {len(given_up)} failed with an unreadable row, {len(sent)} tasks of the neighbour,"
         f" {silence.connections} connections to a receiver that never answers, {dict(done)}"
