@@ -135,6 +135,7 @@ class TurnSettings(_Group):
     on_unavailable: OnUnavailable = OnUnavailable.FAIL
     hook_timeout_s: Seconds = 5
     max_leaked_threads: Count = 50
+    unknown_agent_s: Seconds = 600
 
     @model_validator(mode="after")
     def _renewed_before_it_expires(self) -> Self:

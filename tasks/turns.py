@@ -19,7 +19,7 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route_unrouted import route_user
-from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued
+from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Unequipped
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
 
@@ -94,7 +94,7 @@ def run(self: PerdureTask, session_id: str) -> None:
     """Run a session's turns, unless another worker has claimed the session."""
     outcome = self.process.runner.run(UUID(session_id))
     match outcome:
-        case Ran() | NotNeeded() | Queued():
+        case Ran() | NotNeeded() | Queued() | Unequipped():
             return
         case NeedsIsolation(claims):
             log.warning("session %s: its turn was claimed %d times and must run in a child process", session_id, claims)

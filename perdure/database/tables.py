@@ -304,6 +304,15 @@ sessions = Table(
         _timestamp,
         comment="since when it waits for its user's other turns; NULL: it does not wait",
     ),
+    Column(
+        "deaths",
+        Integer,
+        nullable=False,
+        server_default="0",
+        comment="processes that died during its turn since the last progress",
+    ),
+    Column("blamed_token", BigInteger, comment="token of the claim whose process died; the death is charged to a turn"),
+    Column("unequipped_since", _timestamp, comment="when a worker first lacked the agent or a tool of its turn"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -423,6 +432,7 @@ turns = Table(
     Column("settled_tick", BigInteger, comment="the session's tick when the turn was settled"),
     Column("held", JSON, comment="how the turn ends; it is settled when the session's snapshot is saved"),
     Column("held_error", Text, comment="why the snapshot is not saved yet"),
+    Column("attempt_error", Text, comment="why the last attempt failed"),
     Column("feedback", JSONB, comment="a person's feedback: a score, -1 or 1, and a comment"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(

@@ -50,10 +50,15 @@ class Interrupted(Exception):
     """The turn must stop. The turn's `Hold` records the reason."""
 
 
+class MissingTool(Exception):
+    """This process lacks the tool of a call that an earlier worker committed. Another worker may have the tool."""
+
+
 class CallRunner:
     """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
 
-    `commit` commits the transcript entries and the results of a message's calls.
+    `commit` commits the transcript entries and the results of a message's calls. `overdue`: the turn has waited long
+    enough for a worker that has its tools, so a call of a missing tool is refused.
     """
 
     def __init__(
@@ -65,7 +70,9 @@ class CallRunner:
         variables: VariableSet,
         *,
         commit: Callable[[list[Entry], list[Result]], object],
+        overdue: bool = False,
     ) -> None:
+        self._overdue = overdue
         self._runtime = runtime
         self._hold = hold
         self._turn = turn
@@ -86,6 +93,7 @@ class CallRunner:
             Interrupted: the turn must stop before a call in doubt can be resolved.
             Undecided: calls wait for approval.
             Awaiting: calls wait for a task or a time.
+            MissingTool: this process lacks the tool of a call that it must resume.
             Unavailable: the database cannot be reached, or refuses the commit.
         """
         results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
@@ -143,12 +151,28 @@ class CallRunner:
     def _resume(self, asking: Entry) -> list[Result]:
         """Resume calls that another worker began or that waited for approval; returns results in call order."""
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
+        self._require_tools(asking, rows)
         if approvals.none_begun(row.status for row in rows.values()):
             results, again, still_wait = *self._begin(asking, rows), False
         else:
             results, again, still_wait = self._take_over(asking, rows)
         results = self._run(results, again, still_wait=still_wait)
         return in_call_order(with_edited_arguments(asking, rows, results))
+
+    def _require_tools(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> None:
+        """Check that this process has the tools of the calls that must run or be decided here.
+
+        Raises:
+            MissingTool: it lacks one of them.
+        """
+        undecided = any(row.status == "asked" and row.undecided_s > 0 for row in rows.values())
+        needed = [asking.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
+        if self._overdue or undecided or not needed:
+            return
+        tools = self._tools()
+        for name in needed:
+            if tools.find(name) is None:
+                raise MissingTool(f"the tool {name!r} of the agent {self._agent.name!r}")
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
         """Begin calls that waited for approval. Returns the results of calls that do not run, and the calls to run."""
@@ -234,3 +258,10 @@ class CallRunner:
 
     def _tools(self) -> Toolset:
         return equip(self._runtime, self._hold, self._agent)
+
+
+def _needs_tool(row: Row[Any]) -> bool:
+    """Whether a call must run, be probed or be sent. The result of a task that was sent arrives without its tool."""
+    if row.status == "approved":
+        return True
+    return bool(row.status == "intended" and (row.waits_for is None or (row.waits_for == "task" and not row.sent)))

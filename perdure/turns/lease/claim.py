@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,7 @@ from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.settings import TurnSettings
 from perdure.snapshots.store import Version
-from perdure.turns.lease import queries
+from perdure.turns.lease import death_queries, queries
 
 ISOLATE_FROM_CLAIM = 2
 """After this number of claims of a turn, only a dedicated process may claim it."""
@@ -83,6 +84,8 @@ class Claimed:
     spent_s: float
     turn: TurnRef | None
     kept: Kept = Kept()
+    overdue: bool = False
+    """The turn has waited long enough for a worker that has its agent and tools: it fails if this worker lacks them."""
 
     @property
     def token(self) -> int:
@@ -97,9 +100,14 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class NeedsIsolation:
-    """The turn was claimed `claims` times without ending: it must run in a dedicated process."""
+    """The turn was claimed `claims` times without ending: it must run in a dedicated process.
+
+    `fence` is the fence of the last claim. `cancelled`: the turn is cancelled, so it is only settled.
+    """
 
     claims: int
+    fence: Fence | None = field(default=None, compare=False)
+    cancelled: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +115,37 @@ class Queued:
     """The user has reached the limit of concurrent turns: the session waits until one of the user's turns ends."""
 
 
-Claim = Claimed | NotNeeded | NeedsIsolation | Queued
+@dataclass(frozen=True, slots=True)
+class Unequipped:
+    """This process lacks the agent or the tool `lacks`, which the session's turn needs. Another worker may have it."""
+
+    lacks: str
+    priority: int = field(compare=False)
+
+
+Claim = Claimed | NotNeeded | NeedsIsolation | Queued | Unequipped
 
 
 class LeaseLost(Exception):
     """Another worker has the session: the caller must stop and write nothing."""
 
 
-def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings, *, alone: bool = False) -> Claim:
+def claim(
+    database: Database,
+    session_id: UUID,
+    owner: str,
+    limits: TurnSettings,
+    *,
+    alone: bool = False,
+    agents: Sequence[str] | None = None,
+) -> Claim:
     """Take a session's lease if it is free, and begin the session's oldest unsettled turn.
 
     `alone` tells that this process runs only this session, so it may claim a turn that needs isolation. A turn that is
-    out of attempts does not run, it is only settled: any process may claim it.
+    out of attempts does not run, it is only settled: any process may claim it. `agents` names the agents whose turns
+    this process can run; `None`: all.
+
+    If the session's last holder has died, the death is first charged to one of the turns that the holder ran.
     """
     parameters = {
         "session_id": session_id,
@@ -126,20 +153,34 @@ def claim(database: Database, session_id: UUID, owner: str, limits: TurnSettings
         "lease_s": limits.lease_s,
         "user_concurrency": limits.user_concurrency,
         "max_attempts": limits.max_attempts,
+        "unknown_agent_s": limits.unknown_agent_s,
+        "agents": None if agents is None else list(agents),
     }
     isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_CLAIM
     rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
-    if rows and rows[0].free and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
+    if rows and not rows[0].blamed:
+        _blame(database, session_id, limits)
+        rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
+    if rows and rows[0].blamed and rows[0].free and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
-    if not rows:
+    if not rows or not rows[0].blamed:  # not blamed: the session's row was locked
         return NotNeeded()
     row = rows[0]
+    if not row.equipped:
+        return Unequipped(f"the agent {row.agent_wanted!r}", row.priority)
     if not row.free:
         return Queued()
     if row.token is None:
-        return NeedsIsolation(row.claims_before)
+        return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
     fence = Fence(row.token, row.nonce)
-    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
+    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row), row.overdue)
+
+
+def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
+    """Charge the death of the process that holds the session's expired lease to one of its turns."""
+    with database.transaction("turns.blame") as transaction:
+        transaction.run(death_queries.LOCK_DEATH, {"session_id": session_id})
+        transaction.run(death_queries.BLAME, {"session_id": session_id, "lease_s": limits.lease_s})
 
 
 def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnSettings) -> Claimed:

@@ -16,11 +16,12 @@ from perdure.turns.drain import DRAINING
 # no wake-up is published for a queued session, and no worker claims it. A queued session is admitted after a turn of
 # its user is settled (ADMIT), or by the sweeper (ADMIT_DUE).
 #
-# A session takes no place while it waits for a person, a task, a time or a model (`not_before`), or waits after an
-# error (`strikes`). The index `sessions_admitted_idx` has the admitted sessions. The index stays short, because queued
+# A session takes no place while it waits for a person, a task, a time or a model (`not_before`), for a worker that has
+# its agent and tools (`unequipped_since`), or after an error (`strikes`). The index `sessions_admitted_idx` has the admitted sessions. The index stays short, because queued
 # sessions are not in it.
 ADMITTED = """
-        unsettled > 0 AND not_before IS NULL AND (lease_until IS NOT NULL OR strikes = 0)
+        unsettled > 0 AND not_before IS NULL
+        AND (lease_until IS NOT NULL OR strikes = 0 AND unequipped_since IS NULL)
 """.strip()
 
 # Queues a session. Because `not_before` is one hour ahead, the sweeper's WAKE_DUE does not wake the session. The hour
@@ -114,6 +115,12 @@ _BEFORE = f"""
 # and counts as expired. After `isolate_from` claims of a turn, only a dedicated process may claim it. While the intake
 # is closed, no claim succeeds.
 #
+# If the holder of the expired lease has died, the death must first be charged to a turn (`blamed`; see `death_queries.BLAME`).
+#
+# A worker claims no turn of an agent that is not among its `agents` (NULL: all), unless the turn needs no agent or has
+# waited for `unknown_agent_s`. A refused session keeps a short pause between two wake-ups (`wakes`), so that it soon
+# reaches a worker that knows the agent.
+#
 # If leased sessions of the user take all places, the session is queued instead, and no attempt is counted. No lock
 # protects the count of leased sessions: concurrent claims for one user do not see each other. So the user may exceed
 # the limit until enough of these turns are settled. A turn that is cancelled or out of attempts needs no place, because
@@ -122,19 +129,35 @@ CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at FROM sessions
+        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, priority, token, nonce,
+               lease_until IS NULL OR lease_owner IS NULL OR blamed_token IS NOT DISTINCT FROM token AS blamed,
+               unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue
+        FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
           AND {_IN_TIME}
           AND NOT {DRAINING}
         FOR NO KEY UPDATE SKIP LOCKED
+    ), oldest AS (
+        SELECT agent, held IS NOT NULL AS held, cancel_requested_at IS NOT NULL AS cancelled FROM turns
+        WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
+    ), known AS (
+        SELECT %(agents)s::text[] IS NULL OR candidate.strikes >= %(max_attempts)s
+               OR coalesce((SELECT agent = ANY (%(agents)s::text[]) OR held OR cancelled FROM oldest), true)
+               OR coalesce(candidate.overdue, false) AS equipped
+        FROM candidate
+    ), refused AS (
+        UPDATE sessions AS s
+        SET unequipped_since = coalesce(least(s.unequipped_since, perdure_now()), perdure_now()),
+            wakes = least(s.wakes, 1), woken_at = coalesce(s.woken_at, perdure_now())
+        FROM candidate, known
+        WHERE s.session_id = candidate.session_id AND candidate.blamed AND NOT known.equipped
+          AND (s.unequipped_since IS NULL OR s.wakes > 1 OR s.woken_at IS NULL)
     ), share AS (
         SELECT count(*) < %(user_concurrency)s
                OR (SELECT strikes >= %(max_attempts)s FROM candidate)
-               OR coalesce((SELECT cancel_requested_at IS NOT NULL FROM turns
-                            WHERE session_id = %(session_id)s AND settled_at IS NULL
-                            ORDER BY seq LIMIT 1), false) AS free
+               OR coalesce((SELECT cancelled FROM oldest), false) AS free
         FROM (
             SELECT FROM sessions
             WHERE user_id = (SELECT user_id FROM candidate) AND unsettled > 0 AND not_before IS NULL
@@ -143,8 +166,8 @@ CLAIM = Statement(
     ), queued AS (
         UPDATE sessions AS s
         SET {_QUEUE}
-        FROM candidate, share
-        WHERE s.session_id = candidate.session_id AND NOT share.free
+        FROM candidate, known, share
+        WHERE s.session_id = candidate.session_id AND candidate.blamed AND known.equipped AND NOT share.free
     ), claimed AS (
         UPDATE sessions AS s
         SET {RAISED},
@@ -156,8 +179,9 @@ CLAIM = Statement(
             not_before = NULL,
             queued_at = NULL,
             state = {sql(Trigger.TURN_CLAIMED, column="s.state")}
-        FROM candidate, share
-        WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s AND share.free
+        FROM candidate, known, share
+        WHERE s.session_id = candidate.session_id AND candidate.claims < %(isolate_from)s
+          AND candidate.blamed AND known.equipped AND share.free
         RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick,
                   candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited
@@ -178,9 +202,12 @@ CLAIM = Statement(
                   t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           share.free, claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
+           candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed, known.equipped, share.free,
+           coalesce(candidate.overdue, false) AS overdue,
+           coalesce((SELECT cancelled FROM oldest), false) AS cancelled, (SELECT agent FROM oldest) AS agent_wanted,
+           claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
-    FROM candidate CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+    FROM candidate CROSS JOIN known CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
 )
@@ -315,6 +342,46 @@ PARK = Statement(
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
     """,
+)
+
+# Releases a session during a turn that needs an agent or a tool which this worker lacks. The claim does not count as an
+# attempt.
+LEAVE = Statement(
+    "turns.leave",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+            unequipped_since = coalesce(least(unequipped_since, perdure_now()), perdure_now()),
+            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
+            state = {sql(Trigger.TURN_STOPPED)}
+        WHERE {HELD}
+        RETURNING session_id, priority
+    ), parked AS (
+        UPDATE turns AS t SET status = 'parked', attempts = greatest(t.attempts - 1, 0)
+        FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        RETURNING t.turn_id
+    )
+    SELECT fenced.priority FROM fenced, parked
+    """,
+)
+
+# Whether the session's turn still waits for a worker that has its agent and tools.
+IS_UNEQUIPPED = Statement(
+    "turns.is_unequipped",
+    """
+    SELECT unequipped_since IS NOT NULL AND NOT coalesce((
+               SELECT cancel_requested_at IS NOT NULL FROM turns AS t
+               WHERE t.session_id = s.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1), false) AS unequipped
+    FROM sessions AS s WHERE session_id = %(session_id)s
+    """,
+    writes=False,
+)
+
+# Records the error of a failed attempt.
+NOTE_ERROR = Statement(
+    "turns.note_error",
+    "UPDATE turns SET attempt_error = %(error)s WHERE turn_id = %(turn_id)s AND settled_at IS NULL",
 )
 
 # Releases a session after an error. The claim stays counted as a failed attempt (`strikes`). The sweeper's pause before

@@ -45,9 +45,16 @@ _WITH_MESSAGES = """
     )
 """.strip()
 
+_INTERRUPTED = """
+                          claims > 1 AND (%(results)s::jsonb @> '[{"status": "unknown"}]' OR EXISTS (
+                              SELECT FROM tool_effects WHERE turn_id = %(turn_id)s AND status = 'unknown'))
+""".strip()
+
 # Commits one step: appends messages, and writes changed working variables and the intents or results of tool calls. The
 # condition on the tick makes a repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at
-# the next step, so that a tool that kills its process has used one attempt.
+# the next step, so that a tool that kills its process has used one attempt. The step also ends the suspicion that the
+# turn kills its processes (`claims`, `deaths`), unless the outcome of one of its calls is unknown: a model may call such
+# a tool again after each crash, and each of these replies is a step.
 STEP = Statement(
     "turns.step",
     f"""
@@ -57,6 +64,9 @@ STEP = Statement(
             tick = tick + 1,
             state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
+            claims = CASE WHEN {_INTERRUPTED} THEN claims ELSE 1 END,
+            deaths = CASE WHEN {_INTERRUPTED} THEN deaths ELSE 0 END,
+            unequipped_since = NULL,
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
@@ -102,6 +112,8 @@ SETTLE = Statement(
                          ELSE {sql(Trigger.TURN_STOPPED)} END,
             strikes = 0,
             claims = 0,
+            deaths = 0,
+            unequipped_since = NULL,
             spent_s = 0,
             variables_tick = {NEXT_VARIABLES_TICK},
             saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,

@@ -30,7 +30,7 @@ from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.plan import Planned, equip, plan
-from perdure.turns.calls.run_calls import CallRunner, Interrupted
+from perdure.turns.calls.run_calls import CallRunner, Interrupted, MissingTool
 from perdure.turns.lease import wait_for_model
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
@@ -58,7 +58,14 @@ class Asleep:
     """Tool calls wait for a task or a time. The session is already released."""
 
 
-Stop = Parked | Waiting | Asleep | wait_for_model.Delayed
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """This process lacks `what`: the turn's agent, or the tool of a call that an earlier worker committed."""
+
+    what: str
+
+
+Stop = Parked | Waiting | Asleep | Lacking | wait_for_model.Delayed
 
 
 class Turn:
@@ -73,6 +80,7 @@ class Turn:
         spent_s: float,
         *,
         variables: VariableSet | None = None,
+        overdue: bool = False,
     ) -> None:
         self.ref = ref
         self.transcript = transcript
@@ -90,7 +98,7 @@ class Turn:
         self._steps = StepCommit(runtime, hold, ref, transcript, self._variables, spent_s=lambda: self.spent_s)
         self._calls = CallRunner(
             runtime, hold, ref, self._agent, self._variables,
-            commit=lambda entries, results: self._commit(Step(entries, results=results)),
+            commit=lambda entries, results: self._commit(Step(entries, results=results)), overdue=overdue,
         )  # fmt: skip
         self._max_steps = self._agent.max_steps or runtime.settings.turn.max_steps
         self._timeout_s = self._agent.timeout_s or runtime.settings.turn.timeout_s
@@ -183,6 +191,8 @@ class Turn:
             return self._wait_for_approval()
         except Awaiting as awaiting:
             return self._wait_for_calls(awaiting)
+        except MissingTool as missing:
+            return Lacking(str(missing))
         except (CallAborted, Interrupted) as error:
             # If the turn is being stopped, the loop's next check returns the reason.
             return None if self._hold.stopping.is_set() else Failed(_aborted_call(error))

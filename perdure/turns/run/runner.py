@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -18,10 +19,10 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import Fence
-from perdure.errors import BudgetExhausted, PerdureError, SettingsError, Unavailable, loggable, reworded
+from perdure.errors import PerdureError, SettingsError, Unavailable, loggable, reworded
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import error_summary, storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
 from perdure.turns.lease import queries, user_share, wait_for_model
@@ -33,14 +34,17 @@ from perdure.turns.lease.claim import (
     NotNeeded,
     Queued,
     TurnRef,
+    Unequipped,
     begin_next,
     claim,
     is_claimable,
 )
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.keeper import Keeper
+from perdure.turns.lease.passing import Passing
 from perdure.turns.lease.wait_for_model import Delayed
-from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
+from perdure.turns.run.failures import held_verdict, log_failure, misconfigured, out_of_attempts, render_error, unknown_agent
+from perdure.turns.run.react import Asleep, Lacking, Parked, Stop, Turn, Waiting
 from perdure.turns.run.remember import remember
 from perdure.turns.run.retry_commit import find_again, persist
 from perdure.turns.run.settle import (
@@ -55,7 +59,7 @@ from perdure.turns.run.settle import (
     settle,
 )
 from perdure.turns.run.snapshot import NotSaved, hydrate, is_elsewhere, kept_variables, save
-from perdure.turns.run.transcript import UNREADABLE, Transcript
+from perdure.turns.run.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +82,7 @@ class Ran:
     settled: int
 
 
-RunOutcome = Ran | NotNeeded | NeedsIsolation | Queued
+RunOutcome = Ran | NotNeeded | NeedsIsolation | Queued | Unequipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class Runner:
         self._limits = runtime.settings.turn
         self._turns = Turns()
         self._counting = threading.Lock()
+        self._passing = Passing(runtime)
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
@@ -136,30 +141,41 @@ class Runner:
             Unavailable: the database cannot be reached; the call may be repeated.
         """
         settled = 0
+        if self._passing.has_left(session_id):
+            return NotNeeded()
         while True:
             found = self._claim(session_id, alone=alone)
-            if not isinstance(found, Claimed):
-                return Ran(settled) if settled else found
-            with self.keeper.holding(found) as hold:
-                count, again = self._run_turns(found, hold)
-            settled += count
-            if not again:
-                return Ran(settled)
+            if isinstance(found, NeedsIsolation) and found.cancelled and self.settle_unrun(session_id, Cancelled()):
+                return Ran(settled + 1)
+            if isinstance(found, Claimed):
+                with self.keeper.holding(found) as hold:
+                    count, then = self._run_turns(found, hold)
+                settled += count
+                if then is True:
+                    continue
+                found = then or Ran(settled)
+            if isinstance(found, Unequipped):
+                self._passing.leave(session_id, found, publish=not alone)
+            return Ran(settled) if settled else found
 
     def _claim(self, session_id: UUID, *, alone: bool) -> Claim:
-        found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
+        agents = [agent.name for agent in self._runtime.agents]
+        take = partial(
+            claim, self._runtime.database, session_id, self._owner, self._limits, alone=alone, agents=agents
+        )
+        found = take()
         for _ in range(_LOCKED_TRIES):
             if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
                 break
             time.sleep(_LOCKED_PAUSE_S)  # another transaction holds the lock of the row until its commit
-            found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=alone)
+            found = take()
         return found
 
-    def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool]:
+    def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool | Unequipped]:
         """Run the session's turns, the oldest first.
 
         Returns the number of settled turns, and whether to claim the session again because the broker accepted no
-        wake-up.
+        wake-up; or what this process lacks for the next turn.
         """
         settled, losses = 0, 0
         until = self._runtime.clock.monotonic() + _SLICE_S
@@ -173,8 +189,8 @@ class Runner:
                         continue
                     left = self._strike(hold, turn, left.spent_s)
                 self._count_end(turn, left, hold)
-                if isinstance(left, Parked):
-                    return settled, False
+                if not isinstance(left, Settled):
+                    return settled, left if isinstance(left, Unequipped) else False
                 settled, losses = settled + 1, 0
                 if left.unsettled == 0:
                     return settled, False
@@ -186,7 +202,9 @@ class Runner:
             log.warning("session %s was claimed by another worker: this one stops running it", hold.session_id)
         return settled, False
 
-    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | _DatabaseLost:
+    def _run_turn(
+        self, claimed: Claimed, ref: TurnRef, hold: Hold
+    ) -> Settled | Parked | Unequipped | _DatabaseLost:
         """Run one turn until it is settled or parked, or until the database is unavailable.
 
         Any other error counts as a failed attempt; after `max_attempts` the turn is settled as failed.
@@ -206,11 +224,13 @@ class Runner:
             return _DatabaseLost(ref.turn_id, self._runtime.clock.monotonic() - began)
         except LeaseLost:
             raise
-        except Exception:
+        except Exception as error:
             log.exception("turn %s raised an error", ref.turn_id)
-            return self._strike(hold, ref, self._runtime.clock.monotonic() - began)
+            return self._strike(hold, ref, self._runtime.clock.monotonic() - began, error)
 
-    def _run_and_settle(self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float) -> Settled | Parked:
+    def _run_and_settle(
+        self, claimed: Claimed, ref: TurnRef, hold: Hold, began: float
+    ) -> Settled | Parked | Unequipped:
         """Read the transcript, run the step loop, save the snapshot, settle the turn and write working memory."""
         window = self._runtime.settings.memory.working_turns
         transcript = Transcript.load(self._runtime.database, hold.session_id, ref, window=window)
@@ -244,8 +264,8 @@ class Runner:
         ending, case_ids = self._ending(claimed, ref, hold, transcript, variables)
         if isinstance(ending, Stop):
             return ending
-        _log_failure(ref, ending)
-        ending = self._render_error(ref, ending)
+        log_failure(ref, ending)
+        ending = render_error(self._runtime.agents, ref, ending)
         verdict = conclude(self._runtime.database, hold.session_id, ref, transcript, ending, case_ids=case_ids)
         return verdict, variables
 
@@ -253,24 +273,20 @@ class Runner:
         self, claimed: Claimed, ref: TurnRef, hold: Hold, transcript: Transcript, variables: VariableSet
     ) -> tuple[Ending | Stop, Sequence[str]]:
         """Run the step loop; returns its result, and the ids of the cases in the prompt."""
+        if self._runtime.agents.find(ref.agent) is None:
+            if ref.cancel_requested_at is not None:
+                return Cancelled(), ()
+            if not claimed.overdue:
+                return Lacking(f"the agent {ref.agent!r}"), ()
+            return Failed(unknown_agent(ref.agent, self._limits.unknown_agent_s)), ()
         try:
-            turn = Turn(self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables)
+            turn = Turn(
+                self._runtime, hold, ref, transcript, claimed.spent_s, variables=variables, overdue=claimed.overdue
+            )
         except (PerdureError, SettingsError) as error:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", ref.turn_id)
-            return Failed(error if isinstance(error, PerdureError) else _misconfigured()), ()
+            return Failed(error if isinstance(error, PerdureError) else misconfigured()), ()
         return turn.run(), turn.case_ids
-
-    def _render_error(self, ref: TurnRef, ending: Ending) -> Ending:
-        """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message."""
-        agent = next((each for each in self._runtime.agents if each.name == ref.agent), None)
-        if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
-            return ending
-        try:
-            message = agent.error_messages.find(ending.error.code, ref.language)
-        except Exception:
-            log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
-            return ending
-        return Failed(reworded(ending.error, message)) if message else ending
 
     def _settle(self, ref: TurnRef, hold: Hold, verdict: Verdict, *, saved: bool) -> Settled:
         """Settle a turn, and retry until the database commits; then publish the resulting wake-ups."""
@@ -303,11 +319,14 @@ class Runner:
         except Exception:
             log.exception("turn %s is settled, but not written to working memory", ref.turn_id)
 
-    def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked:
+    def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked | Unequipped:
         """Leave an unsettled turn to the next worker."""
         match stop:
             case Parked():
                 return self._park(hold, ref, began)
+            case Lacking(lacks):
+                given = {"spent_s": self._runtime.clock.monotonic() - began}
+                return Unequipped(lacks, self._release_turn(queries.LEAVE, hold, ref, given).priority)
             case Waiting():
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
@@ -349,7 +368,7 @@ class Runner:
         log.error("turn %s is not answered: its snapshot is not saved: %s Retry in %g s.", ref.turn_id, reason, again_s)
         return Parked()
 
-    def _strike(self, hold: Hold, ref: TurnRef, spent_s: float) -> Parked:
+    def _strike(self, hold: Hold, ref: TurnRef, spent_s: float, error: Exception | None = None) -> Parked:
         """Release the session after an error. The sweeper's pause before the next attempt doubles with each error.
 
         Raises:
@@ -357,10 +376,13 @@ class Runner:
         """
         try:
             given = {"spent_s": spent_s, "max_attempts": self._limits.max_attempts}
+            if error is not None:
+                noted = {"turn_id": ref.turn_id, "error": error_summary(error)}
+                self._runtime.database.run(queries.NOTE_ERROR, noted)
             row = self._release_turn(queries.STRIKE, hold, ref, given)
-        except Unavailable as error:
-            log.warning("turn %s cannot be parked: %s", ref.turn_id, error.message)
-            raise LeaseLost from error
+        except Unavailable as lost:
+            log.warning("turn %s cannot be parked: %s", ref.turn_id, lost.message)
+            raise LeaseLost from lost
         again = "in the sweeper's next round" if row.due else f"in {self._limits.sweep_s * 2**row.wakes:g} s"
         log.warning(
             "turn %s: %d of %d attempts failed; retry %s", ref.turn_id, row.strikes, self._limits.max_attempts, again
@@ -372,26 +394,27 @@ class Runner:
 
         Does not read data that may have caused the failures.
         """
-        verdict = _held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
+        verdict = held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
             cancelled = ref.cancel_requested_at is not None
-            ending = Cancelled() if cancelled else Failed(_out_of_attempts(self._limits.max_attempts))
+            ending = Cancelled() if cancelled else Failed(out_of_attempts(self._limits.max_attempts))
             log.error("turn %s is abandoned after %d attempts", ref.turn_id, self._limits.max_attempts)
-            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, self._render_error(ref, ending))
+            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, render_error(self._runtime.agents, ref, ending))
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
         return settled
 
-    def _count_end(self, turn: TurnRef, ended: Settled | Parked, hold: Hold) -> None:
+    def _count_end(self, turn: TurnRef, ended: Settled | Parked | Unequipped, hold: Hold) -> None:
         """Count a turn that was settled or parked.
 
         If the turn was parked, also admit the user's next session. For a settled turn, `_settle` has already done so.
         """
-        if isinstance(ended, Parked) and not hold.draining:
+        parked = not isinstance(ended, Settled)
+        if parked and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         with self._counting:
-            if isinstance(ended, Parked):
+            if parked:
                 self._turns = replace(self._turns, parked=self._turns.parked + 1)
             else:
                 self._turns = replace(self._turns, settled=self._turns.settled + 1)
@@ -451,6 +474,19 @@ class Runner:
         except LeaseLost:
             return False
 
+    def settle_unrun(self, session_id: UUID, ending: Ending) -> bool:
+        """Settle the session's oldest turn, which needs a dedicated process, without running it.
+
+        Returns False if another worker has the session, or if no turn is left.
+
+        Raises:
+            Unavailable: the database cannot be reached; the call may be repeated.
+        """
+        found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=True)
+        if not isinstance(found, Claimed) or found.turn is None:
+            return False
+        return self.settle_killed(session_id, found.fence, found.turn.turn_id, ending)
+
     def _settle_killed(self, found: Claimed, hold: Hold, turn_id: UUID, ending: Ending) -> bool:
         ref = found.turn
         if ref is None:
@@ -461,8 +497,8 @@ class Runner:
             return False
         if ref.cancel_requested_at is not None:
             ending = Cancelled()
-        verdict = _held_verdict(ref) or conclude_unread(
-            self._runtime.database, hold.session_id, ref, self._render_error(ref, ending)
+        verdict = held_verdict(ref) or conclude_unread(
+            self._runtime.database, hold.session_id, ref, render_error(self._runtime.agents, ref, ending)
         )
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.unsettled:
@@ -470,29 +506,3 @@ class Runner:
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
         return True
-
-
-def _held_verdict(ref: TurnRef) -> Verdict | None:
-    """The turn's held verdict; `None` if there is no held verdict or this release cannot parse it."""
-    if ref.held is None:
-        return None
-    try:
-        return Verdict.from_json(ref.held)
-    except UNREADABLE:
-        log.exception("turn %s: its held ending cannot be parsed", ref.turn_id)
-        return None
-
-
-def _log_failure(ref: TurnRef, ending: Ending) -> None:
-    """Log the error of a failed turn with its cause, because the database stores only the error's code and message."""
-    if isinstance(ending, Failed):
-        error = ending.error
-        log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)
-
-
-def _out_of_attempts(attempts: int) -> PerdureError:
-    return BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
-
-
-def _misconfigured() -> PerdureError:
-    return PerdureError("I cannot answer: this installation is not set up for it. The operator's log says why.")

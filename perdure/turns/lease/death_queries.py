@@ -1,0 +1,83 @@
+"""The statements that charge the death of a process, and a process that cannot start, to a turn."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import HELD
+
+# Run before BLAME in the same transaction, so that concurrent claims charge a death once.
+LOCK_DEATH = Statement(
+    "turns.lock_death",
+    """
+    SELECT 1 AS locked FROM (
+        SELECT pg_advisory_xact_lock(hashtextextended('perdure: the death of ' || lease_owner, 0))
+        FROM sessions WHERE session_id = %(session_id)s) AS owner
+    """,
+)
+
+# Charges the death of a process to one of its turns: the process that holds the session's expired lease has died, or no
+# longer renews it. The turn that is charged keeps its claim counted in `strikes` and `claims`. The claims of the other
+# turns of the process are not counted, since these turns were probably interrupted by the turn that is charged, or by a
+# cause outside of all turns. The charged turn is the one with the most counted claims. Among equals, it is the turn
+# whose tool call began last. If a turn has seen n deaths since its last progress, 2^n turns may be charged, so that a
+# turn that kills each of its processes is charged soon, even if others seem more suspicious.
+#
+# The leases of a dead process expire within `heartbeat_s` of each other, or after their last renewal. A lease that was
+# renewed in the last half of `lease_s` belongs to a process that lives, of which only the expired turn is stuck.
+BLAME = Statement(
+    "turns.blame",
+    """
+    WITH holder AS MATERIALIZED (
+        SELECT lease_owner FROM sessions
+        WHERE session_id = %(session_id)s AND lease_until IS NOT NULL AND blamed_token IS DISTINCT FROM token
+    ), dead AS (
+        SELECT s.session_id, s.token, s.claims,
+               (SELECT max(e.intended_at) FROM turns AS t JOIN tool_effects AS e USING (turn_id)
+                WHERE t.session_id = s.session_id AND t.settled_at IS NULL AND e.status = 'intended'
+                  AND e.finished_at IS NULL AND e.waits_for IS NULL) AS calling_since
+        FROM holder JOIN sessions AS s ON s.lease_owner = holder.lease_owner
+        WHERE s.unsettled > 0 AND s.not_before IS NULL AND s.blamed_token IS DISTINCT FROM s.token
+          AND (s.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s / 2)
+               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+    ), ranked AS (
+        SELECT session_id, token, row_number() OVER (
+            ORDER BY claims DESC, calling_since DESC NULLS LAST, session_id) AS place
+        FROM dead
+    ), locked AS (
+        SELECT s.session_id, place > 2 ^ least(s.deaths, 30) AS innocent
+        FROM ranked JOIN sessions AS s USING (session_id, token)
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    )
+    UPDATE sessions AS s
+    SET blamed_token = s.token, deaths = s.deaths + 1,
+        strikes = greatest(s.strikes - innocent::int, 0), claims = greatest(s.claims - innocent::int, 0)
+    FROM locked WHERE s.session_id = locked.session_id
+    RETURNING s.session_id
+    """,
+)
+
+# Counts a dedicated process that ended before it claimed the session as a failed attempt, like STRIKE. The fence is
+# that of the session when the process was started: a claim by another process voids the statement.
+FAILED_START = Statement(
+    "turns.failed_start",
+    f"""
+    WITH struck AS (
+        UPDATE sessions
+        SET strikes = strikes + 1, spent_s = spent_s + %(elapsed_s)s, lease_until = NULL, lease_owner = NULL,
+            wakes = least(strikes, 6), woken_at = CASE WHEN strikes + 1 < %(max_attempts)s THEN perdure_now() END
+        WHERE {HELD} AND unsettled > 0
+          AND (lease_until IS NULL OR lease_until <= perdure_now()
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+        RETURNING session_id, strikes, spent_s
+    )
+    UPDATE turns AS t
+    SET status = 'parked', attempts = t.attempts + 1, attempt_error = %(error)s,
+        started_at = coalesce(t.started_at, perdure_now())
+    FROM struck
+    WHERE t.turn_id = (
+            SELECT turn_id FROM turns
+            WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
+      AND t.settled_at IS NULL
+    RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
+    """,
+)

@@ -1,0 +1,59 @@
+"""The errors and endings of turns that cannot run or that are abandoned, and their lines in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from perdure.agents import Agents
+from perdure.errors import BudgetExhausted, InvalidRequest, PerdureError, loggable, reworded
+from perdure.turns.lease.claim import TurnRef
+from perdure.turns.run.settle import Ending, Failed, Verdict
+from perdure.turns.run.transcript import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+
+def held_verdict(ref: TurnRef) -> Verdict | None:
+    """The turn's held verdict; `None` if there is no held verdict or this release cannot parse it."""
+    if ref.held is None:
+        return None
+    try:
+        return Verdict.from_json(ref.held)
+    except UNREADABLE:
+        log.exception("turn %s: its held ending cannot be parsed", ref.turn_id)
+        return None
+
+
+def log_failure(ref: TurnRef, ending: Ending) -> None:
+    """Log the error of a failed turn with its cause, because the database stores only the error's code and message."""
+    if isinstance(ending, Failed):
+        error = ending.error
+        log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)
+
+
+def out_of_attempts(attempts: int) -> PerdureError:
+    """The error of a turn that is abandoned."""
+    return BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
+
+
+def misconfigured() -> PerdureError:
+    """The error of a turn whose model or settings cannot be used."""
+    return PerdureError("I cannot answer: this installation is not set up for it. The operator's log says why.")
+
+
+def unknown_agent(agent: str, waited_s: float) -> PerdureError:
+    """The error of a turn for which no worker with its agent was found."""
+    return InvalidRequest(f"There is no agent {agent!r}: no worker with this agent took the turn within {waited_s:g} s.")
+
+
+def render_error(agents: Agents, ref: TurnRef, ending: Ending) -> Ending:
+    """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message."""
+    agent = agents.find(ref.agent)
+    if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
+        return ending
+    try:
+        message = agent.error_messages.find(ending.error.code, ref.language)
+    except Exception:
+        log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
+        return ending
+    return Failed(reworded(ending.error, message)) if message else ending
