@@ -45,7 +45,8 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
         raise InvalidRequest("Give the message's members as keyword arguments.")
     message.setdefault("message_id", self.request.id)
     tenant = parse_tenant(message.pop("tenant", None))
-    accepted = accept(self.process.runtime, parse_incoming(message, channel="celery", tenant=tenant))
+    incoming = parse_incoming(message, channel="celery", tenant=tenant)
+    accepted = accept(self.process.runtime, incoming, any_agent=True)
     return {
         "turn_id": str(accepted.turn_id),
         "session_id": str(accepted.session_id),

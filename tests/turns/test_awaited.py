@@ -333,7 +333,8 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
     """A reply calls an unsafe tool and a removed tool. After a crash, the unsafe call is not repeated.
 
-    The worker crashes after the unsafe call has run. The next worker refuses the removed tool's call.
+    When no worker has had the tool for long enough, a worker refuses its call and runs the unsafe call, but crashes. The
+    next worker refuses the removed tool's call again.
     """
     ran: list[int] = []
 
@@ -354,6 +355,8 @@ def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Har
     harness.equip(pay)
     for call_id in ("call_0", "call_1"):
         decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": "approve"}))
+    assert resume(harness, turn)["status"] == "parked"
+    harness.move(harness.settings.turn.unknown_agent_s + 1)
     with harness.crashing("before", "turns.step", nth=1):
         harness.run(UUID(turn["session_id"]))
     harness.move(harness.settings.turn.lease_s * 3)

@@ -17,6 +17,7 @@ from perdure import tool
 from perdure.hooks import ToolCalling
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
@@ -246,11 +247,13 @@ def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str
 
 
 def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench: Bench) -> None:
-    """If a deploy removes a tool, the next runner can neither repeat nor probe the tool's call."""
+    """If a deploy removes a tool, no runner can repeat or probe the tool's call. The turn waits for one, then goes on."""
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "before", 2)
     harness.equip()
     harness.move(DECIDED_S)
+    assert isinstance(harness.run(session_id), Unequipped)
+    harness.move(harness.settings.turn.unknown_agent_s + 1)
     assert harness.run(session_id) == Ran(1)
     assert _results(harness) == [UNKNOWN_OUTCOME]
     assert len(bench.ran) == 1

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from perdure import tool
 from perdure.database.engine import Database, Statement, as_json
 from perdure.errors import Unavailable
 from perdure.memory.consolidation import queries as consolidation_queries
@@ -393,13 +394,23 @@ def test_order_is_kept_under_several_runners(harness: Harness) -> None:
 
 
 def test_a_turn_that_commits_a_step_in_each_attempt_runs_alone_too(harness: Harness) -> None:
-    """A turn that keeps killing its process is run in a process of its own, even if each attempt commits a step."""
+    """A turn that keeps killing its process runs in a process of its own, even if each attempt commits a step.
+
+    In each attempt, the model repeats the call of an unsafe tool that has killed the process.
+    """
+
+    @tool
+    def deadly() -> str:
+        """Kills the process."""
+        raise Crash("dead")
+
+    harness.equip(deadly)
     sent = harness.send("poison")
     for _ in range(ISOLATE_FROM_CLAIM):
         harness.script(calls(("deadly", {})))
         with harness.crashing("after", "turns.step"):
             harness.run(sent.session_id)
-        harness.move(31)
+        harness.move(61)
     assert harness.run(sent.session_id) == NeedsIsolation(ISOLATE_FROM_CLAIM)
 
 

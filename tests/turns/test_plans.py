@@ -14,6 +14,7 @@ from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.inbox import queries as inbox_queries
+from perdure.turns.lease import death_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.run import queries as run_queries
 from tests.conftest import RecordingWaker
@@ -88,7 +89,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
         "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
-        "max_attempts": 5, "turn_id": turn.turn_id, "turn_seq": 2000,
+        "max_attempts": 5, "unknown_agent_s": 600, "elapsed_s": 1.0, "turn_id": turn.turn_id, "turn_seq": 2000,
         "first_seq": turn.first_seq, "window": 20, "asks": False, "spent_s": 1.0, "added": 1,
         "messages": as_json([{"position": 1, "role": "assistant", "content": "x", "token_count": 1}]),
         "intents": "[]", "results": as_json([{"effect_id": str(effect.effect_id), "status": "done"}]), "keep": True,
@@ -113,7 +114,7 @@ HOT = [
     run_queries.HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
     calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.POSTPONE,
-    lease_queries.PARK,
+    lease_queries.PARK, lease_queries.LEAVE, lease_queries.IS_UNEQUIPPED, death_queries.FAILED_START,
     lease_queries.STRIKE, run_queries.REMAINS,
     lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,
     lease_queries.MAKE_DUE, lease_queries.RECALL,

@@ -302,6 +302,8 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
         unknown = send(connection, user_id="ana", text="fourth", agent="nobody")
         last = send(connection, user_id="ana", text="last")
     assert routed(harness, first)["status"] == "done"
+    harness.move(harness.settings.turn.unknown_agent_s + 1)
+    harness.run(UUID(read_turn(harness.database, unknown.turn_id)["session_id"]))
     codes = [read_turn(harness.database, each.turn_id)["error"]["code"] for each in (busy, lost, unknown)]
     assert codes == ["CONFLICT", "NOT_FOUND", "INVALID_REQUEST"]
     assert read_turn(harness.database, last.turn_id)["status"] == "done"
@@ -309,10 +311,11 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
 
 def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -> None:
     """If a message is refused after its commit, the refusal is delivered to the message's `reply_to`."""
+    lost = {"session_id": "00000000-0000-7000-8000-000000000000"}
     reply_to = {"url": "https://a.example/hook"}
     with application.begin() as connection:
-        sent = send(connection, user_id="ana", text="hello", agent="nobody", reply_to=reply_to)
-        send(connection, user_id="ana", text="hello", agent="nobody")
+        sent = send(connection, user_id="ana", text="hello", reply_to=reply_to, **lost)
+        send(connection, user_id="ana", text="hello", **lost)
     route_unrouted.route_due(harness.runtime)
     [delivery_id] = harness.waker.deliveries
     [listed] = list_deliveries(harness.database)
@@ -321,7 +324,7 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
     assert deliver(harness.database, {"url": recipient}, delivery_id) == Delivered()
     [(target, body)] = recipient.arrived
     assert target == reply_to
-    assert (body["status"], body["session_id"], body["error"]["code"]) == ("failed", None, "INVALID_REQUEST")
+    assert (body["status"], body["session_id"], body["error"]["code"]) == ("failed", None, "NOT_FOUND")
     exported = export_user(harness.database, harness.clock, None, "ana")
     assert [each["delivery_id"] for each in exported["tables"]["deliveries"]] == [str(delivery_id)]
     harness.runtime.eraser.erase("ana")

@@ -15,6 +15,7 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, T
 from perdure.tools.registry import ToolContext
 from perdure.turns.calls.plan import MAX_CALLS
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from perdure.turns.lease.claim import Unequipped
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 
@@ -453,10 +454,12 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
 
 
 def test_a_removed_agents_turns_fail_with_a_message(harness: Harness) -> None:
-    """If a deploy removes an agent, a waiting turn of this agent fails with an error message as the reply."""
+    """If a deploy removes an agent, a turn of this agent waits for a worker that has it, and then fails with a reply."""
     harness.equip()
     sent = harness.send(agent="other")
     harness.agents = type(harness.agents)([harness.agents.default])
+    assert isinstance(harness.run(sent.session_id), Unequipped)
+    harness.move(harness.settings.turn.unknown_agent_s + 1)
     harness.run(sent.session_id)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "INVALID_REQUEST")

@@ -96,8 +96,12 @@ def accept(
     target: Mapping[str, Any] | None = None,
     turn_id: UUID | None = None,
     source: Source | None = None,
+    any_agent: bool = False,
 ) -> Accepted:
     """Accept a message: commit its row, so that the message is answered even after a crash.
+
+    `any_agent` is for messages whose sender does not wait for this call: an agent that this process does not know is no
+    reason to refuse the message, because another worker may know the agent. The turn waits for such a worker.
 
     `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id of the new
     turn; by default, a new id.
@@ -110,7 +114,9 @@ def accept(
         RateLimited: the user has reached a rate limit.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
-    check(runtime, message)
+    check_settings(runtime.settings, message)
+    if not any_agent:
+        _check_agent(runtime, message)
     parameters = _parameters(runtime, message, target, turn_id)
     commit = _retried(runtime, message, parameters, source)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
@@ -129,6 +135,10 @@ def check(runtime: AcceptingRuntime, message: Incoming) -> None:
         InvalidRequest, TooLarge: the message is invalid or too long.
     """
     check_settings(runtime.settings, message)
+    _check_agent(runtime, message)
+
+
+def _check_agent(runtime: AcceptingRuntime, message: Incoming) -> None:
     if message.agent is not None:
         runtime.agents.get(message.agent)
 

@@ -81,6 +81,15 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
     if quiet is not None and (later := quiet.over(row.now, zone)) > row.now:
         runtime.database.run(queries.ADVANCE, _Due(row, later).parameters())
         return
+    waited_s = (row.now - row.next_due).total_seconds()
+    if (
+        row.agent is not None
+        and runtime.agents.find(row.agent) is None
+        and waited_s < runtime.settings.turn.unknown_agent_s
+    ):
+        log.info("schedule %s is left to another worker: this one lacks the agent %r", row.schedule_id, row.agent)
+        _postpone(runtime, row, _SHORT_S)
+        return
     slot: datetime = row.once if row.cron is None else Cron(row.cron, zone).previous(row.now)
     following = None if row.cron is None else Cron(row.cron, zone).next(row.now)
     if following is not None and quiet is not None:

@@ -148,7 +148,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
         # Unknown fields are ignored: the application may use a newer release.
         known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
         message = stored_incoming(user, known)
-        accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id))
+        accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id), any_agent=True)
     except SourceTaken:
         raise
     except Unavailable as error:  # either the database is down and the next statement raises, or the session is locked
