@@ -12,6 +12,7 @@ from perdure.runtime import Runtime
 from perdure.schedule.entry import Entry
 from perdure.tasks.metrics import TaskMetrics
 from perdure.turns.outbox import Carrier
+from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.runner import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
@@ -57,7 +58,7 @@ class Process:
     runtime: Runtime
     runner: Runner
     carriers: Mapping[str, Carrier]
-    isolate: Callable[[UUID], bool]
+    isolate: Callable[[UUID], ChildEnd | None]
     entries: Mapping[str, Entry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
     leaving: threading.Event = field(default_factory=threading.Event)

@@ -20,6 +20,7 @@ from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Unequipped
+from perdure.turns.run.isolated import count_failed_start
 from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
 
@@ -97,9 +98,12 @@ def run(self: PerdureTask, session_id: str) -> None:
     match outcome:
         case Ran() | NotNeeded() | Queued() | Unequipped():
             return
-        case NeedsIsolation(claims):
+        case NeedsIsolation(claims, fence):
             log.warning("session %s: its turn was claimed %d times and must run in a child process", session_id, claims)
-            if not self.process.isolate(UUID(session_id)):
+            ended = self.process.isolate(UUID(session_id))
+            if ended is None:
                 postpone(self.process.runtime, UUID(session_id))
+            elif ended.error is not None and fence is not None:
+                count_failed_start(self.process.runtime, self.process.runner, UUID(session_id), fence, ended)
         case _:
             assert_never(outcome)

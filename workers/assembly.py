@@ -143,7 +143,7 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     from perdure.resilience.resolve import resolve as resolve_breakers
     from perdure.snapshots.resolve import resolve
 
-    agents, clock = Agents.from_module(settings.agents), SystemClock()
+    agents, clock = _load_agents(settings), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
     _check_models(Models(settings, clock, breakers), settings, agents, called=asks_models)
@@ -231,7 +231,7 @@ def assemble(
     from perdure.tools.mcp.connections import Connections
     from perdure.turns.lease.wait_for_model import recall
 
-    agents = Agents.from_module(settings.agents)
+    agents = _load_agents(settings)
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
     clock = SystemClock()
@@ -266,9 +266,22 @@ def assemble(
 
 def _agents_by_name(settings: Settings) -> Agents:
     """The configured agents. The built-in agent has no tools here: importing them would slow down `perdure send`."""
-    if settings.agents == type(settings).model_fields["agents"].default:
+    if _has_built_in_agent(settings):
         return Agents([Agent(BUILT_IN_AGENT, instructions="")])
-    return Agents.from_module(settings.agents)
+    return _load_agents(settings)
+
+
+def _has_built_in_agent(settings: Settings) -> bool:
+    return bool(settings.agents == type(settings).model_fields["agents"].default)
+
+
+def _load_agents(settings: Settings) -> Agents:
+    """The configured agents. Sets up their application, which the built-in agent does not have."""
+    if _has_built_in_agent(settings):
+        return Agents.from_module(settings.agents)
+    from perdure.workers.installed.set_up import load_agents
+
+    return load_agents(settings.agents)
 
 
 def _has_defaults(settings: Settings, agents: Agents) -> bool:

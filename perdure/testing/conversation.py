@@ -36,7 +36,7 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.claim import Claimed, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.wait_for_model import Delayed
-from perdure.turns.run.react import Asleep, Parked, Stop, Turn, Waiting
+from perdure.turns.run.react import Asleep, Lacking, Parked, Stop, Turn, Waiting
 from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
 from perdure.turns.run.transcript import Entry, Transcript
 
@@ -189,7 +189,7 @@ class Conversation:
             variables = VariableSet(self._store.variables)
             hold = self._hold(ref)
             spent_s = self._clock.monotonic() - began
-            ended = Turn(self._runtime, hold, ref, transcript, spent_s, variables=variables).run()
+            ended = Turn(self._runtime, hold, ref, transcript, spent_s, variables=variables, overdue=True).run()
             if isinstance(ended, Asleep):
                 asleep_since = self._clock.monotonic()
                 if self._wait():
@@ -257,8 +257,8 @@ class Conversation:
                 return self._read(transcript, "parked")
             case Delayed(error):
                 return self._read(transcript, "parked", error)
-            case Parked():
-                raise RuntimeError("the turn was parked for a shutdown, which does not happen in a test")
+            case Parked() | Lacking():
+                raise RuntimeError("the turn was left to another worker, which does not exist in a test")
             case Replied() | Failed() | Cancelled():
                 return self._settle(ref, transcript, ended)
             case _:

@@ -258,6 +258,12 @@ PLACE = Statement(
     writes=False,
 )
 
+ATTEMPT_ERROR = Statement(
+    "turns.attempt_error",
+    "SELECT attempt_error FROM turns WHERE turn_id = %(turn_id)s",
+    writes=False,
+)
+
 HELD_TURNS = Statement(
     "turns.held_turns",
     """

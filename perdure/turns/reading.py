@@ -171,6 +171,11 @@ def _listed(row: Row[Any]) -> dict[str, Any]:
     }
 
 
+def read_attempt_error(executor: Executor, turn_id: UUID) -> str | None:
+    """The error of the turn's last failed attempt, for the operator. It may quote texts of the user."""
+    return next((row.attempt_error for row in executor.run(queries.ATTEMPT_ERROR, {"turn_id": turn_id})), None)
+
+
 def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
     """The unsettled turns of a session whose snapshot the store refused, each with the store's error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})

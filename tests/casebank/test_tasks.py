@@ -50,7 +50,7 @@ def _calling(runtime: Runtime, entry: str | None = None, leaving: threading.Even
     assert casebank.prune.name in app.tasks
     found = active_entries(app.tasks, runtime.settings)
     process = Process(
-        runtime, Runner(runtime, "tests"), {}, lambda _: True, found, leaving=leaving or threading.Event()
+        runtime, Runner(runtime, "tests"), {}, lambda _: None, found, leaving=leaving or threading.Event()
     )
     app.perdure = lambda: process
     headers = {HEADER: entry} if entry else {}

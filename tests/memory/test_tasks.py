@@ -39,7 +39,7 @@ def archive(harness: Harness, settings: Settings) -> Archive:
 def process(runtime: Runtime) -> Process:
     """A worker process with the offline model and the built-in embedder."""
     parts = replace(runtime, embedder=HashEmbedder(384), models=lambda _: OfflineModel())
-    return Process(parts, Runner(parts, "tests"), {}, lambda _: True)
+    return Process(parts, Runner(parts, "tests"), {}, lambda _: None)
 
 
 @pytest.fixture

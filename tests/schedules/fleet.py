@@ -65,7 +65,7 @@ def make_app(
     for name in names:
         add(name)
     found = configure_beat(app, runtime.settings, runtime.clock)
-    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, found)
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: None, found)
     app.perdure = lambda: process
     return app
 

@@ -66,7 +66,7 @@ def app(runtime: Runtime, clock: MovedClock, work: Work, redis_url: str) -> Cele
     made.task(body, name="tests.work", bind=True, base=ScheduledTask, shared=False, ignore_result=False)
     register(runtime.database, [ENTRY], 30)
     clock.advance(timedelta(hours=1))
-    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: True, {ENTRY.name: ENTRY})
+    process = Process(runtime, Runner(runtime, "tests"), {}, lambda _: None, {ENTRY.name: ENTRY})
     made.perdure = lambda: process
     return made
 

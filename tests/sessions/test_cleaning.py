@@ -44,7 +44,7 @@ class EndingSession:
         runtime = replace(
             self.harness.runtime, redis_memory=redis_memory or self.redis_memory, snapshots=self.snapshots
         )
-        return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: True)).end(self.session_id)
+        return ender(Process(runtime, Runner(runtime, "tests"), {}, lambda _: None)).end(self.session_id)
 
     @property
     def row(self) -> Row[Any]:

@@ -79,7 +79,7 @@ def _by_command(harness: Harness, session_id: UUID, monkeypatch: pytest.MonkeyPa
 
 
 def _by_task(harness: Harness, session_id: UUID, _: pytest.MonkeyPatch) -> None:
-    process = Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
+    process = Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: None)
     with Celery("tests", broker="memory://", set_as_current=False) as app:
         app.perdure = lambda: process
         load_tasks(app)

@@ -23,7 +23,7 @@ from tests.turns.scripted import says
 @pytest.fixture
 def process(harness: Harness) -> Process:
     """A worker's process."""
-    return Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: True)
+    return Process(harness.runtime, Runner(harness.runtime, "tests"), {}, lambda _: None)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ class Environment:
     def ender(self, *, redis_available: bool = True) -> tuple[Ender, Keeper]:
         """Make an ender as the task `sessions.end` does. Returns the ender and the keeper of its leases."""
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory if redis_available else self.unreachable)
-        process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: True)
+        process = Process(runtime, Runner(runtime, "an ender"), {}, lambda _: None)
         return ender(process), process.runner.keeper
 
 

@@ -333,8 +333,8 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
     """A reply calls an unsafe tool and a removed tool. After a crash, the unsafe call is not repeated.
 
-    When no worker has had the tool for long enough, a worker refuses its call and runs the unsafe call, but crashes. The
-    next worker refuses the removed tool's call again.
+    When no worker has had the tool for long enough, a worker refuses its call and runs the unsafe call, but crashes.
+    The next worker refuses the removed tool's call again.
     """
     ran: list[int] = []
 

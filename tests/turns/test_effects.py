@@ -247,7 +247,7 @@ def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str
 
 
 def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench: Bench) -> None:
-    """If a deploy removes a tool, no runner can repeat or probe the tool's call. The turn waits for one, then goes on."""
+    """If a deploy removes a tool, the turn waits for a runner that can repeat or probe its call, then goes on."""
     harness.equip(bench.tool("pure"))
     session_id = _crash(harness, "before", 2)
     harness.equip()

@@ -14,7 +14,7 @@ from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.inbox import queries as inbox_queries
-from perdure.turns.lease import death_queries
+from perdure.turns.lease import death_queries, passing_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.run import queries as run_queries
 from tests.conftest import RecordingWaker
@@ -114,7 +114,7 @@ HOT = [
     run_queries.HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
     calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.POSTPONE,
-    lease_queries.PARK, lease_queries.LEAVE, lease_queries.IS_UNEQUIPPED, death_queries.FAILED_START,
+    lease_queries.PARK, passing_queries.LEAVE, passing_queries.IS_UNEQUIPPED, death_queries.FAILED_START,
     lease_queries.STRIKE, run_queries.REMAINS,
     lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,
     lease_queries.MAKE_DUE, lease_queries.RECALL,

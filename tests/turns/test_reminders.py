@@ -259,13 +259,13 @@ def test_more_than_a_batch_fires_in_one_round(harness: Harness) -> None:
 
 
 def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None:
-    """A schedule whose agent no worker knows shows the error, and its next slot is tried. A rate limit delays a slot."""
-    harness.set(unknown_agent_s=60)
+    """A schedule whose agent no worker knows shows the error; its next slot is tried. A rate limit delays a slot."""
+    harness.set(unknown_agent_s=700)
     made = add(harness, cron="*/10 * * * *", agent="nobody")
     harness.move(601)
     assert fire_due(harness.runtime) == 1
     assert reminders.list_reminders(harness.database, "ana")[0]["error"] is None, "another worker may know the agent"
-    harness.move(601)
+    harness.move(800)
     assert fire_due(harness.runtime) == 1
     [shown] = reminders.list_reminders(harness.database, "ana")
     assert "nobody" in shown["error"]

@@ -481,13 +481,13 @@ def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
     """`result` returns a settled or refused turn, and raises `DeadlineExceeded` after its timeout."""
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="hello")
-        refused = send(connection, user_id="ana", text="hello", agent="nobody")
+        refused = send(connection, user_id="ana", text="hello", on_busy="reject")
     with pytest.raises(DeadlineExceeded, match=r"is accepted after 0.05 s, and continues"):
         result(sent, timeout=0.05)
     harness.script(says("Good day."))
     routed(harness, sent)
     assert result(str(sent.turn_id), timeout=20)["reply"]["text"] == "Good day."
-    assert result(refused, timeout=20)["error"]["code"] == "INVALID_REQUEST"
+    assert result(refused, timeout=20)["error"]["code"] == "CONFLICT"
     with pytest.raises(NotFound):
         result("00000000-0000-7000-8000-000000000000", timeout=1)
     with pytest.raises(InvalidRequest):

@@ -454,7 +454,7 @@ def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:
 
 
 def test_a_removed_agents_turns_fail_with_a_message(harness: Harness) -> None:
-    """If a deploy removes an agent, a turn of this agent waits for a worker that has it, and then fails with a reply."""
+    """If a deploy removes an agent, a turn of this agent waits for a worker that has it, then fails with a reply."""
     harness.equip()
     sent = harness.send(agent="other")
     harness.agents = type(harness.agents)([harness.agents.default])

@@ -17,6 +17,7 @@ from kombu.transport.redis import Transport as RedisTransport
 from perdure.errors import SettingsError, Unavailable
 from perdure.redis import connect, remedy, where
 from perdure.tasks.task import PerdureTask
+from perdure.text.untrusted import error_summary
 from perdure.workers.application import load_tasks
 from perdure.workers.installed.queues import broker_url
 
@@ -38,13 +39,15 @@ def application(module: str) -> Celery:
     """The Celery application that `celery -A MODULE` would run, with its tasks loaded.
 
     Raises:
-        SettingsError: the module has no Celery application.
+        SettingsError: the module has no Celery application, or the application cannot be set up.
     """
     try:
         app = find_app(module)
-        app.loader.import_default_modules()
+        app.loader.init_worker()
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"--app is {module!r}, which has no Celery application: {error}") from error
+    except Exception as error:
+        raise SettingsError(f"--app is {module!r}, which cannot be set up: {error_summary(error)}") from error
     app.finalize()
     return app
 

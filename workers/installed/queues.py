@@ -52,6 +52,11 @@ def forget(app: Celery) -> None:
     _installed.discard(app)
 
 
+def all_installed() -> list[Celery]:
+    """The applications of this process to which perdure was added."""
+    return list(_installed)
+
+
 def installed() -> Celery | None:
     """The application of this process to which perdure was added; `None` unless there is exactly one."""
     found = list(_installed)

@@ -22,6 +22,8 @@ from perdure.workers.assembly import Addresses, check, database_address, redis_a
 from perdure.workers.consumer import pause
 from perdure.workers.installed.consumer import InstalledConsumer
 from perdure.workers.installed.queues import broker_url, consumed, publisher
+from perdure.workers.installed.set_up import path_of
+from perdure.workers.isolated.run import APPLICATION
 from perdure.workers.lifecycle import Lifecycle, or_exit
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
@@ -48,10 +50,12 @@ class InstalledStep(pause.Step):
         load_tasks(app)
         where = addresses(app, settings)
         waker = partial(CeleryWaker, settings, where, publisher(app))
-        broker = {"PERDURE_BROKER_URL": where.broker_url} if where.broker_url.startswith(BROKERS) else {}
+        environment = {APPLICATION: path_of(app) or ""}
+        if where.broker_url.startswith(BROKERS):
+            environment["PERDURE_BROKER_URL"] = where.broker_url
         calls = partial(CeleryCalls, app, owned=False)
         lifecycle = Lifecycle(
-            app, settings, where, waker=waker, calls=calls, others=_running_of_application, environment=broker
+            app, settings, where, waker=waker, calls=calls, others=_running_of_application, environment=environment
         )
         self._lifecycle = app.perdure = lifecycle
         lifecycle.check()

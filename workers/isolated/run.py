@@ -11,6 +11,7 @@ limit (`perdure.workers.isolated.kill`). On Linux, the kernel kills the children
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -23,10 +24,14 @@ from functools import partial
 from types import FrameType
 from uuid import UUID
 
+from celery.app.utils import find_app
+
 from perdure.embedded.process import launch
-from perdure.errors import Unavailable
+from perdure.errors import SettingsError, Unavailable
 from perdure.settings import Settings
+from perdure.text.untrusted import error_summary, first_line
 from perdure.tools.mcp.connections import Connections
+from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.runner import Runner
 from perdure.workers.assembly import addresses, assemble
 from perdure.workers.isolated.kill import Warden, owner
@@ -38,6 +43,14 @@ from perdure.workers.shutdown.flush import flush, flushers
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
+
+APPLICATION = "_PERDURE_APPLICATION"
+"""The environment variable that passes the import path of the worker's Celery application to its children."""
+
+_UNAVAILABLE = 75
+"""The exit status of a child that cannot reach a server (`EX_TEMPFAIL`). The turn's next attempt may succeed."""
+
+_MOST_REPORTED = 4_096
 
 _LOOK_S = 1.0
 
@@ -60,26 +73,24 @@ class Isolation:
         """The number of running child processes."""
         return len(self._children)
 
-    def run(self, session_id: UUID) -> bool:
+    def run(self, session_id: UUID) -> ChildEnd | None:
         """Run a session's turns in a child process, and wait until the process has ended.
 
-        Returns False, without starting a child, if `MOST_AT_ONCE` children run or the session already has a child. A
+        Returns `None`, without starting a child, if `MOST_AT_ONCE` children run or the session already has a child. A
         session may already have a child, because the sweeper may issue another wake-up before the child claims the
-        session. After `stop`, returns True without starting a child.
+        session. After `stop`, no child is started.
         """
         with self._lock:
             if session_id in self._sessions or len(self._sessions) == MOST_AT_ONCE:
                 log.info("session %s waits for a child process", session_id)
-                return False
+                return None
             self._sessions.add(session_id)
         try:
             log.warning("the turn of session %s ended earlier processes: it runs in a child process now", session_id)
-            status = self._run(session_id)
-            log.info("the child process of session %s ended with status %s", session_id, status)
+            return self._run(session_id)
         finally:
             with self._lock:
                 self._sessions.remove(session_id)
-        return True
 
     def watch(self, warden: Warden) -> None:
         """Call `warden.check` once a second, with the running children. Does not return."""
@@ -121,28 +132,71 @@ class Isolation:
             except subprocess.TimeoutExpired:
                 child.kill()
 
-    def _run(self, session_id: UUID) -> int | None:
-        """Run a child and return its exit status; after `stop`, return None without starting a child."""
-        argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id)]
-        with self._lock:
-            if self._stopping:
-                return None
-            # SIGKILL, since a process in which a call holds the interpreter lock handles no other signal.
-            child = subprocess.Popen(
-                launch.command(argv, death_signal=signal.SIGKILL), env=os.environ | self._environment
-            )
-            self._children[session_id] = child
+    def _run(self, session_id: UUID) -> ChildEnd:
+        """Run a child; after `stop`, start none."""
+        began = time.monotonic()
+        reports, reporting = os.pipe()
         try:
-            return child.wait()
-        finally:
+            argv = [sys.executable, "-m", "perdure.workers.isolated.run", str(session_id), str(reporting)]
             with self._lock:
-                del self._children[session_id]
+                if self._stopping:
+                    return ChildEnd(0.0)
+                # SIGKILL, since a process in which a call holds the interpreter lock handles no other signal.
+                child = subprocess.Popen(
+                    launch.command(argv, death_signal=signal.SIGKILL),
+                    env=os.environ | self._environment,
+                    pass_fds=(reporting,),
+                )
+                self._children[session_id] = child
+            try:
+                status = child.wait()
+            finally:
+                with self._lock:
+                    del self._children[session_id]
+            log.info("the child process of session %s ended with status %s", session_id, status)
+            return ChildEnd(time.monotonic() - began, _error(status, reports))
+        finally:
+            os.close(reports)
+            os.close(reporting)
 
 
-def main(session_id: UUID) -> None:
-    """Run the session's turns in this process."""
+def _error(status: int, reports: int) -> str | None:
+    """Why an ended child may not have claimed its session; see `ChildEnd`. `reports` is the pipe of its report."""
+    os.set_blocking(reports, False)
+    try:
+        report = os.read(reports, _MOST_REPORTED)
+    except BlockingIOError:  # the child reported nothing
+        if status in {_UNAVAILABLE, -signal.SIGTERM}:
+            return None
+        return f"it ended with status {status} before it took the turn"
+    error: str | None = json.loads(report)["error"]
+    return error
+
+
+def main(session_id: UUID, reporting: int | None = None) -> None:
+    """Run the session's turns in this process. Reports to the pipe `reporting` that they ran, or why they did not."""
+    if reporting is not None:
+        os.set_inheritable(reporting, False)  # noqa: FBT003 (its only parameter)
+    try:
+        _run(session_id, partial(_report, reporting, None))
+    except Unavailable as error:
+        log.warning("the turn of session %s does not run: %s", session_id, error.message)
+        sys.exit(_UNAVAILABLE)
+    except (Exception, SystemExit) as error:
+        _report(reporting, str(error) if isinstance(error, SettingsError) else error_summary(error))
+        raise
+
+
+def _report(reporting: int | None, error: str | None) -> None:
+    if reporting is not None:
+        os.write(reporting, json.dumps({"error": error and first_line(error)}).encode())
+
+
+def _run(session_id: UUID, report_ran: Callable[[], None]) -> None:
     settings = Settings.load()
     configure()
+    if application := os.environ.get(APPLICATION):
+        find_app(application)  # `assemble` sets it up
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
     calls = CeleryCalls.at(settings, where)
@@ -152,6 +206,7 @@ def main(session_id: UUID) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
     signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
     log.info("%s", runner.run(session_id, alone=True))
+    report_ran()
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
     waker.close()
@@ -182,4 +237,4 @@ def _exit_now(runner: Runner, connections: Connections | None) -> None:
 
 
 if __name__ == "__main__":
-    main(UUID(sys.argv[1]))
+    main(UUID(sys.argv[1]), *map(int, sys.argv[2:]))

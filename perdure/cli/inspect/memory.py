@@ -140,7 +140,7 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
     runner = Runner(runtime, owner=f"command-{os.getpid()}")
     runner.start()
     try:
-        yield consolidator(Process(runtime, runner, {}, lambda _: False))
+        yield consolidator(Process(runtime, runner, {}, lambda _: None))
     finally:
         runner.close()
 

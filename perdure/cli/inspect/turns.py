@@ -49,11 +49,12 @@ def list_(
 @commands.command()
 def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     """Show a turn."""
-    from perdure.turns.reading import read_turn
+    from perdure.turns.reading import read_attempt_error, read_turn
 
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.database() as database:
         turn = read_turn(database, wanted)
+        turn["attempt_error"] = read_attempt_error(database, wanted)
     if as_json:
         write_json(turn)
         return

@@ -49,6 +49,8 @@ class TurnRef:
     started_at: datetime | None = None
     language: str | None = None
     """The language in the message's metadata."""
+    attempt_error: str | None = None
+    """The error of the last failed attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def claim(
     if rows and not rows[0].blamed:
         _blame(database, session_id, limits)
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
-    if rows and rows[0].blamed and rows[0].free and rows[0].token is None and rows[0].strikes_before >= limits.max_attempts:
+    refused = bool(rows) and rows[0].blamed and rows[0].free and rows[0].token is None
+    if refused and rows[0].strikes_before >= limits.max_attempts:
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
     if not rows or not rows[0].blamed:  # not blamed: the session's row was locked
         return NotNeeded()
@@ -220,6 +223,7 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         held=row.held,
         started_at=row.started_at,
         language=row.language,
+        attempt_error=row.attempt_error,
     )
 
 

@@ -19,8 +19,8 @@ LOCK_DEATH = Statement(
 # longer renews it. The turn that is charged keeps its claim counted in `strikes` and `claims`. The claims of the other
 # turns of the process are not counted, since these turns were probably interrupted by the turn that is charged, or by a
 # cause outside of all turns. The charged turn is the one with the most counted claims. Among equals, it is the turn
-# whose tool call began last. If a turn has seen n deaths since its last progress, 2^n turns may be charged, so that a
-# turn that kills each of its processes is charged soon, even if others seem more suspicious.
+# whose tool call began last. From the third death since a turn's last progress on, twice as many turns may be charged
+# each time, so that a turn that kills each of its processes is charged soon, even if others seem more suspicious.
 #
 # The leases of a dead process expire within `heartbeat_s` of each other, or after their last renewal. A lease that was
 # renewed in the last half of `lease_s` belongs to a process that lives, of which only the expired turn is stuck.
@@ -44,7 +44,7 @@ BLAME = Statement(
             ORDER BY claims DESC, calling_since DESC NULLS LAST, session_id) AS place
         FROM dead
     ), locked AS (
-        SELECT s.session_id, place > 2 ^ least(s.deaths, 30) AS innocent
+        SELECT s.session_id, place > 2 ^ least(greatest(s.deaths - 1, 0), 30) AS innocent
         FROM ranked JOIN sessions AS s USING (session_id, token)
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
@@ -79,5 +79,5 @@ FAILED_START = Statement(
             WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
       AND t.settled_at IS NULL
     RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
-    """,
+    """,  # noqa: S608 (a constant)
 )

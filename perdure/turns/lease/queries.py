@@ -17,8 +17,8 @@ from perdure.turns.drain import DRAINING
 # its user is settled (ADMIT), or by the sweeper (ADMIT_DUE).
 #
 # A session takes no place while it waits for a person, a task, a time or a model (`not_before`), for a worker that has
-# its agent and tools (`unequipped_since`), or after an error (`strikes`). The index `sessions_admitted_idx` has the admitted sessions. The index stays short, because queued
-# sessions are not in it.
+# its agent and tools (`unequipped_since`), or after an error (`strikes`). The index `sessions_admitted_idx` has the
+# admitted sessions. The index stays short, because queued sessions are not in it.
 ADMITTED = """
         unsettled > 0 AND not_before IS NULL
         AND (lease_until IS NOT NULL OR strikes = 0 AND unequipped_since IS NULL)
@@ -115,7 +115,8 @@ _BEFORE = f"""
 # and counts as expired. After `isolate_from` claims of a turn, only a dedicated process may claim it. While the intake
 # is closed, no claim succeeds.
 #
-# If the holder of the expired lease has died, the death must first be charged to a turn (`blamed`; see `death_queries.BLAME`).
+# If the holder of the expired lease has died, the death must first be charged to a turn (`blamed`; see BLAME in
+# `death_queries`).
 #
 # A worker claims no turn of an agent that is not among its `agents` (NULL: all), unless the turn needs no agent or has
 # waited for `unknown_agent_s`. A refused session keeps a short pause between two wake-ups (`wakes`), so that it soon
@@ -199,10 +200,12 @@ CLAIM = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held,
+                  t.attempt_error
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
-           candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed, known.equipped, share.free,
+           candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
+           known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
            coalesce((SELECT cancelled FROM oldest), false) AS cancelled, (SELECT agent FROM oldest) AS agent_wanted,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
@@ -250,7 +253,8 @@ BEGIN_NEXT = Statement(
           AND t.settled_at IS NULL
           AND (t.status = 'running' OR NOT {DRAINING})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held
+                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held,
+                  t.attempt_error
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
@@ -342,40 +346,6 @@ PARK = Statement(
     UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
     RETURNING t.turn_id
     """,
-)
-
-# Releases a session during a turn that needs an agent or a tool which this worker lacks. The claim does not count as an
-# attempt.
-LEAVE = Statement(
-    "turns.leave",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            unequipped_since = coalesce(least(unequipped_since, perdure_now()), perdure_now()),
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = {sql(Trigger.TURN_STOPPED)}
-        WHERE {HELD}
-        RETURNING session_id, priority
-    ), parked AS (
-        UPDATE turns AS t SET status = 'parked', attempts = greatest(t.attempts - 1, 0)
-        FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id
-    )
-    SELECT fenced.priority FROM fenced, parked
-    """,
-)
-
-# Whether the session's turn still waits for a worker that has its agent and tools.
-IS_UNEQUIPPED = Statement(
-    "turns.is_unequipped",
-    """
-    SELECT unequipped_since IS NOT NULL AND NOT coalesce((
-               SELECT cancel_requested_at IS NOT NULL FROM turns AS t
-               WHERE t.session_id = s.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1), false) AS unequipped
-    FROM sessions AS s WHERE session_id = %(session_id)s
-    """,
-    writes=False,
 )
 
 # Records the error of a failed attempt.

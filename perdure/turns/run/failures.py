@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from perdure.agents import Agents
 from perdure.errors import BudgetExhausted, InvalidRequest, PerdureError, loggable, reworded
@@ -11,6 +12,9 @@ from perdure.turns.run.settle import Ending, Failed, Verdict
 from perdure.turns.run.transcript import UNREADABLE
 
 log = logging.getLogger(__name__)
+
+COULD_NOT_START = "The process of the turn could not start:"
+"""The beginning of the error of an attempt whose dedicated process ended before it claimed the session."""
 
 
 def held_verdict(ref: TurnRef) -> Verdict | None:
@@ -31,6 +35,16 @@ def log_failure(ref: TurnRef, ending: Ending) -> None:
         log.warning("turn %s failed: %s", ref.turn_id, loggable(error), exc_info=error.__cause__)
 
 
+def with_start_error(ref: TurnRef, verdict: Verdict) -> Verdict:
+    """Add the error of a process that could not start to the error of a failed turn, but not to its reply.
+
+    Such an error concerns the installation. The error of any other attempt may quote a user's text or a secret.
+    """
+    if verdict.error_message is None or not (ref.attempt_error or "").startswith(COULD_NOT_START):
+        return verdict
+    return replace(verdict, error_message=f"{verdict.error_message} {ref.attempt_error}")
+
+
 def out_of_attempts(attempts: int) -> PerdureError:
     """The error of a turn that is abandoned."""
     return BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
@@ -43,7 +57,7 @@ def misconfigured() -> PerdureError:
 
 def unknown_agent(agent: str, waited_s: float) -> PerdureError:
     """The error of a turn for which no worker with its agent was found."""
-    return InvalidRequest(f"There is no agent {agent!r}: no worker with this agent took the turn within {waited_s:g} s.")
+    return InvalidRequest(f"There is no agent {agent!r}: no worker with it took the turn within {waited_s:g} s.")
 
 
 def render_error(agents: Agents, ref: TurnRef, ending: Ending) -> Ending:

@@ -1,4 +1,4 @@
-"""Decides when a worker kills a child process that runs a turn.
+"""Decides when a worker kills a child process that runs a turn, and counts a child that could not start.
 
 While a tool holds the GIL, the child cannot react to a cancellation, a lost lease or a time limit. So the worker
 decides when to kill the child. `Watch.see` makes the decision. `perdure.workers.isolated.kill` kills the child and
@@ -7,22 +7,30 @@ settles the turn.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
-from perdure.turns.lease import queries
+from perdure.turns.lease import death_queries, queries
 from perdure.turns.lease.hold import GRACE_S
+from perdure.turns.run.failures import COULD_NOT_START
 from perdure.turns.run.react import out_of_time
+from perdure.turns.run.runner import Runner
 from perdure.turns.run.settle import Cancelled, Ending, Failed
+
+log = logging.getLogger(__name__)
 
 LOST_S = 10.0
 """Seconds until a process is killed after its session was erased or claimed by another runner."""
 
 IDLE_S = 60.0
 """The most seconds from the start of a process to its claim, and from the end of its last turn to its exit."""
+
+START_S = 20.0
+"""A process has at least this many seconds from its start to its claim, even if its turn has less time left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ class Watch:
         if standing is None or (standing.owner != self._owner and self._fence not in (None, standing.fence)):
             return self._idle(now, LOST_S, "its session was erased, or claimed by another runner")
         if standing.owner != self._owner:
-            return self._idle(now, IDLE_S, "it runs no turn and does not exit")
+            left_s = max(standing.limit_s - standing.spent_s, START_S)
+            return self._idle(now, min(left_s, IDLE_S), "it runs no turn and does not exit")
         self._idle_since, self._fence = None, standing.fence
         if self._place != (standing.turn_id, standing.tick):
             self._place = standing.turn_id, standing.tick
@@ -96,6 +105,45 @@ class Watch:
         if self._idle_since is None:
             self._idle_since = now
         return Overdue(reason) if now - self._idle_since >= within_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """The end of a child process, which ran for `seconds`.
+
+    `error` is the reason if the child may have ended before it claimed the session. `None`: it ran, it was stopped, or
+    it could not reach a server.
+    """
+
+    seconds: float
+    error: str | None = None
+
+
+def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence: Fence, ended: ChildEnd) -> None:
+    """Count a child that ended before it claimed the session as a failed attempt. Does nothing if the child claimed it.
+
+    `fence` is the session's fence before the start. The child's time counts towards the turn's time limit.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    limits = runtime.settings.turn
+    given = {
+        **fence.on(session_id),
+        "lease_s": limits.lease_s,
+        "max_attempts": limits.max_attempts,
+        "elapsed_s": ended.seconds,
+        "error": f"{COULD_NOT_START} {ended.error}",
+    }
+    for row in runtime.database.run(death_queries.FAILED_START, given):
+        log.error(
+            "turn %s: its process could not start, %d of %d attempts failed: %s",
+            row.turn_id, row.strikes, limits.max_attempts, ended.error,
+        )  # fmt: skip
+        agent = runtime.agents.find(row.agent)
+        limit_s = (agent and agent.timeout_s) or limits.timeout_s
+        if row.spent_s >= limit_s:
+            runner.settle_unrun(session_id, Failed(out_of_time(limit_s)))
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:

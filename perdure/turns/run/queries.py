@@ -53,8 +53,8 @@ _INTERRUPTED = """
 # Commits one step: appends messages, and writes changed working variables and the intents or results of tool calls. The
 # condition on the tick makes a repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at
 # the next step, so that a tool that kills its process has used one attempt. The step also ends the suspicion that the
-# turn kills its processes (`claims`, `deaths`), unless the outcome of one of its calls is unknown: a model may call such
-# a tool again after each crash, and each of these replies is a step.
+# turn kills its processes (`claims`, `deaths`), unless the outcome of one of its calls is unknown: a model may call
+# such a tool again after each crash, and each of these replies is a step.
 STEP = Statement(
     "turns.step",
     f"""

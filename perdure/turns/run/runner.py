@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -19,13 +18,13 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import Fence
-from perdure.errors import PerdureError, SettingsError, Unavailable, loggable, reworded
+from perdure.errors import PerdureError, SettingsError, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Memory
 from perdure.text.untrusted import error_summary, storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
-from perdure.turns.lease import queries, user_share, wait_for_model
+from perdure.turns.lease import passing_queries, queries, user_share, wait_for_model
 from perdure.turns.lease.claim import (
     Claim,
     Claimed,
@@ -43,7 +42,15 @@ from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.passing import Passing
 from perdure.turns.lease.wait_for_model import Delayed
-from perdure.turns.run.failures import held_verdict, log_failure, misconfigured, out_of_attempts, render_error, unknown_agent
+from perdure.turns.run.failures import (
+    held_verdict,
+    log_failure,
+    misconfigured,
+    out_of_attempts,
+    render_error,
+    unknown_agent,
+    with_start_error,
+)
 from perdure.turns.run.react import Asleep, Lacking, Parked, Stop, Turn, Waiting
 from perdure.turns.run.remember import remember
 from perdure.turns.run.retry_commit import find_again, persist
@@ -147,28 +154,27 @@ class Runner:
             found = self._claim(session_id, alone=alone)
             if isinstance(found, NeedsIsolation) and found.cancelled and self.settle_unrun(session_id, Cancelled()):
                 return Ran(settled + 1)
+            outcome: RunOutcome
             if isinstance(found, Claimed):
                 with self.keeper.holding(found) as hold:
                     count, then = self._run_turns(found, hold)
                 settled += count
                 if then is True:
                     continue
-                found = then or Ran(settled)
-            if isinstance(found, Unequipped):
-                self._passing.leave(session_id, found, publish=not alone)
-            return Ran(settled) if settled else found
+                outcome = then or Ran(settled)
+            else:
+                outcome = found
+            if isinstance(outcome, Unequipped):
+                self._passing.leave(session_id, outcome, publish=not alone)
+            return Ran(settled) if settled else outcome
 
     def _claim(self, session_id: UUID, *, alone: bool) -> Claim:
-        agents = [agent.name for agent in self._runtime.agents]
-        take = partial(
-            claim, self._runtime.database, session_id, self._owner, self._limits, alone=alone, agents=agents
-        )
-        found = take()
-        for _ in range(_LOCKED_TRIES):
-            if not isinstance(found, NotNeeded) or not is_claimable(self._runtime.database, session_id, self._limits):
+        database, limits, agents = self._runtime.database, self._limits, [each.name for each in self._runtime.agents]
+        for tries_left in reversed(range(_LOCKED_TRIES + 1)):
+            found = claim(database, session_id, self._owner, limits, alone=alone, agents=agents)
+            if not tries_left or not isinstance(found, NotNeeded) or not is_claimable(database, session_id, limits):
                 break
             time.sleep(_LOCKED_PAUSE_S)  # another transaction holds the lock of the row until its commit
-            found = take()
         return found
 
     def _run_turns(self, claimed: Claimed, hold: Hold) -> tuple[int, bool | Unequipped]:
@@ -202,9 +208,7 @@ class Runner:
             log.warning("session %s was claimed by another worker: this one stops running it", hold.session_id)
         return settled, False
 
-    def _run_turn(
-        self, claimed: Claimed, ref: TurnRef, hold: Hold
-    ) -> Settled | Parked | Unequipped | _DatabaseLost:
+    def _run_turn(self, claimed: Claimed, ref: TurnRef, hold: Hold) -> Settled | Parked | Unequipped | _DatabaseLost:
         """Run one turn until it is settled or parked, or until the database is unavailable.
 
         Any other error counts as a failed attempt; after `max_attempts` the turn is settled as failed.
@@ -245,7 +249,7 @@ class Runner:
             except NotSaved as error:
                 return self._postpone(claimed, ref, hold, str(error))
         settled = self._settle(ref, hold, verdict, saved=saved)
-        self._remember(ref, hold, transcript, verdict)
+        remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
         if settled.may_end:  # only now: ending the session removes its working memory
             self._runtime.wake.ending(hold.session_id)
         return settled
@@ -312,13 +316,6 @@ class Runner:
             self._runtime.wake.delivery(settled.delivery_id)
         return settled
 
-    def _remember(self, ref: TurnRef, hold: Hold, transcript: Transcript, verdict: Verdict) -> None:
-        """Write a settled turn to working memory. An error is only logged, because working memory may lack a turn."""
-        try:
-            remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
-        except Exception:
-            log.exception("turn %s is settled, but not written to working memory", ref.turn_id)
-
     def _stop(self, hold: Hold, ref: TurnRef, began: float, stop: Stop) -> Parked | Unequipped:
         """Leave an unsettled turn to the next worker."""
         match stop:
@@ -326,7 +323,7 @@ class Runner:
                 return self._park(hold, ref, began)
             case Lacking(lacks):
                 given = {"spent_s": self._runtime.clock.monotonic() - began}
-                return Unequipped(lacks, self._release_turn(queries.LEAVE, hold, ref, given).priority)
+                return Unequipped(lacks, self._release_turn(passing_queries.LEAVE, hold, ref, given).priority)
             case Waiting():
                 log.info("turn %s waits for a person to decide about its calls", ref.turn_id)
                 return Parked()
@@ -396,10 +393,10 @@ class Runner:
         """
         verdict = held_verdict(ref) if claimed.strikes == self._limits.max_attempts + 1 else None
         if verdict is None:
-            cancelled = ref.cancel_requested_at is not None
-            ending = Cancelled() if cancelled else Failed(out_of_attempts(self._limits.max_attempts))
+            failed = render_error(self._runtime.agents, ref, Failed(out_of_attempts(self._limits.max_attempts)))
+            ending = failed if ref.cancel_requested_at is None else Cancelled()
             log.error("turn %s is abandoned after %d attempts", ref.turn_id, self._limits.max_attempts)
-            verdict = conclude_unread(self._runtime.database, hold.session_id, ref, render_error(self._runtime.agents, ref, ending))
+            verdict = with_start_error(ref, conclude_unread(self._runtime.database, hold.session_id, ref, ending))
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.may_end:
             self._runtime.wake.ending(hold.session_id)
@@ -475,13 +472,7 @@ class Runner:
             return False
 
     def settle_unrun(self, session_id: UUID, ending: Ending) -> bool:
-        """Settle the session's oldest turn, which needs a dedicated process, without running it.
-
-        Returns False if another worker has the session, or if no turn is left.
-
-        Raises:
-            Unavailable: the database cannot be reached; the call may be repeated.
-        """
+        """Settle the session's oldest turn without running it; returns False if another worker has the session."""
         found = claim(self._runtime.database, session_id, self._owner, self._limits, alone=True)
         if not isinstance(found, Claimed) or found.turn is None:
             return False
@@ -497,8 +488,9 @@ class Runner:
             return False
         if ref.cancel_requested_at is not None:
             ending = Cancelled()
-        verdict = held_verdict(ref) or conclude_unread(
-            self._runtime.database, hold.session_id, ref, render_error(self._runtime.agents, ref, ending)
+        ending = render_error(self._runtime.agents, ref, ending)
+        verdict = held_verdict(ref) or with_start_error(
+            ref, conclude_unread(self._runtime.database, hold.session_id, ref, ending)
         )
         settled = self._settle(ref, hold, verdict, saved=False)
         if settled.unsettled:

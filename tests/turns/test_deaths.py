@@ -1,0 +1,150 @@
+"""The death of a process is charged to the turn that most likely caused it, not to all turns of the process."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from perdure import tool
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, NeedsIsolation, claim
+from perdure.turns.run.runner import Ran, Runner
+from tests.turns.harness import Crash, Harness, side_by_side
+from tests.turns.scripted import calls, says
+
+LEASE_S = 30
+
+
+@tool(effect="pure")
+def deadly() -> str:
+    """The process dies in this tool (`_die_in_a_call`)."""
+    return "alive"
+
+
+def _die_in_a_call(harness: Harness, session_id: UUID) -> None:
+    """Run the session until its process dies during the call of a tool, which may be an earlier process's call."""
+    first = not harness.sql("SELECT 1 FROM tool_effects")
+    harness.script(calls(("deadly", {})))
+    with harness.crashing("before", "turns.step", 2 if first else 1):
+        harness.run(session_id)
+
+
+def _hold(harness: Harness, owner: str, *session_ids: UUID) -> None:
+    """Claim the sessions for the process `owner`, which then dies."""
+    for session_id in session_ids:
+        assert isinstance(claim(harness.database, session_id, owner, harness.settings.turn), Claimed)
+
+
+def _counts(harness: Harness, column: str = "claims") -> list[int]:
+    rows = harness.sql(f"SELECT {column} AS count FROM sessions ORDER BY created_at, session_id")  # noqa: S608 (constants)
+    return [row.count for row in rows]
+
+
+def _sessions(harness: Harness, count: int) -> list[UUID]:
+    return [harness.send(user_id=f"user {number}").session_id for number in range(count)]
+
+
+def _take_over(harness: Harness, owner: str, *session_ids: UUID) -> list[UUID]:
+    """Let the leases expire, and claim the sessions for `owner`; returns those that must run alone."""
+    harness.move(LEASE_S + 1)
+    found = {each: claim(harness.database, each, owner, harness.settings.turn) for each in session_ids}
+    assert all(isinstance(each, Claimed | NeedsIsolation) for each in found.values())
+    return [each for each, outcome in found.items() if isinstance(outcome, NeedsIsolation)]
+
+
+def test_one_turn_of_a_dead_process_is_charged(harness: Harness) -> None:
+    """Of the turns of a dead process, one keeps its claim and its strike. The claims of the others do not count."""
+    sessions = _sessions(harness, 6)
+    _hold(harness, "dead", *sessions[:4])
+    _hold(harness, "also dead", *sessions[4:])
+    assert _take_over(harness, "next", *sessions) == []
+    assert sorted(_counts(harness)) == sorted(_counts(harness, "strikes")) == [1, 1, 1, 1, 2, 2]
+    assert _counts(harness, "deaths") == [1] * 6
+
+
+def test_a_fleet_that_dies_twice_isolates_one_turn_of_each_process(harness: Harness) -> None:
+    """After two deaths of all processes, each process has one suspected turn. The others run in workers at once."""
+    sessions = _sessions(harness, 20)
+    _hold(harness, "a", *sessions[:10])
+    _hold(harness, "b", *sessions[10:])
+    assert _take_over(harness, "c", *sessions[:10]) == []
+    assert [type(claim(harness.database, each, "d", harness.settings.turn)) for each in sessions[10:]] == [Claimed] * 10
+    assert len(_take_over(harness, "e", *sessions)) == 2
+
+
+def test_concurrent_claims_charge_a_death_once(harness: Harness) -> None:
+    """Workers that take over the turns of a dead process concurrently agree about the turn that is charged."""
+    sessions = _sessions(harness, 4)
+    _hold(harness, "dead", *sessions)
+    harness.move(LEASE_S + 1)
+    runner = Runner(harness.runtime, "next")
+    found = side_by_side(*(lambda each=each: runner._claim(each, alone=False) for each in sessions))  # type: ignore[misc]
+    assert [type(each) for each in found] == [Claimed] * 4
+    assert sorted(_counts(harness)) == [1, 1, 1, 2]
+
+
+def test_the_turn_in_a_tool_call_is_suspected_first(harness: Harness) -> None:
+    """A turn that called a tool is charged before turns that waited for a model. The tool is the likelier cause."""
+    harness.equip(deadly)
+    innocent = _sessions(harness, 3)
+    _hold(harness, "harness", *innocent)
+    poison = harness.send(user_id="poisoner")
+    for _ in range(ISOLATE_FROM_CLAIM):
+        _die_in_a_call(harness, poison.session_id)
+        harness.move(LEASE_S * 2)
+        for session_id in innocent:
+            assert isinstance(claim(harness.database, session_id, "harness", harness.settings.turn), Claimed)
+    assert isinstance(harness.run(poison.session_id), NeedsIsolation)
+    assert _counts(harness)[:3] == [1, 1, 1]
+    harness.script(says("gone"))
+    harness.run(poison.session_id, alone=True)
+
+
+def test_a_committed_step_ends_the_suspicion(harness: Harness) -> None:
+    """A turn that made progress after a death runs in a worker again, even if that worker dies, too."""
+
+    @tool(effect="pure")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    harness.equip(look)
+    sent = harness.send()
+    harness.script(Crash("dead"))
+    with pytest.raises(Crash):
+        harness.run(sent.session_id)
+    harness.move(LEASE_S + 1)
+    harness.script(calls(("look", {})), Crash("dead"))
+    with pytest.raises(Crash):
+        harness.run(sent.session_id)
+    harness.move(LEASE_S + 1)
+    harness.script(says("done"))
+    assert harness.run(sent.session_id) == Ran(1)
+
+
+def test_the_charged_turn_is_found_even_if_others_look_more_suspicious(harness: Harness) -> None:
+    """Later deaths charge twice as many turns each, so a turn that kills its processes soon runs alone."""
+    sessions = _sessions(harness, 12)
+    poison = max(sessions)  # among equals, the last
+    _hold(harness, "dead 0", *sessions)
+    for deaths in range(1, 12):
+        alone = _take_over(harness, f"dead {deaths}", *sessions)
+        if poison in alone:
+            break
+        sessions = [each for each in sessions if each not in alone]
+    assert deaths <= 7, "3 + log2(12)"
+
+
+def test_a_stuck_turn_of_a_living_process_is_charged_alone(harness: Harness) -> None:
+    """A process that renews its other leases lives. Only the turn whose lease has expired is charged."""
+    stuck, *others = _sessions(harness, 3)
+    _hold(harness, "alive", stuck, *others)
+    harness.move(LEASE_S - 5)
+    harness.sql(
+        "UPDATE sessions SET lease_until = perdure_now() + interval '30 s' WHERE session_id = ANY (%(ids)s)",
+        ids=others,
+    )
+    harness.move(6)
+    assert isinstance(claim(harness.database, stuck, "next", harness.settings.turn), Claimed)
+    assert _counts(harness) == [2, 1, 1]
+    assert _counts(harness, "deaths") == [1, 0, 0]

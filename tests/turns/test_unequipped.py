@@ -1,0 +1,250 @@
+"""A worker that lacks a turn's agent or tool leaves the turn to another worker, as in a rolling deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from perdure import Agent, McpServer, tool
+from perdure.agents import Agents, OwnTool
+from perdure.clock import MovedClock
+from perdure.database.engine import Database, as_json
+from perdure.settings import Settings
+from perdure.tools.awaited.task import celery_tool
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.route_unrouted import route_due
+from perdure.turns.lease.claim import NotNeeded, Unequipped
+from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.sweep import sweep
+from tests.conftest import RecordingWaker
+from tests.turns.awaiting import end_task
+from tests.turns.broker import Broker
+from tests.turns.harness import Crash, Harness
+from tests.turns.scripted import calls, says
+
+LEASE_S = 30
+
+
+@tool(requires_approval=True)
+def refund(amount: int) -> str:
+    """Refund."""
+    return f"refunded {amount}"
+
+
+@tool(effect="pure")
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def _agents(*tools: OwnTool, billing: bool = True) -> Agents:
+    made = [Agent("assistant", "You help.")]
+    return Agents([*made, Agent("billing", "You bill.", tools)] if billing else made)
+
+
+class Fleet:
+    """Two workers with one database: one of the previous deploy, and one of the next."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.waker = harness.waker
+        self.set_tools((), ())
+
+    def set_tools(self, old: Sequence[OwnTool], new: Sequence[OwnTool], *, billing: bool = False) -> None:
+        """Give the old worker the agent `billing` with the tools `old` if `billing` is set; the new one has `new`."""
+        self.harness.agents = _agents(*old, billing=billing)
+        self.old = Runner(self.harness.runtime, "old")
+        self.harness.agents = _agents(*new)
+        self.new = Runner(self.harness.runtime, "new")
+
+
+@pytest.fixture
+def fleet(settings: Settings, clock: MovedClock, database: Database, waker: RecordingWaker) -> Iterator[Fleet]:
+    """Two workers. The old worker lacks the agent `billing`."""
+    harness = Harness(settings, clock, database, waker)
+    yield Fleet(harness)
+    harness.check()
+
+
+def test_a_turn_of_an_unknown_agent_is_left_to_others(fleet: Fleet) -> None:
+    """The old worker passes the wake-up on once, drops it if it returns, and charges nothing. The new one answers."""
+    sent = fleet.harness.send(agent="billing")
+    fleet.waker.sessions.clear()
+    found = fleet.old.run(sent.session_id)
+    assert isinstance(found, Unequipped)
+    assert "billing" in found.lacks
+    assert fleet.old.run(sent.session_id) == fleet.old.run(sent.session_id) == NotNeeded()
+    assert fleet.waker.sessions == [sent.session_id], "passed on once, so that one worker does not spin on it"
+    row, turn = fleet.harness.session(sent.session_id), fleet.harness.turn(sent.turn_id)
+    assert (row.strikes, row.claims, row.lease_until, turn["status"], turn["attempts"]) == (0, 0, None, "accepted", 0)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "done"
+    assert fleet.harness.session(sent.session_id).unequipped_since is None
+
+
+def test_the_pace_of_wake_ups_does_not_slow_down(fleet: Fleet) -> None:
+    """However long old workers have left the session, the sweeper soon wakes it again, for a new worker."""
+    sent = fleet.harness.send(agent="billing")
+    for _ in range(20):
+        assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+        fleet.harness.move(11)
+        swept = sweep(fleet.harness.runtime)
+        assert swept is not None
+        assert swept.sessions == 1
+
+
+def test_a_later_message_reaches_the_old_worker_at_once(fleet: Fleet) -> None:
+    """Once another worker has answered, the old worker takes the session's next turn of an agent that it knows."""
+    sent = fleet.harness.send(agent="billing")
+    fleet.old.run(sent.session_id)
+    fleet.new.run(sent.session_id)
+    fleet.harness.send(agent="assistant")
+    assert fleet.old.run(sent.session_id) == Ran(1)
+
+
+def test_only_after_the_settings_time_is_it_a_failure(fleet: Fleet) -> None:
+    """If no worker has the agent for `PERDURE_TURN__UNKNOWN_AGENT_S`, the turn fails with a message that names it."""
+    sent = fleet.harness.send(agent="billing")
+    fleet.old.run(sent.session_id)
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s - 1)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.harness.move(fleet.harness.settings.turn.sweep_s + 1)
+    assert fleet.old.run(sent.session_id) == Ran(1)
+    turn = fleet.harness.turn(sent.turn_id)
+    assert turn["status"] == "failed"
+    assert "billing" in turn["error"]["message"]
+
+
+def test_the_next_turn_of_a_held_session_is_left_to_others(fleet: Fleet) -> None:
+    """A worker that has answered a session's turn also leaves the session's next turn of an unknown agent."""
+    first, second = fleet.harness.send(agent="assistant"), fleet.harness.send(agent="billing")
+    assert fleet.old.run(first.session_id) == Ran(1)
+    assert fleet.harness.turn(second.turn_id)["status"] == "parked"
+    assert fleet.harness.session(first.session_id).strikes == 0
+    assert fleet.new.run(first.session_id) == Ran(1)
+    assert fleet.harness.turn(second.turn_id)["attempts"] == 1
+
+
+def test_a_cancelled_turn_needs_no_agent(fleet: Fleet) -> None:
+    """An old worker settles a cancelled turn of an unknown agent as cancelled, even if a new worker began the turn."""
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(Crash("dead"))
+    with pytest.raises(Crash):
+        fleet.new.run(sent.session_id)
+    fleet.harness.move(LEASE_S + 1)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    cancel(fleet.harness.runtime, sent.turn_id)
+    fleet.old.run(sent.session_id)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_waiting_turns_take_no_place_of_their_user(fleet: Fleet) -> None:
+    """Turns that wait for a new worker do not hold back the user's other conversations."""
+    fleet.harness.set(user_concurrency=1)
+    fleet.set_tools((), ())
+    sent = fleet.harness.send(agent="billing", conversation="bills")
+    fleet.old.run(sent.session_id)
+    fleet.waker.sessions.clear()
+    other = fleet.harness.send(agent="assistant", conversation="else")
+    assert fleet.waker.sessions == [other.session_id]
+    assert fleet.old.run(other.session_id) == Ran(1)
+    fleet.new.run(sent.session_id)
+
+
+def test_a_missing_tool_at_take_over_leaves_the_turn_to_others(fleet: Fleet) -> None:
+    """A worker that takes over a call of a tool that it lacks leaves the turn. A worker with the tool runs the call."""
+    fleet.set_tools((), (look,), billing=True)
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(calls(("look", {})), says("done"))
+    with fleet.harness.crashing("before", "turns.step", 2):
+        fleet.new.run(sent.session_id)
+    fleet.harness.move(LEASE_S * 2)
+    for _ in range(2):
+        found = fleet.old.run(sent.session_id)
+        assert isinstance(found, Unequipped)
+        assert "look" in found.lacks
+        assert fleet.old.run(sent.session_id) == NotNeeded(), "not at once again"
+        fleet.harness.move(fleet.harness.settings.turn.sweep_s)
+    before = fleet.harness.session(sent.session_id)
+    assert (before.strikes, before.lease_until) == (1, None), "only the death of the new worker is counted"
+    assert fleet.harness.turn(sent.turn_id)["attempts"] == 1
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert [text for role, text in fleet.harness.lines(sent.session_id) if role == "tool"] == ["seen"]
+
+
+def _approved(fleet: Fleet) -> Any:
+    fleet.set_tools((), (refund,), billing=True)
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(calls(("refund", {"amount": 7})), says("done"))
+    fleet.new.run(sent.session_id)
+    [asked] = fleet.harness.turn(sent.turn_id)["pending_approvals"]
+    decide(fleet.harness.runtime, sent.turn_id, parse_decision({"call_id": asked["call_id"], "decision": "approve"}))
+    return sent
+
+
+def test_a_missing_tool_at_approval_leaves_the_turn_to_others(fleet: Fleet) -> None:
+    """A worker without the approved tool does not refuse the call that a person approved."""
+    sent = _approved(fleet)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert "refunded 7" in str(fleet.harness.lines(sent.session_id))
+
+
+def test_a_tool_that_no_worker_has_is_refused_in_the_end(fleet: Fleet) -> None:
+    """After the setting's time, the model reads that the tool does not exist."""
+    sent = _approved(fleet)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s + 1)
+    assert fleet.old.run(sent.session_id) == Ran(1)
+    assert "There is no tool 'refund'" in str(fleet.harness.lines(sent.session_id))
+
+
+def test_an_unconnected_mcp_server_leaves_its_call_to_others(fleet: Fleet) -> None:
+    """If only this process is not connected to the MCP server of an approved call, another process runs the call."""
+    remote = tool(name="look", effect="idempotent", requires_approval=True)(look.function)
+    sent = fleet.harness.send(agent="billing")
+    object.__setattr__(remote, "name", "weather:look")
+    fleet.set_tools((), (remote,), billing=True)
+    fleet.harness.script(calls(("weather:look", {})), says("done"))
+    fleet.new.run(sent.session_id)
+    [asked] = fleet.harness.turn(sent.turn_id)["pending_approvals"]
+    decide(fleet.harness.runtime, sent.turn_id, parse_decision({"call_id": asked["call_id"], "decision": "approve"}))
+    fleet.harness.agents = Agents([Agent("billing", "You bill.", [McpServer("weather", url="http://127.0.0.1:9/mcp")])])
+    unconnected = Runner(fleet.harness.runtime, "unconnected")
+    assert isinstance(unconnected.run(sent.session_id), Unequipped)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+
+
+def test_the_result_of_a_task_arrives_at_the_old_worker(fleet: Fleet) -> None:
+    """An old worker records the result of a Celery tool that it does not know. The new worker continues the turn."""
+    fleet.harness.calls = broker = Broker()
+    fleet.set_tools((), (celery_tool("reports.make", name="report", effect="idempotent"),))
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(calls(("report", {})), says("done"))
+    fleet.new.run(sent.session_id)
+    fleet.harness.agents = _agents(billing=False)
+    fleet.waker.sessions.clear()
+    assert end_task(fleet.harness, broker.sent[0])
+    assert fleet.waker.sessions == [sent.session_id]
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert "made" in str(fleet.harness.lines(sent.session_id))
+
+
+def test_an_applications_message_waits_for_the_new_worker(fleet: Fleet) -> None:
+    """An old worker routes a message of `perdure.send` for an agent that only the new worker knows."""
+    turn_id = uuid4()
+    fleet.harness.sql(
+        "INSERT INTO unrouted (turn_id, user_id, message) VALUES (%(id)s, 'ana', %(message)s)",
+        id=turn_id,
+        message=as_json({"text": "hello", "agent": "billing"}),
+    )
+    fleet.harness.agents = _agents(billing=False)
+    route_due(fleet.harness.runtime)
+    session_id = UUID(fleet.harness.turn(turn_id)["session_id"])
+    assert isinstance(fleet.old.run(session_id), Unequipped)
+    assert fleet.new.run(session_id) == Ran(1)
