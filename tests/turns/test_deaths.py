@@ -36,8 +36,8 @@ def _hold(harness: Harness, owner: str, *session_ids: UUID) -> None:
 
 
 def _counts(harness: Harness, column: str = "claims") -> list[int]:
-    rows = harness.sql(f"SELECT {column} AS count FROM sessions ORDER BY created_at, session_id")  # noqa: S608 (constants)
-    return [row.count for row in rows]
+    rows = harness.sql(f"SELECT {column} AS value FROM sessions ORDER BY created_at, session_id")  # noqa: S608 (constants)
+    return [row.value for row in rows]
 
 
 def _sessions(harness: Harness, count: int) -> list[UUID]:
@@ -78,7 +78,7 @@ def test_concurrent_claims_charge_a_death_once(harness: Harness) -> None:
     _hold(harness, "dead", *sessions)
     harness.move(LEASE_S + 1)
     runner = Runner(harness.runtime, "next")
-    found = side_by_side(*(lambda each=each: runner._claim(each, alone=False) for each in sessions))  # type: ignore[misc]
+    found = side_by_side(*(lambda each=each: runner._claim(each, alone=False) for each in sessions))
     assert [type(each) for each in found] == [Claimed] * 4
     assert sorted(_counts(harness)) == [1, 1, 1, 2]
 

@@ -1,0 +1,104 @@
+"""A turn in a process of its own whose process cannot start, or must set up the application first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from tests.cli.conftest import Perdure
+from tests.cli.test_setting_up import DJANGO
+from tests.processes.installation import ROOT, Installation
+from tests.processes.model_server import answer_to
+from tests.processes.nodes import Worker, WorkerContainer
+
+WITHIN_S = 90.0
+QUEUES = "turns,ingress,deliveries,sessions,memory,maintenance"
+
+FAILURES = {
+    "an error": 'raise RuntimeError("the registry is not ready")',
+    "an exit": "sys.exit(0)",
+    "a crash": "os._exit(7)",
+    "a hang": "time.sleep(600)",
+}
+REPORTED = {
+    "an error": "the registry is not ready",
+    "an exit": "SystemExit: 0",
+    "a crash": "ended with status 7",
+    "a hang": "ended with status -9",
+}
+
+
+def _agents(directory: Path, failure: str) -> dict[str, str]:
+    """Write an agents module that cannot be imported in a child process; returns the worker's environment."""
+    (directory / "unready.py").write_text(
+        "import os\nimport sys\nimport time\n\nfrom perdure import Agent\n\n"
+        f'if "isolated" in sys.argv[0] or "isolated" in " ".join(sys.orig_argv):\n    {failure}\n'
+        'tester = Agent("tester", "You are under test.")\n'
+    )
+    return {"PERDURE_AGENTS": "unready", "PYTHONPATH": f"{ROOT}:{directory}"}
+
+
+def _isolated(installation: Installation, text: str = "hello") -> Accepted:
+    """Accept a message whose turn must run in a process of its own."""
+    accepted = installation.accept(text)
+    installation.query("UPDATE sessions SET claims = %(claims)s RETURNING 1", claims=ISOLATE_FROM_CLAIM)
+    return accepted
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_process_that_cannot_start_uses_an_attempt(installation: Installation, tmp_path: Path, failure: str) -> None:
+    """The turn fails after its last attempt, or at its time limit, and `perdure turns show` prints the reason."""
+    accepted = _isolated(installation)
+    limit = {"PERDURE_TURN__TIMEOUT_S": "20"} if failure == "a hang" else {}
+    worker = installation.worker(
+        PERDURE_TURN__MAX_ATTEMPTS="2", **limit, **_agents(installation.directory, FAILURES[failure])
+    )
+    (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
+
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT" if limit else "BUDGET_EXHAUSTED")
+    assert REPORTED[failure] in turn["error"]["message"]
+    assert REPORTED[failure] not in turn["reply"]["text"]
+    assert turn["attempts"] <= 3
+    shown = Perdure(installation.environment, tmp_path)("turns", "show", str(accepted.turn_id))
+    assert REPORTED[failure] in shown.stdout
+    assert worker.container.status == "running"
+    later = installation.accept("hello again")
+    assert [each["status"] for each in installation.settled(later.turn_id)] == ["done"]
+    installation.check()
+
+
+def _application(installation: Installation, directory: Path) -> Worker:
+    """Start a worker of a Django application whose agents use its models."""
+    for name, text in DJANGO.items():
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    environment: dict[str, Any] = {
+        **installation.environment,
+        "PERDURE_AGENTS": "shop.agents",
+        "PYTHONPATH": f"{ROOT}:{directory}",
+    }
+    del environment["PERDURE_BROKER_URL"]
+    options = ("-P", "threads", "-c", "8", "-Q", QUEUES)
+    container = WorkerContainer("shop", environment, directory, options, "shop")
+    installation.workers.append(Worker(container, app=None))
+    container.start()
+    return installation.workers[-1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_the_process_sets_its_application_up(installation: Installation, tmp_path: Path) -> None:
+    """A turn in a process of its own is answered, although the agents' module needs Django's models."""
+    accepted = _isolated(installation)
+    worker = _application(installation, tmp_path / "installed")
+    (turn,) = installation.settled(accepted.turn_id, within_s=WITHIN_S)
+    assert turn["reply"]["text"] == answer_to("hello")
+    assert "must run in a child process" in worker.logs()
+    installation.check()
