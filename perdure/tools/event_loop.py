@@ -24,6 +24,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.tools import around
+
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
@@ -147,7 +149,7 @@ _current: _Loop | None = None
 
 
 def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any:
-    """Call `work`, and return its result.
+    """Call `work` in this thread, which must end after the call, and return its result.
 
     If `work` returns a coroutine, the event loop runs the coroutine, and cancels it as soon as `is_over` returns True.
     `work` may be a `functools.partial`. `name` appears in the log.
@@ -158,14 +160,16 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
     """
     if inspect.iscoroutinefunction(work) and is_over():
         raise Cancelled(unwanted=True)
-    found = work()
-    return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found
+    with around.surrounded(thread_ends=True):
+        found = work()
+        return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
     """Await `work`. Raises a `RuntimeError` instead of an exception that would stop the event loop."""
     try:
-        return await work
+        async with around.surrounded_coroutine():
+            return await work
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"it raised {type(error).__name__}") from error
 

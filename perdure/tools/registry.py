@@ -2,7 +2,7 @@
 
 A tool declares how the engine proceeds if a crash leaves the outcome of a call unknown: `pure` (repeat), `idempotent`
 (repeat with the same id) or `unsafe` (do not repeat; call the tool's probe, or report to the model that the outcome is
-unknown). A tool also declares whether its calls need a person's approval.
+unknown). A tool also declares whether its calls need a person's approval, and whose.
 
 No tool can make a session's turns fail: arguments are parsed strictly, results are made storable and cut to a maximum
 length, and every exception becomes a `ToolError`, whose message the model receives.
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -31,7 +31,7 @@ from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
-from perdure.tools import event_loop
+from perdure.tools import around, event_loop
 from perdure.tools.docstring import describe
 from perdure.tools.variables import WorkingVariables
 
@@ -101,6 +101,15 @@ Probe = Callable[[ToolContext], ProbeOutcome | Awaitable[ProbeOutcome]]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether calls need a person's approval: True, False, or a function of the arguments by name."""
 
+USER, STAFF = "user", "staff"
+"""Who approves a call: the user of the turn (or staff for the user), or only staff."""
+
+Approver = Literal["user", "staff"] | Callable[[Mapping[str, Any]], object]
+"""Who approves calls: `user`, `staff`, or a function of the arguments by name that returns one of them.
+
+The function may also return True for `user`, and False for `staff`.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
@@ -120,6 +129,7 @@ class Tool:
     function: Callable[..., Any]
     max_result_chars: int
     requires_approval: Approval
+    approver: Approver
     breaker: str | None
     _arguments: type[BaseModel]
     _context_parameter: str | None
@@ -153,6 +163,10 @@ class Tool:
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        """Who approves a call with `arguments`, as `parse` returns them: `user` or `staff`."""
+        return who_approves(self.name, self.approver, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run the function with arguments from `parse`, and render its result for the model.
@@ -208,6 +222,7 @@ def tool(
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
+    approver: Approver = USER,
     breaker: str | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
@@ -222,14 +237,15 @@ def tool(
     probe: Probe | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
+    approver: Approver = USER,
     breaker: str | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool from a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
     The docstring's text becomes the description. Its `Args:` section (Google style) describes the parameters. The
     engine passes the context to a parameter annotated `ToolContext`. A call waits for a person's approval if
-    `requires_approval` is True, or is a function that returns True for the arguments. If `breaker` is NAME, calls pass
-    the circuit breaker `tool:NAME`.
+    `requires_approval` is True, or is a function that returns True for the arguments; `approver` says whose approval.
+    If `breaker` is NAME, calls pass the circuit breaker `tool:NAME`.
 
     Raises:
         SettingsError: the function cannot be a tool; the message gives the reason.
@@ -240,10 +256,8 @@ def tool(
             raise SettingsError(f"the tool {given!r} is not a function")
         chosen = name if name is not None else given.__name__
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
-        if not isinstance(requires_approval, bool) and not callable(requires_approval):
-            raise _unfit(given, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
-        if inspect.iscoroutinefunction(requires_approval):
-            raise _unfit(given, "has an async function as requires_approval; accepted: a plain def")
+        if (problem := approval_problem(requires_approval, approver)) is not None:
+            raise _unfit(given, problem)
         if breaker is not None and not _NAME.fullmatch(breaker):
             raise _unfit(given, f"has breaker={breaker!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
         described = describe(given.__doc__)
@@ -260,6 +274,7 @@ def tool(
             function=given,
             max_result_chars=max_result_chars,
             requires_approval=requires_approval,
+            approver=approver,
             breaker=breaker,
             _arguments=arguments,
             _context_parameter=context_parameter,
@@ -273,10 +288,42 @@ def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]
     if not callable(declared):
         return declared
     try:
-        return bool(declared(arguments))
+        with around.surrounded():
+            return bool(declared(arguments))
     except Exception:
         log.exception("the requires_approval of tool %s failed, so the call needs approval", tool)
         return True
+
+
+def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) -> str:
+    """Who approves a call of `tool` according to `declared`; `staff` if a function fails or returns anything else."""
+    if not callable(declared):
+        return declared
+    try:
+        with around.surrounded():
+            found = declared(arguments)
+    except Exception:
+        log.exception("the approver of tool %s failed, so staff approves the call", tool)
+        return STAFF
+    if found is True or found == USER:
+        return USER
+    if found is not False and found != STAFF:
+        log.warning("the approver of tool %s returned a %s, so staff approves the call", tool, type(found).__name__)
+    return STAFF
+
+
+def approval_problem(requires_approval: object, approver: object) -> str | None:
+    """Why a tool's declarations about approval are invalid; `None` if they are valid."""
+    if not isinstance(requires_approval, bool) and not callable(requires_approval):
+        return f"has requires_approval={requires_approval!r}; accepted: True, False or a function"
+    if approver not in (USER, STAFF) and not callable(approver):
+        return f"has approver={approver!r}; accepted: 'user', 'staff' or a function"
+    for name, given in (("requires_approval", requires_approval), ("approver", approver)):
+        if inspect.iscoroutinefunction(given):
+            return f"has an async function as {name}; accepted: a plain def"
+    if approver != USER and requires_approval is False:
+        return f"has approver={approver!r} and needs no approval; add requires_approval"
+    return None
 
 
 def _unfit(function: Callable[..., Any], why: str) -> SettingsError:

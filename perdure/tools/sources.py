@@ -65,6 +65,10 @@ class RunnableTool(Protocol):
         """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         ...
 
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        """Who approves a call with `arguments`, as `parse` returns them: `user` or `staff`."""
+        ...
+
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run the tool with arguments from `parse`.
 

@@ -13,22 +13,29 @@ from celery import Celery
 
 from perdure.errors import SettingsError
 from perdure.settings import Settings
+from perdure.tools.around import AroundCall, set_around_call
 from perdure.workers.installed.queues import add_queues, forget, note
 from perdure.workers.installed.schedule import add_entries
 
 
-def install(app: Celery) -> None:
+def install(app: Celery, *, around_call: AroundCall | None = None) -> None:
     """Add perdure's queues, routes, beat entries and boot step for workers to `app`. Idempotent.
+
+    `around_call` is a function that returns a context manager, such as Flask's `app.app_context`. perdure enters it
+    around each call of a tool, a probe, a hook, an approver and the gateway's `authenticate` in this process. Django's
+    connections are closed without it.
 
     `celery -A MODULE worker -Q turns,ingress,deliveries,sessions,memory,maintenance -P threads -c 100` then starts a
     worker of perdure. The worker reads perdure's settings from the environment, and uses the application's broker.
 
     Raises:
-        SettingsError: a setting is invalid. If the application has a queue with the name of one of perdure's queues,
+        SettingsError: a setting or `around_call` is invalid. If the application has a queue with the name of one of perdure's queues,
             the error is raised when Celery creates the queues. If the application has a task with the name of one of
             perdure's tasks, the error is raised when a worker of perdure starts.
     """
     settings = Settings.load()
+    if around_call is not None:
+        set_around_call(around_call)
     if not note(app):
         return
     try:

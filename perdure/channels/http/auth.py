@@ -12,16 +12,14 @@ An application that mounts the gateway may authenticate the users itself (`authe
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import inspect
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -36,6 +34,7 @@ from perdure.channels.http.throttle import WrongKeys
 from perdure.clock import Clock
 from perdure.errors import Forbidden, SettingsError, Unauthorized, loggable
 from perdure.settings import Settings
+from perdure.tools import around
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +93,7 @@ async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
         Forbidden: `Origin` is not the gateway's own.
     """
     _refuse_other_origins(request)
-    # A plain function may query a database, so it runs in a thread, as FastAPI does with dependencies.
-    is_async = inspect.iscoroutinefunction(authenticate)
-    found = authenticate(request) if is_async else await asyncio.to_thread(partial(authenticate, request))
-    user_id = await found if inspect.isawaitable(found) else found
+    user_id = await around.call(authenticate, request)
     if user_id is None or user_id == "":
         raise Unauthorized("Sign in to the application.")
     return Caller(KeyKind.USER, None, user_key(None, str(user_id)))

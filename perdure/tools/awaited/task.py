@@ -18,7 +18,19 @@ from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
-from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Tool, ToolContext, must_be_approved, tool
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    USER,
+    Approval,
+    Approver,
+    Effect,
+    Tool,
+    ToolContext,
+    approval_problem,
+    must_be_approved,
+    tool,
+    who_approves,
+)
 
 MAX_NAME = 200
 """The most characters in the name of a task or a queue."""
@@ -57,6 +69,7 @@ class CeleryTool:
     queue: str | None
     max_result_chars: int
     requires_approval: Approval
+    approver: Approver
     max_parallel: int | None
     _signature: Tool | None
     _each: Mapping[str, Any]
@@ -105,6 +118,10 @@ class CeleryTool:
         """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        """Who approves a call with `arguments`, as `parse` returns them: `user` or `staff`."""
+        return who_approves(self.name, self.approver, arguments)
+
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Raise `ToolError`: the engine sends the task and never calls this method."""
         raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
@@ -129,6 +146,7 @@ def celery_tool(
     max_parallel: int | None = None,
     max_result_chars: int = MAX_RESULT_CHARS,
     requires_approval: Approval = False,
+    approver: Approver = USER,
 ) -> CeleryTool:
     """Make a tool from the Celery task named `task`, which receives the arguments by keyword.
 
@@ -150,8 +168,8 @@ def celery_tool(
         raise _unfit(task, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
     if queue is not None and (len(queue) > MAX_NAME or not _QUEUE.fullmatch(queue)):
         raise _unfit(task, f"has queue={queue!r}; accepted: letters, digits and _ . : -, or None")
-    if not isinstance(requires_approval, bool) and not callable(requires_approval):
-        raise _unfit(task, f"has requires_approval={requires_approval!r}; accepted: True, False or a function")
+    if (problem := approval_problem(requires_approval, approver)) is not None:
+        raise _unfit(task, problem)
     signature = _signature(chosen, parameters)
     each = _schema(task, parameters) if signature is None else signature.parameters
     return CeleryTool(
@@ -164,6 +182,7 @@ def celery_tool(
         queue=queue,
         max_result_chars=max_result_chars,
         requires_approval=requires_approval,
+        approver=approver,
         max_parallel=max_parallel,
         _signature=signature,
         _each=each,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import untrusted
-from perdure.tools.registry import MAX_RESULT_CHARS, Effect, ToolContext
+from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
 
 LONGEST = timedelta(days=30)
 """The longest wait by default."""
@@ -101,6 +101,10 @@ class SleepUntil:
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
         """Return False: waiting has no side effect."""
         return False
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002 (as RunnableTool)
+        """Return `user`: no call needs approval."""
+        return USER
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Raise `ToolError`: the engine parks the turn and never calls this method."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from perdure.errors import SettingsError
 from perdure.settings import McpSettings
 from perdure.text.patterns import compiled
-from perdure.tools.registry import MAX_RESULT_CHARS, Approval, Effect, Probe
+from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, Effect, Probe, approval_problem
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
 
@@ -26,8 +26,8 @@ class McpServer:
     item of `command`. The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's
     own. `effect` is the effect of all tools; `effects` overrides it for single tools. If `trust_hints` is True, the
     server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one
-    value for all tools, or maps single tools to their values. The keys of `effects`, `probes` and `requires_approval`
-    are names of tools without the prefix `server:`.
+    value for all tools, or maps single tools to their values, as does `approver`. The keys of `effects`, `probes`,
+    `requires_approval` and `approver` are names of tools without the prefix `server:`.
     """
 
     name: str
@@ -41,6 +41,7 @@ class McpServer:
     effects: Mapping[str, Effect | str] = field(default_factory=dict)
     probes: Mapping[str, Probe] = field(default_factory=dict)
     requires_approval: Approval | Mapping[str, Approval] = False
+    approver: Approver | Mapping[str, Approver] = USER
     trust_hints: bool = False
     timeout_s: float | None = None
     connect_timeout_s: float = 15
@@ -59,18 +60,14 @@ class McpServer:
         wrong = sorted({str(each) for each in [self.effect, *self.effects.values()] if each not in [*Effect]})
         if wrong:
             raise self._unfit(f"declares the effect {wrong[0]!r}; accepted: {', '.join(Effect)}")
-        declared = self.requires_approval
-        approvals = declared.values() if isinstance(declared, Mapping) else [declared]
-        if not all(isinstance(each, bool) or callable(each) for each in approvals):
-            raise self._unfit(
-                f"has requires_approval={declared!r}; accepted: True, False, a function, or these by tool"
-            )
+        self._check_approvals()
         self._check_limits()
 
     @property
     def configured_tools(self) -> frozenset[str]:
-        """The tools that `effects`, `probes` and `requires_approval` name, without the prefix `server:`."""
-        return frozenset({*self.effects, *self.probes, *self._approvals})
+        """The tools that the declarations for single tools name, without the prefix `server:`."""
+        by_tool = [each for each in (self.requires_approval, self.approver) if isinstance(each, Mapping)]
+        return frozenset({*self.effects, *self.probes}.union(*by_tool))
 
     def effect_of(self, tool: str, hinted: Effect | None) -> Effect:
         """The effect of the server's `tool`. `hinted` is the effect that the server's hints declare, if any."""
@@ -84,9 +81,21 @@ class McpServer:
             return self.requires_approval.get(tool, False)
         return self.requires_approval
 
-    @property
-    def _approvals(self) -> Mapping[str, Approval]:
-        return self.requires_approval if isinstance(self.requires_approval, Mapping) else {}
+    def approver_of(self, tool: str) -> Approver:
+        """Who approves calls of the server's `tool`."""
+        return self.approver.get(tool, USER) if isinstance(self.approver, Mapping) else self.approver
+
+    def _check_approvals(self) -> None:
+        needed, approver = self.requires_approval, self.approver
+        pairs: list[tuple[object, object]] = []
+        pairs += [(each, USER) for each in (needed.values() if isinstance(needed, Mapping) else [needed])]
+        if isinstance(approver, Mapping):
+            pairs += [(self.approval_of(tool), each) for tool, each in approver.items()]
+        else:
+            pairs.append((needed is not False, approver))
+        problem = next((found for pair in pairs if (found := approval_problem(*pair)) is not None), None)
+        if problem is not None:
+            raise self._unfit(problem)
 
     def _check_limits(self) -> None:
         for given in (self.timeout_s, self.connect_timeout_s):

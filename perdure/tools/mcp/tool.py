@@ -22,7 +22,7 @@ from perdure.text.patterns import compiled
 from perdure.tools.mcp.faults import MalformedAnswer, NoAnswer, NotConnected
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
-from perdure.tools.registry import Approval, Effect, Probe, ToolContext, must_be_approved
+from perdure.tools.registry import Approval, Approver, Effect, Probe, ToolContext, must_be_approved, who_approves
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class RemoteTool:
     probe: Probe | None
     max_result_chars: int
     requires_approval: Approval
+    approver: Approver
     _server: str
     _remote: str
     _call_tool: CallTool
@@ -77,6 +78,10 @@ class RemoteTool:
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        """Who approves a call with `arguments`, as `parse` returns them: `user` or `staff`."""
+        return who_approves(self.name, self.approver, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Call the tool on the server, and render its answer.
@@ -130,6 +135,7 @@ def _remote_tool(server: McpServer, listed: Listed, call_tool: CallTool) -> Remo
         probe=server.probes.get(listed.name),
         max_result_chars=server.max_result_chars,
         requires_approval=server.approval_of(listed.name),
+        approver=server.approver_of(listed.name),
         _server=server.name,
         _remote=listed.name,
         _call_tool=call_tool,

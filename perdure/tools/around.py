@@ -1,0 +1,112 @@
+"""What surrounds each call of an application's own functions: tools, probes, hooks, approvers, `authenticate`.
+
+Django opens a connection to its database for each thread, and closes it around each request. A tool runs outside of
+requests, in a thread of its own. So where Django is set up, perdure closes Django's connections around each call, in
+the thread that may have opened them. For other frameworks, `perdure.install(app, around_call=…)` names a function that
+returns a context manager, which perdure enters around each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from perdure.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+AroundCall = Callable[[], AbstractContextManager[object]]
+
+_around_call: AroundCall = nullcontext
+
+
+def set_around_call(given: AroundCall) -> None:
+    """Enter the context manager that `given` returns around each call in this process.
+
+    Raises:
+        SettingsError: `given` is not a function.
+    """
+    global _around_call  # noqa: PLW0603 (one application in each process, as `perdure.install` requires)
+    if not callable(given) or (hasattr(given, "__enter__") and not isinstance(given, type)):
+        raise SettingsError(f"around_call={given!r}; accepted: a function that returns a context manager")
+    _around_call = given
+
+
+@contextmanager
+def surrounded(*, thread_ends: bool = False) -> Iterator[None]:
+    """Surround a call in this thread.
+
+    If `thread_ends`, the thread ends after the call, and all of Django's connections in it are closed. Otherwise those
+    connections are closed that are broken or older than Django's `CONN_MAX_AGE`, before and after the call.
+    """
+    if not thread_ends:
+        _close(lambda db: (db.reset_queries(), db.close_old_connections()))
+    try:
+        with _around_call():
+            yield
+    finally:
+        _close(lambda db: db.connections.close_all() if thread_ends else db.close_old_connections())
+
+
+@asynccontextmanager
+async def surrounded_coroutine() -> AsyncIterator[None]:
+    """Surround a coroutine on an event loop. In it, Django's asynchronous functions query in a thread of their own.
+
+    That is what Django does around an asynchronous request. The caller enters `around_call` itself (`surrounded`).
+    """
+    if _django() is None:
+        yield
+        return
+    asgiref: Any = sys.modules["asgiref.sync"]
+    async with asgiref.ThreadSensitiveContext():
+        try:
+            yield
+        finally:
+            await asgiref.sync_to_async(_close)(lambda db: db.connections.close_all())
+
+
+async def call(function: Callable[..., object], *arguments: object) -> Any:
+    """Call a function or coroutine function of the application that mounts the gateway, surrounded; return its result.
+
+    A plain function may query a database, so it runs in a thread, as FastAPI does with dependencies.
+    """
+    if not inspect.iscoroutinefunction(function):
+        found = await asyncio.to_thread(_call_in_thread, function, *arguments)
+        if not inspect.isawaitable(found):
+            return found
+        return await _await(lambda: found)
+    return await _await(lambda: function(*arguments))
+
+
+def _call_in_thread(function: Callable[..., object], *arguments: object) -> object:
+    with surrounded():
+        return function(*arguments)
+
+
+async def _await(begin: Callable[[], Any]) -> Any:
+    with _around_call():
+        async with surrounded_coroutine():
+            return await begin()
+
+
+def _django() -> ModuleType | None:
+    """The module `django.db`; `None` if this process has not set up Django."""
+    apps: Any = sys.modules.get("django.apps")
+    return import_module("django.db") if apps is not None and apps.apps.ready else None
+
+
+def _close(close: Callable[[Any], object]) -> None:
+    """Call `close` with `django.db`. An error is only logged: the outcome of the surrounded call is known, and stands."""
+    if (db := _django()) is None:
+        return
+    try:
+        close(db)
+    except Exception:
+        log.exception("Django's connections were not closed")
