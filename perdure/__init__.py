@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
-    from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Agent": "perdure.agents",
+    "ApprovalWaiting": "perdure.hooks",
     "DidNotHappen": "perdure.tools.registry",
     "Effect": "perdure.tools.registry",
     "ErrorTexts": "perdure.agents",
@@ -53,6 +54,7 @@ _MODULES = {
 
 __all__ = [
     "Agent",
+    "ApprovalWaiting",
     "DidNotHappen",
     "Effect",
     "ErrorTexts",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
-from perdure.hooks import Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
+from perdure.hooks import ApprovalWaiting, Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
 from perdure.settings import OnUnavailable
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools.awaited.task import CeleryTool
@@ -101,6 +101,7 @@ class Agent:
     after_turn: Hooks[TurnEnding] = ()
     before_tool: Hooks[ToolCalling] = ()
     after_tool: Hooks[ToolCalled] = ()
+    on_approval_waiting: Hooks[ApprovalWaiting] = ()
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
@@ -136,7 +137,7 @@ class Agent:
             raise SettingsError(f"agent {self.name!r} has max_steps={self.max_steps!r}; accepted: 1 or more")
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise SettingsError(f"agent {self.name!r} has timeout_s={self.timeout_s!r}; accepted: seconds above 0")
-        for point in ("before_turn", "after_turn", "before_tool", "after_tool"):
+        for point in ("before_turn", "after_turn", "before_tool", "after_tool", "on_approval_waiting"):
             hooks = getattr(self, point)
             if not isinstance(hooks, Sequence) or not all(
                 callable(each) or isinstance(each, Required) for each in hooks

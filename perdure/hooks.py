@@ -15,6 +15,9 @@ hook after the call raises, the model does not receive the result. In both cases
 A hook that exceeds `PERDURE_TURN__HOOK_TIMEOUT_S` counts as failed. A coroutine is then cancelled. The thread of a
 plain function cannot be stopped and counts as leaked (see `perdure.tools.leaks`).
 
+`on_approval_waiting` hooks run before a turn begins to wait, once for each call that waits. If a required one fails,
+the turn fails.
+
 `before_turn` hooks run once per turn, even if the turn is parked (waits without a worker) and then continues. The
 commit of the user's message records that they have run. After a crash, any hook may run again for the same turn or
 call, with the same ids.
@@ -89,6 +92,18 @@ class ToolCalled:
 
     call: ToolCalling
     result: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalWaiting:
+    """A tool call that is about to wait for a person's approval. `approver` says whose: `user` or `staff`.
+
+    `call_id` identifies the call within its turn, as in `POST /v1/turns/{turn_id}/approval`.
+    """
+
+    call: ToolCalling
+    call_id: str
+    approver: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -504,11 +504,16 @@ tool_effects = Table(
     Column("probe_at", _timestamp, comment="when the sweeper asks for its task's result, or revokes the task"),
     Column("progress", Text, comment="the task's last progress report, as JSON"),
     Column("parts", JSON, comment="[[status, result]]: the calls of a list of arguments"),
+    Column("approver", Text, comment="who approves it: user or staff; NULL: user"),
+    Column("decided_by", Text, comment="who approved or denied it, such as user:KEY"),
+    Column("decided_at", _timestamp),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     _one_of("waits_for", ("task", "timer")),
     UniqueConstraint("turn_id", "message_seq", "position"),
     Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
+    Index("tool_effects_asked_idx", "effect_id", postgresql_where=text("status = 'asked'")),
+    Index("tool_effects_decided_by_idx", "decided_by", postgresql_where=text("decided_by IS NOT NULL")),
     comment="Tool calls: the intent is written before the call, the result after it.",
 )
 

@@ -31,6 +31,7 @@ class EventKind(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     APPROVAL_REQUIRED = "approval_required"
+    APPROVAL_DECIDED = "approval_decided"
     REWIND = "rewind"
     MESSAGE = "message"
     ERROR = "error"

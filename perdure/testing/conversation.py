@@ -56,6 +56,7 @@ class Call:
         status: `done`, `failed`, `denied` or `unknown`. While the turn waits: `asked`, `approved` or `intended`.
         result: The text that the model received; `None` while the call waits.
         effect_id: The call's id; `None` if the engine refused the call before the tool could run.
+        approver: `user` or `staff` if the call needs approval, else `None`.
     """
 
     tool: str
@@ -63,6 +64,7 @@ class Call:
     status: str
     result: str | None
     effect_id: UUID | None = None
+    approver: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,8 @@ class Conversation:
                 effect = effects.get((entry.seq or 0, position))
                 status = effect.status if effect else "failed"
                 effect_id = effect.effect_id if effect else None
-                yield Call(call.name, _arguments(call), status, results.get(call.id), effect_id)
+                approver = effect.approver if effect else None
+                yield Call(call.name, _arguments(call), status, results.get(call.id), effect_id, approver)
 
     def _make_runtime(self, model: Model) -> Runtime:
         return Runtime(

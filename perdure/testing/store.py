@@ -23,7 +23,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
 
-_INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for")
+_INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for", "approver")
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class Effect:
     finished: bool = False
     undecided_s: float = 0.0
     waits_for: str | None = None
+    approver: str | None = None
     sent: bool = False
     parts: list[Any] | None = None
 

@@ -34,7 +34,8 @@ def set_around_call(given: AroundCall) -> None:
         SettingsError: `given` is not a function.
     """
     global _around_call  # noqa: PLW0603 (one application in each process, as `perdure.install` requires)
-    if not callable(given) or (hasattr(given, "__enter__") and not isinstance(given, type)):
+    unchecked: Any = given
+    if not callable(unchecked) or (hasattr(unchecked, "__enter__") and not isinstance(unchecked, type)):
         raise SettingsError(f"around_call={given!r}; accepted: a function that returns a context manager")
     _around_call = given
 
@@ -103,7 +104,7 @@ def _django() -> ModuleType | None:
 
 
 def _close(close: Callable[[Any], object]) -> None:
-    """Call `close` with `django.db`. An error is only logged: the outcome of the surrounded call is known, and stands."""
+    """Call `close` with `django.db`. Only logs an error, because the surrounded call has its outcome."""
     if (db := _django()) is None:
         return
     try:

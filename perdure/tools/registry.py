@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -101,7 +101,8 @@ Probe = Callable[[ToolContext], ProbeOutcome | Awaitable[ProbeOutcome]]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether calls need a person's approval: True, False, or a function of the arguments by name."""
 
-USER, STAFF = "user", "staff"
+USER: Final = "user"
+STAFF: Final = "staff"
 """Who approves a call: the user of the turn (or staff for the user), or only staff."""
 
 Approver = Literal["user", "staff"] | Callable[[Mapping[str, Any]], object]

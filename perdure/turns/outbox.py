@@ -121,7 +121,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
     try:
         kind = next(each for each in ("url", "channel", "task") if each in target)
-        carriers[kind].carry(target, json.dumps(body).encode(), str(delivery_id))
+        if body["pending_approvals"] or not target.get("approval"):  # else decided or expired before the attempt
+            carriers[kind].carry(target, json.dumps(body).encode(), str(delivery_id))
     except NotAsked as error:
         return _postpone_unasked(database, delivery_id, rows[0], error)
     except Undeliverable as error:

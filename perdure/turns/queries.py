@@ -189,12 +189,19 @@ _TURN = """
            r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
-                                                    'arguments', e.arguments, 'expires_at', e.decide_at)
+                                                    'arguments', e.arguments, 'expires_at', e.decide_at,
+                                                    'approver', coalesce(e.approver, 'user'))
                                  ORDER BY e.position)
                 FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
                 WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
+           (SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+                                                'decision', CASE e.status WHEN 'denied' THEN 'deny' ELSE 'approve' END,
+                                                'decided_by', e.decided_by, 'decided_at', e.decided_at)
+                             ORDER BY e.message_seq, e.position)
+            FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+            WHERE e.turn_id = t.turn_id AND e.decided_by IS NOT NULL) AS decisions,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
                                           'progress', e.progress)

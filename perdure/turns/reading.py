@@ -78,6 +78,7 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "waiting_for": None,
         "usage": None,
         "pending_approvals": [],
+        "decisions": [],
         "accepted_at": _instant(row.accepted_at),
         "started_at": None,
         "settled_at": _instant(row.settled_at),
@@ -197,11 +198,18 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
         ],
+        "decisions": [{**each, "decided_by": _decider(each["decided_by"])} for each in row.decisions or ()],
         "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
     }
+
+
+def _decider(stored: str) -> str:
+    """Who decided, as shown: a user's key is replaced by the user's id."""
+    kind, colon, key = stored.partition(":")
+    return f"{kind}{colon}{user_of(key)}"
 
 
 def _error(row: Row[Any]) -> dict[str, str] | None:

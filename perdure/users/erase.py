@@ -93,6 +93,7 @@ class Eraser:
             Unavailable: the database cannot be reached; a retry is safe.
         """
         user = {"user_id": user_id}
+        self.database.run(queries.FORGET_DECIDER, user)
         with self.database.transaction("erasure.erase") as transaction:
             transaction.run(queries.RAISE_TOKENS, user)
             transaction.run(queries.LOCK_USER, user)
@@ -131,6 +132,7 @@ class Eraser:
         }
         finished = self._purge_file(clean) if clean else clean
         for row in due:
+            self.database.run(queries.FORGET_DECIDER, {"user_id": row.user_id})  # a request ran during the first pass
             statement = queries.FINISH if row.erasure_id in finished else queries.POSTPONE
             self.database.run(statement, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
         return len(finished)

@@ -19,6 +19,13 @@ RAISE_TOKENS = Statement(
 # Locks the user's row. Until the commit, no new row can reference it, so no session opens and no memory is stored.
 LOCK_USER = Statement("erasure.lock_user", "SELECT FROM users WHERE user_id = %(user_id)s FOR UPDATE")
 
+# Replaces the user in decisions about other users' calls. Runs before the erasure's transaction, which locks the user's
+# own calls: two users who have decided about each other's calls could otherwise not be erased concurrently.
+FORGET_DECIDER = Statement(
+    "erasure.forget_decider",
+    "UPDATE tool_effects SET decided_by = 'user:' WHERE decided_by = 'user:' || %(user_id)s::text",
+)
+
 # Locks the user's cases before the erasure deletes plan items. A CaseBank run takes these locks in the same order.
 LOCK_CASES = Statement(
     "erasure.lock_cases", "SELECT FROM cases WHERE user_id = %(user_id)s ORDER BY case_id FOR UPDATE"

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.auth import Authenticate, Keys
+from perdure.channels.http.auth import Authenticate, Keys, MayApprove
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, SettingsError
 from perdure.resilience.kill_reports import Kills
@@ -37,7 +37,13 @@ from perdure.workers.installed.queues import broker_url, installed, publisher
 from perdure.workers.publish.background import BackgroundWaker
 
 
-def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = None, **options: Any) -> MountedGateway:
+def gateway(
+    *,
+    app: Celery | None = None,
+    authenticate: Authenticate | None = None,
+    may_approve: MayApprove | None = None,
+    **options: Any,
+) -> MountedGateway:
     """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
 
     Args:
@@ -46,6 +52,9 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
         authenticate: A function or coroutine function that returns the `user_id` of a request, or `None` if the request
             has no user. A request then reaches only that user's data, as with a user token. API keys and user tokens
             are not accepted.
+        may_approve: A function or coroutine function of a `user_id` and of a waiting tool call, as a dict in the form
+            of `GET /v1/approvals`. If it returns true, the user may decide about the call, whoever's call it is.
+            Without it, a user decides only about calls of the user's own turns, unless their approver is `staff`.
         options: Settings by their names in Python, such as `model="offline"`; they override the environment.
 
     Raises:
@@ -57,16 +66,22 @@ def gateway(*, app: Celery | None = None, authenticate: Authenticate | None = No
     if authenticate is None and not (settings.api_keys or settings.admin_keys):
         raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
     Keys(settings, SystemClock())  # raises if a key file cannot be read
-    return MountedGateway(settings, app, authenticate)
+    return MountedGateway(settings, app, authenticate, may_approve)
 
 
 class MountedGateway:
     """The gateway. The first request opens it, or `running` does. It runs in one event loop at a time."""
 
-    def __init__(self, settings: Settings, app: Celery | None, authenticate: Authenticate | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        app: Celery | None,
+        authenticate: Authenticate | None,
+        may_approve: MayApprove | None,
+    ) -> None:
         self._settings = settings
         self._celery = app
-        self._authenticate = authenticate
+        self._rules = authenticate, may_approve
         self._opened: _Opened | None = None
         self._opening = asyncio.Lock()
         atexit.register(self._close_parts)
@@ -105,7 +120,7 @@ class MountedGateway:
         return self._opened.app
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _Opened:
-        opened = await asyncio.to_thread(_assemble, self._settings, self._celery, self._authenticate, loop)
+        opened = await asyncio.to_thread(_assemble, self._settings, self._celery, self._rules, loop)
         await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
         return opened
 
@@ -152,7 +167,10 @@ class _Opened:
 
 
 def _assemble(
-    settings: Settings, celery: Celery | None, authenticate: Authenticate | None, loop: asyncio.AbstractEventLoop
+    settings: Settings,
+    celery: Celery | None,
+    rules: tuple[Authenticate | None, MayApprove | None],
+    loop: asyncio.AbstractEventLoop,
 ) -> _Opened:
     celery = celery or installed()
     if celery is None:
@@ -164,5 +182,5 @@ def _assemble(
     waker = BackgroundWaker(settings, where, publishing)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     kills = Kills(where.redis_url, settings.redis_prefix)
-    app = create_app(runtime, waker.reachable, kills.lately, authenticate)
+    app = create_app(runtime, waker.reachable, kills.lately, *rules)
     return _Opened(app, loop, runtime, (waker.close, kills.close))

@@ -29,9 +29,9 @@ def install(app: Celery, *, around_call: AroundCall | None = None) -> None:
     worker of perdure. The worker reads perdure's settings from the environment, and uses the application's broker.
 
     Raises:
-        SettingsError: a setting or `around_call` is invalid. If the application has a queue with the name of one of perdure's queues,
-            the error is raised when Celery creates the queues. If the application has a task with the name of one of
-            perdure's tasks, the error is raised when a worker of perdure starts.
+        SettingsError: a setting or `around_call` is invalid. If the application has a queue with the name of one of
+            perdure's queues, the error is raised when Celery creates the queues. If the application has a task with the
+            name of one of perdure's tasks, the error is raised when a worker of perdure starts.
     """
     settings = Settings.load()
     if around_call is not None:

@@ -41,6 +41,7 @@ from perdure.channels.chat.protocol import (
 )
 from perdure.errors import (
     Conflict,
+    Forbidden,
     InvalidRequest,
     NotFound,
     PerdureError,
@@ -55,7 +56,7 @@ from perdure.sessions.ending import request_end
 from perdure.sessions.reading import find_live
 from perdure.sessions.routing import scope_of
 from perdure.text.untrusted import first_line, is_storable
-from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.calls.approvals import Decider, Decision, decide
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
@@ -237,18 +238,20 @@ class Ingress:
             return
         decision, turn_id = named
         try:
-            if owner(self._runtime.database, turn_id) != self._seat(event.place, event.sender).user:
+            user = self._seat(event.place, event.sender).user
+            if owner(self._runtime.database, turn_id) != user:
                 return
             waiting = read_turn(self._runtime.database, turn_id)["pending_approvals"]
             calls = [each for each in waiting if self._buttons.is_for(event.token, each["call_id"], chat)]
             for call in calls:
-                decide(self._runtime, turn_id, Decision(call_id=call["call_id"], decision=decision))
+                wanted = Decision(call_id=call["call_id"], decision=decision)
+                decide(self._runtime, turn_id, wanted, Decider.user(user))
                 self._mark(event.place, f"{'Approved' if decision == 'approve' else 'Denied'}: {call['tool']}")
             if not calls:
                 self._mark(event.place, "This call no longer waits for a decision.")
         except NotFound:
             return
-        except Conflict as error:
+        except (Conflict, Forbidden) as error:
             self._mark(event.place, error.message)
 
     def _commanded(self, event: Commanded) -> None:

@@ -23,6 +23,7 @@ from perdure.channels.chat.splitting import split
 from perdure.errors import CircuitBreakerOpen
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import cut
+from perdure.tools.registry import USER
 from perdure.turns.outbox import NotAsked, Undeliverable
 
 TIMEOUT_S = 30.0
@@ -78,7 +79,10 @@ class ChatCarrier:
             raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
 
     def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
-        """One message for each tool call that waits for approval, with the buttons `Approve` and `Deny`."""
+        """One message for each tool call that waits for approval.
+
+        The messages about calls that the user approves have the buttons `Approve` and `Deny`.
+        """
         chat = Chat(channel.name, target["place"]["chat"], target["asker"])
         turn_id = UUID(turn["turn_id"])
         return [
@@ -87,7 +91,9 @@ class ChatCarrier:
                 (
                     Button("Approve", self._buttons.token("approve", turn_id, call["call_id"], chat)),
                     Button("Deny", self._buttons.token("deny", turn_id, call["call_id"], chat)),
-                ),
+                )
+                if call["approver"] == USER
+                else (),
             )
             for call in turn["pending_approvals"]
         ]
@@ -115,7 +121,7 @@ def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
 def _request(call: dict[str, Any], most: int) -> str:
     """The text of an approval request. Replaces backquotes in the arguments, because they could end the code block."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
-    question = f"`{call['tool']}` needs your approval:"
+    question = f"`{call['tool']}` needs {'your approval' if call['approver'] == USER else 'the approval of staff'}:"
     return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"
 
 

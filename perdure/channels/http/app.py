@@ -13,6 +13,7 @@ from perdure.channels.chat import configured
 from perdure.channels.chat.ingress import Ingress
 from perdure.channels.http import chats, errors, openapi
 from perdure.channels.http.api import (
+    approvals,
     breakers,
     casebank,
     consolidation,
@@ -26,7 +27,7 @@ from perdure.channels.http.api import (
     turns,
     users,
 )
-from perdure.channels.http.auth import Authenticate, Keys
+from perdure.channels.http.auth import Authenticate, Keys, MayApprove
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
@@ -41,6 +42,7 @@ def create_app(
     broker_reachable: Callable[[], bool],
     killed_lately: health.KilledLately = tuple,
     authenticate: Authenticate | None = None,
+    may_approve: MayApprove | None = None,
 ) -> FastAPI:
     """Make the FastAPI application. At shutdown, the server must call the method `drain` of `app.state.gateway`.
 
@@ -49,11 +51,12 @@ def create_app(
         broker_reachable: Returns whether the broker is available. A call may block.
         killed_lately: Returns the kills of workers that `/readyz` reports. A call may block.
         authenticate: The authentication of an application that mounts the gateway, used instead of keys.
+        may_approve: The application's function that says who may decide about a waiting call.
 
     Raises:
         SettingsError: the configured keys are invalid.
     """
-    gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock), authenticate)
+    gateway = Gateway(runtime, Keys(runtime.settings, runtime.clock), authenticate, may_approve)
     channels = configured.channels(runtime.settings, runtime.clock)
     ingresses = {each.name: (each, Ingress(runtime, each)) for each in channels.values()}
 
@@ -88,6 +91,7 @@ def create_app(
     for resource in (
         messages,
         turns,
+        approvals,
         sessions,
         conversations,
         schedules,

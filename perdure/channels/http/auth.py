@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -79,6 +79,13 @@ Authenticate = Callable[[Request], Awaitable[object] | object]
 """The authentication of an application that mounts the gateway: returns the `user_id` of a request, or `None`.
 
 A FastAPI dependency with the request as its only parameter can be used.
+"""
+
+
+MayApprove = Callable[[str, dict[str, Any]], Awaitable[object] | object]
+"""An application's function that returns whether a user may decide about a waiting call.
+
+Its arguments are the `user_id` and the call as `GET /v1/approvals` lists it, with the arguments that it would run with.
 """
 
 

@@ -22,7 +22,7 @@ from fastapi import Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
-from perdure.channels.http.auth import Authenticate, Caller, Keys, authenticated
+from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
@@ -48,12 +48,20 @@ class Gateway:
     """The shared state of one gateway process. Belongs to one event loop.
 
     `authenticate` is the authentication of an application that mounts the gateway, used instead of `keys`.
+    `may_approve` decides which users may decide about other users' calls, and about calls that staff approves.
     """
 
-    def __init__(self, runtime: Runtime, keys: Keys, authenticate: Authenticate | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        keys: Keys,
+        authenticate: Authenticate | None = None,
+        may_approve: MayApprove | None = None,
+    ) -> None:
         self.runtime = runtime
         self.keys = keys
         self.authenticate = authenticate
+        self.may_approve = may_approve
         self._settlements = SettlementWatch(runtime.database)
         self._shutting_down = False
         self._intake_closed = False

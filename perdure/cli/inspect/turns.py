@@ -66,6 +66,10 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
         "pending_approvals": [_pending_call(each) for each in turn["pending_approvals"]],
+        "decisions": [
+            f"{each['call_id']}: {each['tool']}: {each['decision']} by {each['decided_by']} at {each['decided_at']}"
+            for each in turn["decisions"]
+        ],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
 
@@ -117,13 +121,13 @@ def deny(turn_id: TurnId, call_id: CallId) -> None:
 
 
 def _decide(turn_id: str, given: dict[str, Any]) -> None:
-    from perdure.turns.calls.approvals import decide, parse_decision
+    from perdure.turns.calls.approvals import OPERATOR, decide, parse_decision
     from perdure.turns.reading import read_turn
 
     wanted = connecting.parse_id(turn_id, "turn")
     decision = parse_decision(given)
     with connecting.runtime() as runtime:
-        decide(runtime, wanted, decision)
+        decide(runtime, wanted, decision, OPERATOR)
         left = len(read_turn(runtime.database, wanted)["pending_approvals"])
     waiting = f"{left} calls of the turn still wait for approval." if left else "The turn continues."
     sys.stderr.write(f"Decided. {waiting}\n")
@@ -131,7 +135,7 @@ def _decide(turn_id: str, given: dict[str, Any]) -> None:
 
 def _pending_call(call: dict[str, Any]) -> str:
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}"
+    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}, approver: {call['approver']}"
 
 
 def _object(text: str) -> dict[str, Any]:

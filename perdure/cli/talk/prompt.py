@@ -252,8 +252,9 @@ class _LiveReply:
                 arguments = json.dumps(event.data["arguments"], ensure_ascii=False)
                 self._note(f"  {event.data['name']} {arguments[:_LONGEST_CALL]}")
             case EventKind.APPROVAL_REQUIRED:
-                tool, call_id = event.data["tool"], event.data["call_id"]
-                self._note(f"  {tool} waits for approval ({call_id}): perdure turns approve or deny")
+                tool, call_id, approver = (event.data[name] for name in ("tool", "call_id", "approver"))
+                by = "" if approver == "user" else f" by {approver}"
+                self._note(f"  {tool} waits for approval{by} ({call_id}): perdure turns approve or deny")
             case _:
                 pass
 

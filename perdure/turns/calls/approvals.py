@@ -8,6 +8,8 @@ The last decision wakes the session, and the next worker begins the approved cal
 expired or the session's end is requested, the commit that begins the approved calls also denies the undecided calls.
 Cancelling the turn settles it and denies its calls.
 
+A tool names who approves a call: the user of the turn, or only staff. The caller of `decide` says for whom it acts.
+
 A decision, the beginning of the wait, the session's end and a cancellation each lock the session's row first, so they
 are serialised. A decision is accepted only while the turn waits.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -24,10 +27,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, V
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor, as_json
-from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
+from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import what_is_wrong
+from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
 from perdure.turns.lease.claim import LeaseLost
 from perdure.turns.lease.hold import Hold
@@ -68,6 +72,25 @@ class Decision(BaseModel):
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Who decides. `name` is stored with the call. `is_staff` tells whether staff's calls may be decided, too."""
+
+    name: str
+    is_staff: bool = False
+
+    @classmethod
+    def user(cls, key: str, *, is_staff: bool = False) -> Decider:
+        """The user with this key."""
+        return cls(f"user:{key}", is_staff)
+
+
+_UNKNOWN = Decider("unknown")
+
+OPERATOR = Decider("operator", is_staff=True)
+"""A person at the command line of this installation."""
+
+
 class Waits(Enum):
     """Whether a turn waits for its calls. If it does not, the member names the reason."""
 
@@ -103,23 +126,32 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
         ) from None
 
 
-def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
+def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _UNKNOWN) -> None:
     """Record a decision about a call. The last decision that a turn waits for wakes the turn's session.
+
+    The caller has checked that `by` has access to the turn.
 
     Raises:
         NotFound: there is no such turn, or no such call in it.
+        Forbidden: staff approves the call, or a call with the edited arguments.
         Conflict: the call does not wait for a decision, or the agent no longer has the call's tool.
         InvalidRequest: the arguments do not fit the tool.
         Unavailable: the database cannot be reached.
     """
+    wanted = {"turn_id": turn_id, "call_id": decision.call_id}
+    # Before the transaction: the tool checks edited arguments, and its author's function may name the approver.
+    asked = [row for row in runtime.database.run(queries.FIND_CALL, wanted) if row.status == "asked"]
+    arguments, approver = _edited(runtime, asked[0], decision.arguments) if asked else (None, USER)
     with runtime.database.transaction("turns.decide") as transaction:
         locked = transaction.run(queries.LOCK_OF_TURN, {"turn_id": turn_id})
         if not locked:
             raise NotFound("There is no such turn.")
-        found = transaction.run(queries.FIND_CALL, {"turn_id": turn_id, "call_id": decision.call_id})
+        found = transaction.run(queries.FIND_CALL, wanted)
         if not found:
             raise NotFound("There is no such call in this turn.")
         row = found[0]
+        if not by.is_staff and STAFF in (row.approver, approver):
+            raise Forbidden("This call needs the approval of staff, so the user of the turn cannot decide about it.")
         _require_open(row, ending=locked[0].ending)
         approved = decision.decision == "approve"
         last = transaction.run(
@@ -130,7 +162,8 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
                 "effect_id": row.effect_id,
                 "status": "approved" if approved else "denied",
                 "result": None if approved else DENIED,
-                "arguments": _checked(runtime, row, decision.arguments),
+                "arguments": arguments,
+                "decided_by": by.name,
             },
         )
     log.info("turn %s: decision about the call %s of %s: %s", turn_id, decision.call_id, row.tool, decision.decision)
@@ -141,7 +174,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision) -> None:
 def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
     """Release the session until the calls of a message are decided.
 
-    If the turn came from a chat, the request for approval is delivered to that chat.
+    If the turn's reply has a receiver (a chat, a URL, a task), the request for approval is delivered to it.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
@@ -205,18 +238,23 @@ def _require_open(row: Row[Any], *, ending: bool) -> None:
         raise Conflict("The time to approve that call has expired: it is denied.")
 
 
-def _checked(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> str | None:
-    """Return edited arguments as JSON. Validates them with the tool, unless the tool is an MCP server's."""
+def _edited(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> tuple[str | None, str]:
+    """Return edited arguments as JSON, and who approves a call with them. `None`: they are not edited.
+
+    Validates the arguments with the tool, unless the tool is an MCP server's.
+    """
     if arguments is None:
-        return None
+        return None, row.approver
     agent, text = runtime.agents.get(row.agent), as_json(arguments)
     tool = agent.find_tool(row.tool)
-    if tool is None and agent.may_have(row.tool):
-        return text  # the MCP server checks the arguments when it is called
+    if tool is None and agent.may_have(row.tool):  # the MCP server checks the arguments when it is called
+        server, _, name = row.tool.partition(":")
+        declared = next(each.approver_of(name) for each in agent.servers if each.name == server)
+        return text, who_approves(row.tool, declared, arguments)
     if tool is None:
         raise Conflict(f"The agent {row.agent!r} no longer has the tool {row.tool!r}.")
     try:
-        tool.parse(text)
+        parsed = tool.parse(text)
     except ToolError as error:
         raise InvalidRequest(error.message) from None
-    return text
+    return text, tool.approver_of(parsed)

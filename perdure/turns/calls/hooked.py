@@ -6,15 +6,18 @@ run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.errors import PerdureError
-from perdure.hooks import Hooks, Seen, ToolCalled, ToolCalling, call_hooks
+from perdure.hooks import ApprovalWaiting, Hooks, Seen, ToolCalled, ToolCalling, call_hooks
+from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import load_object, storable
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import Result
 from perdure.turns.lease.claim import TurnRef
@@ -42,6 +45,17 @@ class ToolHooks:
         refused = self._call(self.agent.after_tool, lambda: ToolCalled(self._seen(planned), result.text))
         return result if refused is None else replace(result, status="failed", text=f"Error: {refused}")
 
+    def waiting(self, call: ToolCall, effect_id: UUID, approver: str) -> None:
+        """Call the `on_approval_waiting` hooks for a call.
+
+        Raises:
+            PerdureError: a required hook failed.
+        """
+        hooks, within_s = self.agent.on_approval_waiting, self.runtime.settings.turn.hook_timeout_s
+        self.hold.step_within(within_s * len(hooks))
+        seen = self._calling(effect_id, call.name, load_object(call.arguments))
+        call_hooks(hooks, ApprovalWaiting(seen, call.id, approver), within_s, self.runtime.leaks)
+
     def _call(self, hooks: Hooks[Seen], seen: Callable[[], Seen]) -> str | None:
         if not hooks:
             return None
@@ -54,12 +68,8 @@ class ToolHooks:
         return None
 
     def _seen(self, planned: Planned) -> ToolCalling:
-        return ToolCalling(
-            user_of(self.turn.user_id),
-            self.hold.session_id,
-            self.turn.turn_id,
-            planned.effect_id,
-            planned.call.name,
-            planned.arguments,
-            tenant_of(self.turn.user_id),
-        )
+        return self._calling(planned.effect_id, planned.call.name, planned.arguments)
+
+    def _calling(self, effect_id: UUID, tool: str, arguments: Mapping[str, Any]) -> ToolCalling:
+        user, tenant = user_of(self.turn.user_id), tenant_of(self.turn.user_id)
+        return ToolCalling(user, self.hold.session_id, self.turn.turn_id, effect_id, tool, arguments, tenant)

@@ -26,7 +26,8 @@ MAX_CALLS = 32
 class Planned:
     """One call of a reply: ready to run, or refused with a reason for the model.
 
-    `repeated` tells that an earlier attempt has begun and its outcome is unknown.
+    `approver` is `user` or `staff` if the call needs approval. `repeated` tells that an earlier attempt has begun and
+    its outcome is unknown.
     """
 
     position: int
@@ -35,9 +36,14 @@ class Planned:
     tool: RunnableTool | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 0
-    needs_approval: bool = False
+    approver: str | None = None
     refusal: str | None = None
     repeated: bool = False
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether the call needs a person's approval."""
+        return self.approver is not None
 
     @property
     def waits_for(self) -> str | None:
@@ -70,6 +76,7 @@ class Planned:
             "status": status,
             "timeout_s": within_s,
             "waits_for": self.waits_for,
+            "approver": self.approver,
         }
 
 
@@ -99,7 +106,8 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
         timeout_s = _time_limit(tool, arguments, runtime)
     except ToolError as error:
         return Planned(position, call, effect_id, refusal=error.message)
-    return Planned(position, call, effect_id, tool, arguments, timeout_s, tool.needs_approval(arguments))
+    approver = tool.approver_of(arguments) if tool.needs_approval(arguments) else None
+    return Planned(position, call, effect_id, tool, arguments, timeout_s, approver)
 
 
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:

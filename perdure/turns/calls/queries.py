@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.access.tenants import OF_TENANT, WITHOUT_TENANT
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
@@ -40,7 +41,7 @@ EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
     SELECT effect_id, position, arguments, effect, status, result, variables, waits_for, sent_at IS NOT NULL AS sent,
-           parts,
+           parts, approver,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -55,8 +56,8 @@ LOCK_HELD = Statement(
 )
 
 # Releases the session until its calls are decided or expire; the wait counts neither as an attempt nor as a claim.
-# Writes nothing if the session's end or the turn's cancellation is requested. For a turn from a chat, also writes the
-# delivery of the request for approval.
+# Writes nothing if the session's end or the turn's cancellation is requested. For a turn with a receiver, also writes
+# the delivery of the request for approval.
 WAIT_APPROVAL = Statement(
     "turns.wait_approval",
     f"""
@@ -78,7 +79,7 @@ WAIT_APPROVAL = Statement(
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"approval": true}}',
                'pending', perdure_now(), perdure_now()
-        FROM waiting WHERE reply_to -> 'channel' IS NOT NULL
+        FROM waiting WHERE reply_to IS NOT NULL
         ON CONFLICT DO NOTHING
         RETURNING delivery_id
     )
@@ -145,7 +146,7 @@ FIND_CALL = Statement(
     "turns.find_call",
     """
     SELECT e.effect_id, e.tool, e.status, e.decide_at <= perdure_now() AS expired,
-           t.agent, t.priority, t.status = 'waiting_approval' AS waits
+           coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits
     FROM turns AS t
     JOIN tool_effects AS e ON e.turn_id = t.turn_id
     JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
@@ -161,7 +162,8 @@ DECIDE = Statement(
     f"""
     WITH decided AS (
         UPDATE tool_effects
-        SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments)
+        SET status = %(status)s, result = %(result)s, arguments = coalesce(%(arguments)s, arguments),
+            decided_by = %(decided_by)s, decided_at = perdure_now()
         WHERE effect_id = %(effect_id)s
     )
     UPDATE sessions SET not_before = NULL, queued_at = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
@@ -171,6 +173,34 @@ DECIDE = Statement(
     RETURNING session_id
     """,
 )
+
+_WAITING = """
+    SELECT e.effect_id, t.turn_id, t.session_id, t.user_id, t.agent, m.tool_calls -> e.position ->> 'id' AS call_id,
+           e.tool, e.arguments, coalesce(e.approver, 'user') AS approver, e.intended_at AS waiting_since,
+           e.decide_at AS expires_at
+    FROM tool_effects AS e
+    JOIN turns AS t ON t.turn_id = e.turn_id
+    JOIN sessions AS s ON s.session_id = t.session_id
+    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+    WHERE e.status = 'asked' AND t.status = 'waiting_approval' AND e.decide_at > perdure_now()
+      AND s.end_requested_at IS NULL
+""".strip()
+
+
+def _waiting(name: str, condition: str) -> Statement:
+    """A statement that lists the calls that wait for a decision, longest wait first (effect ids grow with time)."""
+    page = "e.effect_id > %(after)s::uuid ORDER BY e.effect_id LIMIT %(limit)s"
+    return Statement(f"turns.{name}", f"{_WAITING} AND {condition} AND {page}", writes=False)
+
+
+WAITING = _waiting("waiting", "true")
+WAITING_OF_TENANT = _waiting("waiting_of_tenant", OF_TENANT.format(column="t.user_id"))
+WAITING_WITHOUT_TENANT = _waiting("waiting_without_tenant", WITHOUT_TENANT.format(column="t.user_id"))
+
+# `s.unsettled > 0` and `t.settled_at IS NULL` let PostgreSQL find the calls by the user's unsettled turns.
+WAITING_OF_USER = _waiting("waiting_of_user", "s.user_id = %(user_id)s AND s.unsettled > 0 AND t.settled_at IS NULL")
+
+WAITING_OF_TURN = Statement("turns.waiting_of_turn", f"{_WAITING} AND t.turn_id = %(turn_id)s", writes=False)
 
 # --- calls that wait for a task or a time ------------------------------------------------
 

@@ -18,9 +18,7 @@ from sqlalchemy import Row
 
 from perdure.agents import Agent
 from perdure.runtime import Runtime
-from perdure.tools.registry import (
-    Effect,
-)
+from perdure.tools.registry import USER, Effect
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
@@ -102,6 +100,19 @@ class CallRunner:
             for call, result in zip(asking.tool_calls, results, strict=True)
         ]
         self._commit(entries, results)
+
+    def announce(self, asking: Entry) -> None:
+        """Call the agent's hooks for the calls of the message `asking` that wait for approval.
+
+        Raises:
+            PerdureError: a required hook failed.
+        """
+        if not self._agent.on_approval_waiting:
+            return
+        rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
+        for position, row in rows.items():
+            if row.status == "asked":
+                self._hooks.waiting(asking.tool_calls[position], row.effect_id, row.approver or USER)
 
     def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
         """Run calls whose intents were just committed; returns the results in call order."""
@@ -248,7 +259,7 @@ class CallRunner:
             return recorded_result(fresh.position, row)
         if fresh.tool is None:
             return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
-        same = replace(fresh, effect_id=row.effect_id, needs_approval=False, repeated=True)
+        same = replace(fresh, effect_id=row.effect_id, approver=None, repeated=True)
         return self._executor.decide(same, Effect(row.effect)) or same
 
     def _wait(self, seconds: float) -> None:

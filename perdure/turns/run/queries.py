@@ -74,12 +74,12 @@ STEP = Statement(
         RETURNING session_id, token, tick, message_count - %(added)s AS base
     ), {_WITH_MESSAGES}, intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
-                                  waits_for, intended_at, decide_at)
+                                  waits_for, approver, intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
-               e.status, e.waits_for, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+               e.status, e.waits_for, e.approver, perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
         FROM fenced, jsonb_to_recordset(%(intents)s::jsonb) AS e (
             effect_id uuid, position int, tool text, arguments text, effect text, status text, waits_for text,
-            timeout_s double precision)
+            approver text, timeout_s double precision)
     ), finished AS (
         UPDATE tool_effects AS t
         SET status = r.status, result = r.result, variables = NULL,

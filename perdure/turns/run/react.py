@@ -220,12 +220,18 @@ class Turn:
             raise LookupError("no call is open")
         return asking.seq
 
-    def _wait_for_approval(self) -> Waiting | None:
+    def _wait_for_approval(self) -> Waiting | Failed | None:
         """Release the session until a person has decided about the turn's calls.
 
-        Returns `None`, without a release, if the turn is cancelled or its session is being ended.
+        Returns `None`, without a release, if the turn is cancelled or its session is being ended, and a failure if a
+        required hook fails.
         """
         seq = self._seq_of_calls()
+        if (asking := self.transcript.asking()) is not None:
+            try:
+                self._calls.announce(asking)
+            except PerdureError as error:
+                return Failed(error)
         waits = approvals.wait(self._runtime, self._hold, self.ref.turn_id, seq, self.spent_s)
         if waits is approvals.Waits.CANCELLED:
             self._hold.cancel(self.ref.turn_id)

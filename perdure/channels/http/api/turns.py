@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from perdure.channels.http import parameters
+from perdure.channels.http import approvers, parameters
 from perdure.channels.http.body import StrictRoute
-from perdure.channels.http.dependencies import TheGateway, TheTurn
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn
 from perdure.channels.http.stream import sse
 from perdure.events.event import EventId
-from perdure.turns.calls.approvals import decide
 from perdure.turns.cancel import cancel as cancel_turn
 from perdure.turns.feedback import give_feedback
 from perdure.turns.reading import SETTLED, read_turn
@@ -30,6 +29,16 @@ LastEventId = Annotated[
         description="The id of the last event that the client received.", json_schema_extra={"pattern": EventId.PATTERN}
     ),
 ]
+
+_CONCEALED: dict[str, Any] = {
+    "reply": None,
+    "error": None,
+    "usage": None,
+    "pending_approvals": [],
+    "decisions": [],
+    "waiting_for": None,
+}
+"""The members of a turn that a user who decides about another user's call does not see."""
 
 router = APIRouter(
     prefix="/turns/{turn_id}", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY, 404)
@@ -81,9 +90,15 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     response_description="Decided. The body is the turn's current state.",
     responses=problems(*WITH_BODY, 409),
 )
-async def approval(turn_id: TheTurn, decision: DecisionBody, gateway: TheGateway) -> Turn:
-    """Approve or deny the call `call_id` of `pending_approvals`. If `arguments` are given, they replace the model's."""
-    return await _after(gateway, turn_id, lambda: decide(gateway.runtime, turn_id, decision))
+async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: TheGateway, caller: TheCaller) -> Turn:
+    """Approve or deny the call `call_id` of `pending_approvals`. If `arguments` are given, they replace the model's.
+
+    If the call's `approver` is `staff`, a user token gets 403: a key decides, or a user whom the application's
+    `may_approve` allows it. To a user of another turn than the user's own, the response shows only the turn's status.
+    """
+    decided, is_own = await approvers.decide(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
+    turn = await gateway.in_thread(partial(_read, gateway, decided))
+    return turn if is_own else turn.model_copy(update=_CONCEALED)
 
 
 @router.post(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.events.event import Event, EventKind
+from perdure.tools.registry import STAFF
 
 _BETWEEN = "\n\n"
 _LONGEST_CALL = 300
@@ -96,7 +97,8 @@ class _Answer:
                 called = [Called(_line(call)) for call in event.data.get("tool_calls", ())]
                 return [*self._commit(event.data["content"]), *called]
             case EventKind.APPROVAL_REQUIRED:
-                return [Text(f"waiting for approval of {event.data['tool']}\n", progress=True)]
+                by = " by staff" if event.data["approver"] == STAFF else ""
+                return [Text(f"waiting for approval of {event.data['tool']}{by}\n", progress=True)]
             case EventKind.DONE:
                 return [Ended(dict(event.data))]
             case _:

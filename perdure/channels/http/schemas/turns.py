@@ -14,6 +14,8 @@ from perdure.turns.inbox.incoming import Incoming
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
+Approver = Literal["user", "staff"]
+
 _ACCEPTED = {"turn_id": TURN_ID, "session_id": SESSION_ID, "seq": 1}
 
 IncomingBody = Annotated[
@@ -98,6 +100,47 @@ class Approval(Answer):
     tool: str
     arguments: dict[str, Any]
     expires_at: Instant
+    approver: Approver
+
+
+class Decided(Answer):
+    """A decision about a tool call. `decided_by`: `user:` and a user's id, `service key`, `admin key` or `operator`."""
+
+    call_id: str
+    tool: str
+    decision: Literal["approve", "deny"]
+    decided_by: str
+    decided_at: Instant
+
+
+class WaitingApproval(Answer):
+    """A tool call that waits for approval, with its turn. `approver`: whose approval it needs."""
+
+    model_config = examples(
+        {
+            "turn_id": TURN_ID,
+            "session_id": SESSION_ID,
+            "user_id": "ann",
+            "agent": "assistant",
+            "call_id": "call_0",
+            "tool": "refund",
+            "arguments": {"cents": 20_000},
+            "approver": "staff",
+            "waiting_since": "2026-03-02T09:30:00.131907+00:00",
+            "expires_at": "2026-03-02T10:30:00.131907+00:00",
+        }
+    )
+
+    turn_id: UUID
+    session_id: UUID
+    user_id: str
+    agent: str
+    call_id: str
+    tool: str
+    arguments: dict[str, Any]
+    approver: Approver
+    waiting_since: Instant
+    expires_at: Instant
 
 
 class Awaited(Answer):
@@ -127,6 +170,7 @@ class Turn(Answer):
             "delayed": None,
             "usage": {"input_tokens": 412, "output_tokens": 9},
             "pending_approvals": [],
+            "decisions": [],
             "waiting_for": None,
             "accepted_at": "2026-03-02T09:30:00.104512+00:00",
             "started_at": "2026-03-02T09:30:00.131907+00:00",
@@ -145,6 +189,7 @@ class Turn(Answer):
     delayed: Delay | None
     usage: dict[str, int] | None
     pending_approvals: list[Approval]
+    decisions: list[Decided]
     waiting_for: Awaited | None
     accepted_at: Instant
     started_at: Instant | None

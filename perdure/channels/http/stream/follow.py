@@ -102,6 +102,7 @@ class _Client:
         """The length of the client's text of the current step. `_token` is the fencing token of the text's writer."""
         self._status: tuple[str, Any] | None = None
         self._approvals: set[str] = set()
+        self._decisions: set[str] = set()
 
     def restore(self, entries: list[Entry]) -> None:
         """Record that the client has these entries of the current epoch."""
@@ -160,6 +161,10 @@ class _Client:
             if approval["call_id"] not in self._approvals:
                 self._approvals.add(approval["call_id"])
                 yield self._event(EventKind.APPROVAL_REQUIRED, approval)
+        for decision in turn["decisions"]:
+            if decision["call_id"] not in self._decisions:
+                self._decisions.add(decision["call_id"])
+                yield self._event(EventKind.APPROVAL_DECIDED, decision)
 
     def _continue(self, delta: Any) -> Iterator[Event]:
         """The event of a delta, if the delta begins where the client's text ends."""

@@ -27,13 +27,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perdure.access.tenants import user_of
 from perdure.channels import WEB
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
+from perdure.channels.http import approvers
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, Unauthorized
 from perdure.events.event import EventId
 from perdure.text.untrusted import load_object
-from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.calls.approvals import parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
@@ -210,19 +211,15 @@ class _Client:
         return {"turn_id": str(turn_id)}
 
     async def _decide(self, frame: _Frame) -> dict[str, Any]:
-        turn_id, members = await self._turn(frame), _members(frame)
+        members = _members(frame)
         given: dict[str, Any] = {name: members[name] for name in ("call_id", "arguments") if name in members}
         decision = parse_decision(given | {"decision": frame.type})
-        await self._gateway.in_thread(partial(decide, self._gateway.runtime, turn_id, decision))
+        turn_id, _ = await approvers.decide(self._gateway, self._caller, _turn_id(frame), decision)
         return {"turn_id": str(turn_id)}
 
     async def _turn(self, frame: _Frame) -> UUID:
         """The id of the turn that a frame names, after checking the caller's access."""
-        try:
-            turn_id = UUID(str(_members(frame).get("turn_id")))
-        except ValueError:
-            raise NotFound("There is no such turn.") from None
-        return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, turn_id))
+        return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, _turn_id(frame)))
 
     async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
         """Follow a turn after the position `last`. If the turn is already followed, replace its stream."""
@@ -282,6 +279,13 @@ def _parsed(text: str) -> _Frame:
         return _Frame.model_validate(load_object(text))
     except (ValidationError, ValueError):
         raise InvalidRequest("A frame must be a JSON object with a type, and a ref that is text or a number.") from None
+
+
+def _turn_id(frame: _Frame) -> UUID:
+    try:
+        return UUID(str(_members(frame).get("turn_id")))
+    except ValueError:
+        raise NotFound("There is no such turn.") from None
 
 
 def _members(frame: _Frame) -> dict[str, Any]:

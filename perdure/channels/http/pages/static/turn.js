@@ -74,6 +74,7 @@ export class LiveTurn {
       case "tool_call": addCall(this.log, this.turnId, data); break;
       case "tool_result": addResult(this.log, this.turnId, data.id, data.content); break;
       case "approval_required": this.#ask(data); break;
+      case "approval_decided": this.#decided(data); break;
       case "done": this.#end(data); break;
       default: break;
     }
@@ -109,13 +110,18 @@ export class LiveTurn {
       if (await this.actions.decide(call.call_id, decision)) card.remove();
       else for (const button of card.querySelectorAll("button")) button.disabled = false;
     };
+    const own = call.approver === "user";
     const card = element("section", { className: "approval", "data-call": call.call_id, "aria-label": "Approval" },
-      element("h2", {}, `May the agent use ${call.tool}?`),
-      element("pre", {}, JSON.stringify(call.arguments, null, 2)),
-      element("div", { className: "buttons" },
-        element("button", { className: "quiet", type: "button", onclick: () => decide("deny") }, "Deny"),
-        element("button", { type: "button", onclick: () => decide("approve") }, "Approve")));
+      element("h2", {}, own ? `May the agent use ${call.tool}?` : `${call.tool} waits for someone else's approval.`),
+      element("pre", {}, JSON.stringify(call.arguments, null, 2)));
+    if (own) card.append(element("div", { className: "buttons" },
+      element("button", { className: "quiet", type: "button", onclick: () => decide("deny") }, "Deny"),
+      element("button", { type: "button", onclick: () => decide("approve") }, "Approve")));
     place(this.log, card);
+  }
+
+  #decided(call) {
+    for (const each of this.log.querySelectorAll(".approval")) if (each.dataset.call === call.call_id) each.remove();
   }
 
   #end(turn) {
