@@ -113,7 +113,10 @@ def shop(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _none_open(harness: Harness) -> bool:
     """Whether Django has no connection. A server process ends shortly after the client has closed its connection."""
-    until(lambda: not harness.sql("SELECT FROM pg_stat_activity WHERE application_name = 'shop'"))
+    until(
+        lambda: not harness.sql("SELECT FROM pg_stat_activity WHERE application_name = 'shop'"),
+        "Django's connections are closed",
+    )
     return True
 
 
