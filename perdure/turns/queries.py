@@ -340,7 +340,9 @@ STATES = Statement(
     SELECT t.turn_id, t.status, s.tick, s.not_before,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT string_agg(e.progress, ' ' ORDER BY e.effect_id) FROM tool_effects AS e
-                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL) END AS progress
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL)
+                WHEN t.status = 'waiting_approval' THEN (
+                SELECT count(e.decided_by)::text FROM tool_effects AS e WHERE e.turn_id = t.turn_id) END AS progress
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
     UNION ALL

@@ -127,3 +127,27 @@ def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis
 
 def _fail() -> None:
     raise ProviderError("down", transient=True)
+
+
+def test_an_operator_lists_and_decides_what_staff_approves(
+    perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
+) -> None:
+    """The operator sees every waiting call, and the turn shows who decided."""
+    refund = tool(requires_approval=True, approver="staff", name="refund")(pay.function)
+    model = Scripted(calls(("refund", {"amount": 5})), says("refunded"))
+    paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [refund])]), models=lambda _name: model)
+    sent = accept.accept(paying, Incoming(user_id="ann", text="refund"))
+    runner = Runner(paying, "test")
+    runner.run(sent.session_id)
+    runner.close()
+    (tmp_path / "paying.py").write_text(AGENTS)
+    env = {**environment, "PERDURE_AGENTS": "paying"}
+    turn_id = str(sent.turn_id)
+
+    assert "refund\t" in perdure("approvals", "list").stdout
+    [listed] = json.loads(perdure("approvals", "list", "--user", "ann", "--json").stdout)
+    assert (listed["turn_id"], listed["call_id"], listed["approver"]) == (turn_id, "call_0", "staff")
+    assert json.loads(perdure("approvals", "list", "--user", "bo", "--json").stdout) == []
+    assert perdure("turns", "approve", turn_id, "call_0", env=env).returncode == 0
+    assert "call_0: refund: approve by operator" in perdure("turns", "show", turn_id).stdout
+    assert json.loads(perdure("approvals", "list", "--json").stdout) == []

@@ -28,7 +28,7 @@ def list_(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the tool calls that wait for a person's decision, longest wait first.
+    """List the tool calls that wait, longest wait first.
 
     `perdure turns approve TURN CALL` and `perdure turns deny TURN CALL` decide.
     """

@@ -64,3 +64,27 @@ def test_a_call_is_approved_by_a_button(installation: Installation, servers: Ser
     assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == [expected]
     last = [*servers.discord.sent, *servers.slack.sent][-1]
     assert "It is done." in str(last)
+
+
+@tool(requires_approval=True, approver="staff")
+def refund(amount: int) -> str:
+    """Refund an amount."""
+    return f"refunded {amount}"
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
+def test_a_call_that_staff_approves_has_no_buttons(installation: Installation, servers: Servers, name: str) -> None:
+    """The chat says whose approval is missing. A button that another release made for such a call decides nothing."""
+    installation.use(Scripted(calls(("refund", {"amount": 5})), says("It is done.")), refund)
+    handle = installation.ingress(name).take
+    handle(first(name, "refund 5"))
+    installation.work()
+
+    [request] = [*servers.discord.sent, *servers.slack.sent]
+    assert "needs the approval of staff" in str(request)
+    assert "Approve" not in str(request)
+    [row] = installation.sql("SELECT turn_id, reply_to FROM turns")
+    chat = Chat(name, row.reply_to["place"]["chat"], row.reply_to["asker"])
+    token = Buttons(installation.runtime.settings.signing_key()).token("approve", row.turn_id, "call_0", chat)
+    handle(pressed(name, token, "11", "21"))
+    assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == ["asked"]
