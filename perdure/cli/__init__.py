@@ -66,7 +66,7 @@ COMMANDS = {
     "link": Command("talk.link", "link", "Link another channel to a user with a one-time code."),
     "sessions": Command("inspect.sessions", "commands", "Conversations and their transcripts."),
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
-    "approvals": Command("inspect.approvals", "commands", "Tool calls that wait for a person."),
+    "approvals": Command("inspect.turns", "approvals", "Tool calls that wait for a person."),
     "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs, chats and tasks."),
     "messages": Command("inspect.messages", "commands", "Export and import conversations."),
     "memory": Command("inspect.memory", "commands", "Memories and messages of users."),

@@ -85,7 +85,7 @@ def _as(who: str) -> dict[str, str]:
 @pytest.fixture
 def make(runtime: Runtime) -> Iterator[Callable[..., Shop]]:
     """A function that makes a shop with the given rules of its application."""
-    settings = Settings(  # type: ignore[call-arg]
+    settings = Settings(
         _env_file=None,
         api_keys=f"{SERVICE},acme={ACME}",  # type: ignore[arg-type]
         admin_keys=ADMIN,  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this rep
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
     "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
+    "perdure.tools.registry.who_approves": "passes arguments to the author's function",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.access.keys.parse_entry": "takes an entry of a setting",

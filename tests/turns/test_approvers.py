@@ -128,7 +128,8 @@ def test_staff_approves_if_a_function_names_no_approver(found: Any) -> None:
 
     odd = tool(requires_approval=True, approver=name)(pay.function)
     assert odd.approver_of({"cents": 1}) == "staff"
-    yes, no = (tool(requires_approval=True, approver=lambda _, each=each: each)(pay.function) for each in (True, False))
+    yes = tool(requires_approval=True, approver=lambda _: True)(pay.function)
+    no = tool(requires_approval=True, approver=lambda _: False)(pay.function)
     assert (yes.approver_of({}), no.approver_of({})) == ("user", "staff")
 
 
@@ -141,7 +142,7 @@ def test_an_invalid_approver_is_refused() -> None:
     for given in ({"approver": "boss", "requires_approval": True}, {"approver": slow, "requires_approval": True},
                   {"approver": "staff"}, {"approver": None, "requires_approval": True}):  # fmt: skip
         with pytest.raises(SettingsError, match="approver"):
-            tool(**given)(pay.function)  # type: ignore[call-overload]
+            tool(**given)(pay.function)
         with pytest.raises(SettingsError, match="approver"):
             celery_tool("shop.pay", **given)
         with pytest.raises(SettingsError, match="approver"):

@@ -13,7 +13,6 @@ from perdure.channels.chat import configured
 from perdure.channels.chat.ingress import Ingress
 from perdure.channels.http import chats, errors, openapi
 from perdure.channels.http.api import (
-    approvals,
     breakers,
     casebank,
     consolidation,
@@ -91,7 +90,6 @@ def create_app(
     for resource in (
         messages,
         turns,
-        approvals,
         sessions,
         conversations,
         schedules,
@@ -104,6 +102,7 @@ def create_app(
         chats,
     ):
         app.include_router(resource.router, prefix="/v1")
+    app.include_router(turns.waiting, prefix="/v1")
     app.include_router(openai_routes.router)
     app.include_router(pages.router)
     app.include_router(websocket.router)

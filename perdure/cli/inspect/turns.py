@@ -1,4 +1,4 @@
-"""`perdure turns`: shows turns and their results, cancels turns, and decides on calls that wait for approval."""
+"""`perdure turns` and `perdure approvals`: turns, their results, and decisions about calls that wait for approval."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from perdure.cli.display import AsJson, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
+approvals = typer.Typer(help="Tool calls that wait for a person.", no_args_is_help=True)
 
 CallId = Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `perdure turns show` prints it.")]
 TurnId = Annotated[str, typer.Argument(metavar="ID", help="The turn's id, as `perdure send` prints it.")]
@@ -20,6 +21,17 @@ Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "f
 """Has the values of `perdure.database.tables.TURN_STATUSES`. A test checks this."""
 
 _COLUMNS = ("turn_id", "session_id", "user_id", "status", "attempts", "error", "accepted_at", "settled_at", "tenant")
+_WAITING_COLUMNS = (
+    "turn_id",
+    "call_id",
+    "tool",
+    "arguments",
+    "approver",
+    "user_id",
+    "agent",
+    "waiting_since",
+    "expires_at",
+)
 
 
 @commands.command("list")
@@ -118,6 +130,44 @@ def deny(turn_id: TurnId, call_id: CallId) -> None:
     The model receives the denial as the call's result.
     """
     _decide(turn_id, {"call_id": call_id, "decision": "deny"})
+
+
+@approvals.callback()
+def _keep_list() -> None:
+    """Make `list` a subcommand: with a single command, typer would omit its name."""
+
+
+@approvals.command("list")
+def list_approvals(
+    user: Annotated[str | None, typer.Option(help="Only calls of this user.")] = None,
+    tenant: connecting.OnlyTenant = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most calls to list.")] = 100,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the tool calls that wait, longest wait first.
+
+    `perdure turns approve TURN CALL` and `perdure turns deny TURN CALL` decide.
+    """
+    from perdure.access.tenants import tenant_of
+    from perdure.turns.calls.waiting import list_waiting
+
+    key, named = connecting.parse_user(user, tenant)
+    with connecting.database() as database:
+        found = list_waiting(database, user=key, tenant=named, all_tenants=named is None, limit=limit)
+    if as_json:
+        write_json([{**call.body, "tenant": tenant_of(call.user)} for call in found])
+        return
+    rows = [
+        {
+            **call.body,
+            "arguments": json.dumps(call.body["arguments"], ensure_ascii=False),
+            "tenant": tenant_of(call.user),
+        }
+        for call in found
+    ]
+    columns = (*_WAITING_COLUMNS, "tenant")
+    write_table(columns, [[row[column] for column in columns] for row in rows])
 
 
 def _decide(turn_id: str, given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/turns`: reads, streams and cancels turns, decides on their tool calls, and records feedback."""
+"""`/v1/turns` and `/v1/approvals`: turns, decisions about their tool calls, and feedback."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from perdure.channels.http import approvers, parameters
+from perdure.access.tenants import user_key, user_of
+from perdure.channels.http import parameters
 from perdure.channels.http.body import StrictRoute
-from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn
+from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn, TheUsers, decide_as, waiting_for_user
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn
+from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn, WaitingApproval
 from perdure.channels.http.stream import sse
 from perdure.events.event import EventId
+from perdure.turns.calls.waiting import list_waiting
 from perdure.turns.cancel import cancel as cancel_turn
 from perdure.turns.feedback import give_feedback
 from perdure.turns.reading import SETTLED, read_turn
@@ -43,6 +46,13 @@ _CONCEALED: dict[str, Any] = {
 router = APIRouter(
     prefix="/turns/{turn_id}", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY, 404)
 )
+waiting = APIRouter(prefix="/approvals", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY))
+
+_DEFAULT_LIMIT = 100
+
+Named = Annotated[parameters.User | None, Query(description="Only calls of this user.")]
+After = Annotated[UUID | None, Query(description="The position in the list, from the header `Link` of a response.")]
+Limit = Annotated[int, Query(ge=1, le=1_000, description="At most this many calls.")]
 
 
 @router.get("", response_description="The turn.", responses=problems(400))
@@ -96,9 +106,41 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     If the call's `approver` is `staff`, a user token gets 403: a key decides, or a user whom the application's
     `may_approve` allows it. To a user of another turn than the user's own, the response shows only the turn's status.
     """
-    decided, is_own = await approvers.decide(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
+    decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
     return turn if is_own else turn.model_copy(update=_CONCEALED)
+
+
+@waiting.get("", response_description="The waiting calls, longest wait first.", responses=problems(400, 404))
+async def list_approvals(
+    gateway: TheGateway,
+    caller: TheCaller,
+    users: TheUsers,
+    response: Response,
+    *,
+    user_id: Named = None,
+    after: After = None,
+    limit: Limit = _DEFAULT_LIMIT,
+) -> list[WaitingApproval]:
+    """List the tool calls that wait for a person's decision.
+
+    A key lists the calls of all users that it may access. A user token lists the calls of its user. In an application
+    that passes `may_approve`, a user also lists the calls of other users that the user may approve. If there may be
+    more calls, the header `Link` has the address of the next page, with `rel="next"`.
+    """
+    if caller.user is not None and gateway.may_approve is not None:
+        user = None if user_id is None else user_key(caller.tenant, user_id)
+        found, position = await waiting_for_user(gateway, caller, user=user, after=after, limit=limit)
+    else:
+        named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
+        user = None if named is None else users.key(named)
+        whose = partial(list_waiting, gateway.runtime.database, user=user, tenant=users.tenant)
+        found = await gateway.in_thread(partial(whose, all_tenants=users.all_users, after=after, limit=limit))
+        position = found[-1].effect_id if len(found) == limit else None
+    if position is not None:
+        query = urlencode({"after": position, "limit": limit, **({} if user_id is None else {"user_id": user_id})})
+        response.headers["Link"] = f'<?{query}>; rel="next"'
+    return [WaitingApproval.model_validate(call.body) for call in found]
 
 
 @router.post(

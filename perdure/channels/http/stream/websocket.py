@@ -27,9 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perdure.access.tenants import user_of
 from perdure.channels import WEB
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
-from perdure.channels.http import approvers
 from perdure.channels.http.auth import Caller
-from perdure.channels.http.dependencies import Users, require_turn
+from perdure.channels.http.dependencies import Users, decide_as, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, Unauthorized
 from perdure.events.event import EventId
@@ -214,7 +213,7 @@ class _Client:
         members = _members(frame)
         given: dict[str, Any] = {name: members[name] for name in ("call_id", "arguments") if name in members}
         decision = parse_decision(given | {"decision": frame.type})
-        turn_id, _ = await approvers.decide(self._gateway, self._caller, _turn_id(frame), decision)
+        turn_id, _ = await decide_as(self._gateway, self._caller, _turn_id(frame), decision)
         return {"turn_id": str(turn_id)}
 
     async def _turn(self, frame: _Frame) -> UUID:
