@@ -46,7 +46,11 @@ class Example:
 
     def script(self, *argv: str) -> None:
         """Run a script of the example and wait for its end. The script must succeed."""
-        log = self.start("tests.examples.conftest:run_script", *argv)
+        self.script_of("tests.examples.conftest:run_script", *argv)
+
+    def script_of(self, main: str, *argv: str) -> None:
+        """Run the program `main` (`module:function`) and wait for its end. The program must succeed."""
+        log = self.start(main, *argv)
         program = self._programs[-1]
         program.join(30)
         assert program.exitcode == 0, log.read_text()
@@ -57,6 +61,13 @@ class Example:
         log = self.start("celery.__main__:main", "celery", "-A", application, "worker", *options)
         wait_until(lambda: " ready." in log.read_text() if log.exists() else None, f"{application} is ready")
         return log
+
+    def wait_for_death(self) -> None:
+        """Wait until the program that was started last has ended, in whatever way."""
+        program = self._programs.pop()
+        program.join(60)
+        assert not program.is_alive()
+        program.close()
 
     def serve(self, application: str) -> str:
         """Serve an ASGI application with uvicorn. Returns its URL."""

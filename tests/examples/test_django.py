@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
+from perdure.database.engine import Database
 from tests.examples.conftest import QUEUES, Example
+from tests.processes.faults import wait_until
 
 EXAMPLE = "django"
 
@@ -20,25 +25,136 @@ def _sign_in(client: httpx2.Client, name: str) -> None:
     assert client.post("/admin/login/", data=fields).status_code == 302
 
 
-@pytest.mark.long
-def test_a_user_of_django_talks_to_the_agent(example: Example) -> None:
-    """Django's session cookie authenticates a user of the agent. Another user cannot read the first user's turn."""
-    example.environment |= {"DJANGO_SUPERUSER_PASSWORD": "a long password", "DJANGO_SUPERUSER_EMAIL": "a@b.example"}
+@pytest.fixture
+def shop(example: Example) -> Example:
+    """The shop with its agents, its tables and two members of its staff, `ana` (user 1) and `ben` (user 2)."""
+    example.environment |= {
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+        "DJANGO_SUPERUSER_PASSWORD": "a long password",
+        "DJANGO_SUPERUSER_EMAIL": "a@b.example",
+        "PERDURE_AGENTS": "shop.agents",
+    }
     example.script("manage.py", "migrate", "--verbosity", "0")
     for name in ("ana", "ben"):
         example.environment["DJANGO_SUPERUSER_USERNAME"] = name
         example.script("manage.py", "createsuperuser", "--noinput")
-    address = example.serve("shop.asgi:application")
-    example.worker("shop", f"celery,{QUEUES}")
-    with httpx2.Client(base_url=address, timeout=30) as ana, httpx2.Client(base_url=address) as ben:
-        hello = {"user_id": "1", "text": "what is 12*7+5?"}
+    return example
+
+
+def _ask(client: httpx2.Client, text: str) -> tuple[str, dict[str, Any]]:
+    turn = client.post("/agents/v1/messages", json={"user_id": "1", "text": text}).json()["turn_id"]
+    return turn, client.get(f"/agents/v1/turns/{turn}?wait=20").json()
+
+
+def _connections(database: Database) -> int:
+    """The number of the connections that the shop's programs have opened with Django."""
+    with database.engine.connect() as connection:
+        counted = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'django of the shop'"
+        found: int = connection.exec_driver_sql(counted).scalar_one()
+        return found
+
+
+def _end_connections(database: Database) -> None:
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'django of the shop'"
+        )
+
+
+@pytest.mark.long
+def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) -> None:
+    """Django's session cookie authenticates a user of the agent. Another user cannot read the first user's turn.
+
+    The agent's tools use Django's models, and leave no connection. Staff approves a refund, and the customer cannot.
+    The sign-in survives the end of its connections to PostgreSQL.
+    """
+    shop.environment["PGAPPNAME"] = "django of the shop"  # Django's libpq reads it; perdure names its own connections
+    address = shop.serve("shop.asgi:application")
+    shop.worker("shop", f"celery,{QUEUES}")
+    with httpx2.Client(base_url=address, timeout=30) as ana, httpx2.Client(base_url=address, timeout=30) as ben:
+        hello = {"user_id": "1", "text": "hello"}
         assert ana.post("/agents/v1/messages", json=hello).status_code == 401
         _sign_in(ana, "ana")
         _sign_in(ben, "ben")
         assert '<meta name="user" content="1">' in ana.get("/agents/").text
-        turn = ana.post("/agents/v1/messages", json=hello).json()["turn_id"]
-        assert "89" in ana.get(f"/agents/v1/turns/{turn}?wait=20").json()["reply"]["text"]
-        assert ben.get(f"/agents/v1/turns/{turn}").status_code == 404
         form = {"item": "a lamp", "csrfmiddlewaretoken": ana.cookies["csrftoken"]}
         ordered = ana.post("/orders/", data=form).json()["turn_id"]
         assert ana.get(f"/agents/v1/turns/{ordered}?wait=20").json()["status"] == "done"
+        for _ in range(5):
+            turn, answered = _ask(ana, "call orders with {} and call count_orders with {}")
+            assert "a lamp" in answered["reply"]["text"]
+        assert ben.get(f"/agents/v1/turns/{turn}").status_code == 404
+        wait_until(lambda: _connections(database) == 0, "the tools' connections are closed")
+
+        turn = ana.post("/agents/v1/messages", json={**hello, "text": 'call refund with {"item": "a lamp"}'}).json()[
+            "turn_id"
+        ]
+        approval = f"/agents/v1/turns/{turn}/approval"
+        [waiting] = wait_until(lambda: ben.get("/agents/v1/approvals").json(), "the refund waits for staff")
+        approve = {"call_id": waiting["call_id"], "decision": "approve"}
+        assert ana.post(approval, json=approve).status_code == 403
+        assert ben.post(approval, json=approve).status_code == 202
+        done = ana.get(f"/agents/v1/turns/{turn}?wait=20").json()
+        assert "a lamp is refunded" in done["reply"]["text"]
+        assert done["decisions"][0]["decided_by"] == "user:2"
+
+        for _ in range(3):
+            _end_connections(database)
+            assert ana.get(f"/agents/v1/turns/{turn}").status_code == 200
+
+
+DEADLY = '''
+import os
+import sys
+
+from django.contrib.admin.models import LogEntry
+from perdure import Agent, tool
+
+
+@tool(effect="idempotent")
+def count() -> str:
+    """Count the entries, and end a process that runs other turns, too."""
+    if "isolated" not in sys.argv[0]:
+        os._exit(9)
+    return f"{LogEntry.objects.count()} entries"
+
+
+@tool(effect="pure", requires_approval=True, approver="staff")
+def look() -> str:
+    """Count the entries."""
+    return f"{LogEntry.objects.count()} entries"
+
+
+assistant = Agent("assistant", instructions="You count.", tools=[count, look])
+'''
+
+
+@pytest.mark.long
+def test_models_work_in_a_child_process_and_in_commands(shop: Example, tmp_path: Path, database: Database) -> None:
+    """A turn that has ended two workers runs in a child process; a command imports the agents, too."""
+    (tmp_path / "counting.py").write_text(DEADLY)
+    shop.environment |= {
+        "PERDURE_AGENTS": "counting",
+        "PYTHONPATH": f"{shop.environment['PYTHONPATH']}{os.pathsep}{tmp_path}",
+        "PERDURE_TURN__LEASE_S": "1.5",
+        "PERDURE_TURN__HEARTBEAT_S": "0.5",
+        "PERDURE_TURN__SWEEP_S": "0.3",
+        "PERDURE_TURN__TOOL_TIMEOUT_S": "5",
+    }
+    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "1", "call count with {}")
+    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "2", "call look with {}")
+
+    def statuses() -> dict[str, str]:
+        with database.engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT user_id, status FROM turns").all()
+            return {row.user_id: row.status for row in rows}
+
+    for _ in range(2):
+        shop.worker("shop", f"celery,{QUEUES}")
+        shop.wait_for_death()
+    shop.worker("shop", f"celery,{QUEUES}")
+    wait_until(lambda: statuses() == {"1": "done", "2": "waiting_approval"}, "both turns have run")
+    with database.engine.connect() as connection:
+        turn = str(connection.exec_driver_sql("SELECT turn_id FROM turns WHERE user_id = '2'").scalar_one())
+    shop.script_of("perdure.cli:main", "perdure", "turns", "approve", turn, "call_0")
+    wait_until(lambda: statuses()["2"] == "done", "the approved call has run")

@@ -16,6 +16,8 @@ import perdure
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 django = get_asgi_application()
 
+from shop.agents import may_approve  # noqa: E402 (its models need Django to be set up)
+
 
 async def signed_in(request: Request) -> int | None:
     """The id of the Django user to whom the request's session cookie belongs; `None` if no user is signed in."""
@@ -25,5 +27,5 @@ async def signed_in(request: Request) -> int | None:
     return user.pk if user.is_authenticated else None
 
 
-agents = perdure.gateway(authenticate=signed_in)
+agents = perdure.gateway(authenticate=signed_in, may_approve=may_approve)
 application = Starlette(routes=[Mount("/agents", agents), Mount("/", django)], lifespan=lambda _: agents.running())
