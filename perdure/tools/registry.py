@@ -149,11 +149,11 @@ class Tool:
         Returns the arguments by name, converted to the types of the signature and completed with its defaults.
 
         Raises:
-            ToolError: `arguments` is not a strict JSON object, or does not match the signature. The message names the
-                problem and the schema.
+            ToolError: `arguments` is empty or not a strict JSON object, or does not match the signature. The message
+                names the problem and the schema.
         """
         try:
-            model = self._arguments.model_validate(untrusted.load_object(arguments))
+            model = self._arguments.model_validate(load_arguments(arguments, self.parameters))
         except ValidationError as error:
             problems = [_problem(item) for item in error.errors(include_url=False, include_context=False)]
             raise self._refusal("; ".join(problems)) from None
@@ -282,6 +282,24 @@ def tool(
         )
 
     return make if function is None else make(function)
+
+
+def load_arguments(arguments: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the arguments that a model wrote for a tool with the JSON schema `parameters`.
+
+    Some servers send an empty text for a tool without parameters. For any other tool, an empty text may be what is left
+    of arguments that were lost, and does not mean the defaults.
+
+    Raises:
+        ValueError: `arguments` is empty, or not a strict JSON object; see `untrusted.load_object`.
+    """
+    if not arguments.strip() and any(parameters.get(each) for each in _PARAMETERS):
+        raise ValueError("they are empty")
+    return untrusted.load_object(arguments)
+
+
+_PARAMETERS = "properties", "required", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"
+"""The members of a JSON schema that describe parameters."""
 
 
 def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ from perdure.sessions import summary
 from perdure.tasks import arguments
 from perdure.text import contradiction, linear, names, numbers, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
-from perdure.tools import docstring
+from perdure.tools import docstring, registry
 from perdure.tools.mcp import stdio
 from perdure.turns.inbox import incoming
 from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
@@ -133,6 +133,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.is_storable": untrusted.is_storable,
     "perdure.text.untrusted.storable": untrusted.storable,
     "perdure.text.untrusted.load_object": suppressing(untrusted.load_object, ValueError),
+    "perdure.tools.registry.load_arguments": suppressing(lambda text: registry.load_arguments(text, {}), ValueError),
     "perdure.text.untrusted.cut": lambda given: untrusted.cut(given, 500),
     "perdure.text.untrusted.first_line": untrusted.first_line,
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,

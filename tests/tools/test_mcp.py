@@ -130,6 +130,8 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
     assert found.schema().parameters["properties"]["b"]["description"] == "The other one."
     assert found.effect is Effect.UNSAFE
     assert found.call(found.parse('{"a": 2, "b": 3}'), context()) == "5"
+    with pytest.raises(ToolError, match="they are empty"):
+        found.parse("")
 
 
 def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:

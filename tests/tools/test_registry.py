@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure.errors import SettingsError, ToolError
+from perdure.tools.awaited.task import celery_tool
 from perdure.tools.registry import DidNotHappen, Effect, ProbeOutcome, Tool, ToolContext, tool
 
 CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event())
@@ -178,9 +179,27 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("arguments", ["", "  \n", "{}"])
 def test_no_arguments_at_all_are_an_empty_object(arguments: str) -> None:
-    """Empty arguments count as `{}`, because several providers send an empty string."""
+    """Empty arguments of a tool without parameters count as `{}`, because several providers send an empty string."""
     assert nothing.parse(arguments) == {}
     assert nothing.call({}, CONTEXT) == "null"
+
+
+@tool
+def greet(name: str = "you") -> str:
+    """Greet."""
+    return f"Hello {name}."
+
+
+@pytest.mark.parametrize("arguments", ["", "  \n"])
+def test_empty_arguments_are_not_the_defaults(arguments: str) -> None:
+    """An empty text may be what is left of lost arguments, so no tool runs with its defaults because of it."""
+    with pytest.raises(ToolError, match="they are empty"):
+        greet.parse(arguments)
+    assert greet.parse("{}") == {"name": "you"}
+    for parameters in (None, {"type": "object", "properties": {"name": {}}}):
+        with pytest.raises(ToolError, match="they are empty"):
+            celery_tool("greetings.send", parameters=parameters).parse(arguments)
+    assert celery_tool("greetings.send", parameters={"type": "object"}).parse(arguments) == {}
 
 
 def test_huge_integers_survive() -> None:

@@ -27,6 +27,7 @@ from perdure.tools.registry import (
     Tool,
     ToolContext,
     approval_problem,
+    load_arguments,
     must_be_approved,
     tool,
     who_approves,
@@ -88,7 +89,7 @@ class CeleryTool:
             ToolError: the arguments are not a strict JSON object, or a check fails; the message is for the model.
         """
         try:
-            given = untrusted.load_object(arguments)
+            given = load_arguments(arguments, self.parameters)
         except (ValueError, OverflowError) as error:
             raise self._refusal(str(error)) from None
         if self.max_parallel is None:

@@ -22,7 +22,16 @@ from perdure.text.patterns import compiled
 from perdure.tools.mcp.faults import MalformedAnswer, NoAnswer, NotConnected
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
-from perdure.tools.registry import Approval, Approver, Effect, Probe, ToolContext, must_be_approved, who_approves
+from perdure.tools.registry import (
+    Approval,
+    Approver,
+    Effect,
+    Probe,
+    ToolContext,
+    load_arguments,
+    must_be_approved,
+    who_approves,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +80,7 @@ class RemoteTool:
             ToolError: the arguments are anything else; the message is for the model.
         """
         try:
-            return untrusted.load_object(arguments)
+            return load_arguments(arguments, self.parameters)
         except (ValueError, OverflowError) as error:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
 
