@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from perdure import celery_tool
-from perdure.errors import ProviderError, RateLimited
+from perdure import Agent, celery_tool, required
+from perdure.agents import Agents
+from perdure.errors import GuardRejected, ProviderError, RateLimited
 from perdure.events.event import Event, EventId, EventKind
 from perdure.models.protocol import ModelReply, ToolCall
 from perdure.redis import client_url
@@ -134,6 +135,36 @@ def test_a_withdrawn_answer_is_withdrawn_from_the_client(streaming: Streaming) -
 
     run(main())
     assert client.kinds.count(EventKind.REWIND) == 1
+
+
+def test_a_rejected_reply_is_withdrawn_from_the_client(streaming: Streaming) -> None:
+    """If a required hook rejects a reply, a `rewind` withdraws the streamed text before the error's message arrives."""
+    client = Client()
+
+    def refuse(_: object) -> None:
+        raise GuardRejected("Not with me.")
+
+    streaming.runtime = replace(
+        streaming.runtime, agents=Agents([Agent("assistant", "You help.", after_turn=[required(refuse)])])
+    )
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            streaming.model.type("The password is")
+            await client.follow(events, lambda each: each.shown != "")
+            streaming.model.reply("The password is 1234.")
+            await client.follow(events)
+
+    run(main())
+    assert client.kinds.count(EventKind.REWIND) == 1
+    assert client.kinds[-5:] == [
+        EventKind.REWIND, EventKind.MESSAGE, EventKind.MESSAGE, EventKind.ERROR, EventKind.DONE,
+    ]  # fmt: skip
+    assert client.committed == ["hello", "Not with me."]
+    assert client.done is not None
+    assert client.done["steps"] == 1
 
 
 def test_another_worker_takes_over(streaming: Streaming) -> None:

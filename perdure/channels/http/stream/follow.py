@@ -118,6 +118,8 @@ class _Client:
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
         """Yield new messages, then `error` and `done` of a settled turn, or state and approvals of an unsettled one."""
+        if self._length and self._is_replaced(committed):
+            yield self._withdraw()
         for number, message in enumerate(committed.messages, start=committed.after + 1):
             if number > self.messages:
                 # Tool events precede their message: a client that resumes after the message would not receive them.
@@ -126,6 +128,12 @@ class _Client:
                 self._move(number)
                 yield self._event(EventKind.MESSAGE, message)
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
+
+    def _is_replaced(self, committed: Committed) -> bool:
+        """Whether the next reply is the error's message of a failed turn, and not the reply that the client reads."""
+        numbered = enumerate(committed.messages, start=committed.after + 1)
+        replies = (number for number, each in numbered if number > self.messages and each["role"] == "assistant")
+        return committed.turn["status"] == "failed" and next(replies, None) == committed.count
 
     def provisional(self, entry: Entry) -> Iterator[Event]:
         """The events of one entry of the stream; empty if the entry belongs to another epoch."""
