@@ -4,6 +4,8 @@
     ├── RateLimited                  RATE_LIMITED          429
     ├── DeadlineExceeded             TIMEOUT               504
     ├── ContextTooLong               CONTEXT_TOO_LONG      400
+    ├── ContentFiltered              CONTENT_FILTERED      400
+    ├── IncompleteReply              INCOMPLETE_REPLY      400
     ├── ToolError                    TOOL_ERROR            500
     │   └── OutcomeUnknown           TOOL_ERROR            500
     ├── GuardRejected                GUARD_REJECTED        403
@@ -82,6 +84,26 @@ class ContextTooLong(PerdureError):
     code = "CONTEXT_TOO_LONG"
     http_status = 400
     transient = False
+
+
+class ContentFiltered(PerdureError):
+    """The model or its provider's content filter refuses to answer this input."""
+
+    code = "CONTENT_FILTERED"
+    http_status = 400
+    transient = False
+
+
+class IncompleteReply(PerdureError):
+    """The model's reply ended before it had any text, for the reason that the message names."""
+
+    code = "INCOMPLETE_REPLY"
+    http_status = 400
+    transient = False
+
+
+OF_INPUT = ContextTooLong, ContentFiltered, IncompleteReply
+"""The errors of models that the input causes. The same input causes them again, and no other input suffers."""
 
 
 class ToolError(PerdureError):
@@ -270,8 +292,8 @@ def _shown_text(error: BaseException) -> str:
 
 
 _OF_SERVERS = (
-    RateLimited, DeadlineExceeded, ContextTooLong, ProviderError, CircuitBreakerOpen, Unavailable, BudgetExhausted,
-    TurnCancelled, Abandoned,
+    RateLimited, DeadlineExceeded, ContextTooLong, ContentFiltered, IncompleteReply, ProviderError, CircuitBreakerOpen,
+    Unavailable, BudgetExhausted, TurnCancelled, Abandoned,
 )  # fmt: skip
 """Errors such as a failed server or an exceeded limit, whose messages never contain a user's text.
 

@@ -478,6 +478,7 @@ messages = Table(
     Column("usage", JSONB, comment="{input_tokens, output_tokens} of the model call that produced it"),
     Column("created_at", _timestamp, nullable=False),
     Column("author", Text, comment="who wrote the message, in a group"),
+    Column("stop_reason", Text, comment="why the model's reply is incomplete, such as length"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",

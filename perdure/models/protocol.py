@@ -129,14 +129,17 @@ class ModelRequest:
 class ModelReply:
     """A model's reply: text, tool calls, or both. `model` is the name that the provider reported.
 
-    `fallback` is true if a fallback replied because the requested model failed.
+    `usage` is `None` if the provider did not report it. `stop_reason` says how the reply ended: `stop` or `tool_calls`
+    if it is complete, `length` if it was cut off, `content_filter`, `refusal`, or the provider's own word; empty if the
+    provider named none. Tool calls run only if the reply is complete (`perdure.models.endings`). `fallback` is true if
+    a fallback replied because the requested model failed.
     """
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
     model: str = ""
-    stop_reason: str = ""
+    stop_reason: str = "stop"
     fallback: bool = False
 
 
@@ -291,6 +294,8 @@ class Model(Protocol):
         Raises:
             CallAborted: the engine aborted the call.
             DeadlineExceeded: the deadline passed.
-            RateLimited, ContextTooLong, InvalidResponse, ProviderError: the provider failed.
+            ContextTooLong, ContentFiltered, IncompleteReply: the input causes the error, which is no failure of the
+                provider.
+            RateLimited, InvalidResponse, ProviderError: the provider failed.
         """
         ...

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from perdure.errors import InvalidResponse, loggable
+from perdure.errors import loggable
+from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.without_tools import flatten_tool_calls
-from perdure.resilience.failures import Verdict, verdict
+from perdure.resilience.failures import Verdict, allows_fallback, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import retrying
@@ -81,7 +82,7 @@ class GuardedModel:
 
     def _try(self, request: ModelRequest, part: ModelCall) -> ModelReply:
         try:
-            return _not_empty(self._model.respond(request, part))
+            return checked(self._model.respond(request, part))
         except Exception as error:
             if verdict(error) is not Verdict.ABANDONED:
                 part.rewind()
@@ -147,7 +148,7 @@ class _CheckedStrategy:
         """The strategy's reply, or `None` if the strategy has no reply.
 
         Raises:
-            InvalidResponse: the reply is empty.
+            PerdureError: the reply is empty or filtered; see `checked`.
             Exception: the strategy failed; see `FallbackStrategy.execute`.
         """
         found = None
@@ -171,13 +172,14 @@ class FallbackModels:
 
         Raises:
             CallAborted: the call was aborted.
+            ContentFiltered: a model's content filter refuses the input.
         """
         request = flatten_tool_calls(asked.request)
         for model in self._models:
             try:
                 return _named(model, model.respond(request, asked.call))
             except Exception as fallback_error:
-                if verdict(fallback_error) is Verdict.ABANDONED:
+                if not allows_fallback(fallback_error):
                     raise
                 asked.call.rewind()
                 log.warning(
@@ -197,12 +199,6 @@ def _final(reply: ModelReply) -> ModelReply:
     """Set `ModelReply.fallback`, and remove the reply's tool calls, because the request had no tools.
 
     Raises:
-        InvalidResponse: the reply has no text.
+        PerdureError: the reply has no text, or was filtered; see `checked`.
     """
-    return _not_empty(replace(reply, tool_calls=(), fallback=True))
-
-
-def _not_empty(reply: ModelReply) -> ModelReply:
-    if not reply.content.strip() and not reply.tool_calls:
-        raise InvalidResponse("The model's answer was empty.")
-    return reply
+    return checked(replace(reply, tool_calls=(), fallback=True))

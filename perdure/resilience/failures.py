@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError
 from enum import Enum, auto
 from http import HTTPStatus
 
-from perdure.errors import Abandoned, PerdureError
+from perdure.errors import Abandoned, ContentFiltered, PerdureError
 
 _CANCELLATIONS = (Abandoned, CancelledError, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 _TRANSIENT_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
@@ -47,6 +47,17 @@ def verdict(error: BaseException) -> Verdict:
         if transient is not None:
             return Verdict.TRANSIENT if transient else Verdict.REFUSED
     return Verdict.PERMANENT
+
+
+def allows_fallback(error: BaseException) -> bool:
+    """Whether another service may be asked after `error`.
+
+    Not after a cancellation, and not if a content filter refuses the input: that is no outage, and asking until some
+    provider answers would evade the filter.
+    """
+    return verdict(error) is not Verdict.ABANDONED and not any(
+        isinstance(each, ContentFiltered) for each in _chain(error)
+    )
 
 
 def requested_pause_s(error: BaseException) -> float | None:

@@ -1,6 +1,7 @@
 """Fallbacks: if a call fails after all retries, a strategy supplies the reply.
 
-If the strategy has no reply or fails, the call's error is raised.
+If the strategy has no reply or fails, the call's error is raised. There is no fallback after a content filter's
+refusal. If the strategy raises one, it replaces the call's error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from perdure.errors import loggable
-from perdure.resilience.failures import Verdict, verdict
+from perdure.resilience.failures import allows_fallback
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +37,17 @@ class FallbackStrategy(Protocol[Asked_contra, Reply_co]):
 def with_fallback(
     what: str, work: Callable[[], Reply], strategy: FallbackStrategy[Asked, Reply], asked: Asked
 ) -> Reply:
-    """Return the result of `work`, or the reply of `strategy` if `work` fails for any reason except a cancellation.
+    """Return the result of `work`, or the reply of `strategy` if `work` fails.
 
     Raises:
         Exception: the error of `work`, if the strategy has no reply or fails.
+        ContentFiltered: a content filter refuses the input.
         Abandoned: the call was cancelled.
     """
     try:
         return work()
     except Exception as error:
-        if verdict(error) is Verdict.ABANDONED:
+        if not allows_fallback(error):
             raise
         log.warning("%s failed (%s), calling its fallback", what, loggable(error), exc_info=error.__cause__)
         found = _recover(what, strategy, asked, error)
@@ -58,7 +60,7 @@ def _recover(what: str, strategy: FallbackStrategy[Asked, Reply], asked: Asked, 
     try:
         return strategy.execute(asked, error)
     except Exception as further:
-        if verdict(further) is Verdict.ABANDONED:
+        if not allows_fallback(further):
             raise
         log.exception("the fallback of %s failed", what)
         return None

@@ -195,7 +195,7 @@ MESSAGES = Statement(
     "sessions.messages",
     """
     SELECT seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel, token_count, model, fallback,
-           created_at
+           stop_reason, created_at
     FROM messages
     WHERE session_id = %(session_id)s AND seq > %(after)s
     ORDER BY seq LIMIT %(limit)s
@@ -457,9 +457,10 @@ FORK = Statement(
         JOIN turns AS t ON t.turn_id = new.old_turn_id
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, created_at)
+                              token_count, model, fallback, usage, stop_reason, created_at)
         SELECT %(fork_id)s::uuid, m.seq, copied.new_turn_id, m.role, m.content, m.tool_calls, m.tool_call_id,
-               m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.created_at
+               m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.stop_reason,
+               m.created_at
         FROM messages AS m JOIN copied USING (turn_id)
         WHERE m.session_id = %(session_id)s
         RETURNING seq

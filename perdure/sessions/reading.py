@@ -148,9 +148,10 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "token_count": row.token_count,
         "model": row.model,
         "fallback": row.fallback,
+        "stop_reason": row.stop_reason,
         "created_at": row.created_at.isoformat(),
     }
-    optional = ("tool_calls", "tool_call_id", "model", "fallback")
+    optional = ("tool_calls", "tool_call_id", "model", "fallback", "stop_reason")
     return {key: value for key, value in shown.items() if key not in optional or value is not None}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypedDict, Unpack, assert_never
@@ -36,8 +36,9 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.claim import Claimed, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.lease.wait_for_model import Delayed
+from perdure.turns.run.queries import LEFT_OUT
 from perdure.turns.run.react import Asleep, Lacking, Parked, Stop, Turn, Waiting
-from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, conclude
+from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, Verdict, conclude
 from perdure.turns.run.transcript import Entry, Transcript
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Answer:
         calls: The tool calls of this turn.
         transcript: The messages of this turn.
         steps: The number of the turn's steps so far.
-        usage: The tokens that this turn has used.
+        usage: The tokens that this turn has used; `None` if the model did not report any.
         working_variables: The session's working variables.
         error: The error that failed or parked the turn.
     """
@@ -89,7 +90,7 @@ class Answer:
     calls: tuple[Call, ...]
     transcript: tuple[Message, ...]
     steps: int
-    usage: Usage
+    usage: Usage | None
     working_variables: Mapping[str, Any]
     error: PerdureError | None = None
 
@@ -171,6 +172,7 @@ class Conversation:
         self._tasks = InlineCalls(tasks or {})
         self._runtime = self._make_runtime(model)
         self._turns = 0
+        self._left_out: set[UUID] = set()
         self._open = False
 
     def ask(self, text: str) -> Answer:
@@ -217,8 +219,12 @@ class Conversation:
         )
 
     def _window(self) -> list[Entry]:
-        """The earlier messages in the prompt of a new turn: the messages of the last `working_turns - 1` turns."""
-        turns = [list(messages) for _, messages in groupby(self._store.messages, key=lambda each: each["turn_id"])]
+        """The earlier messages in the prompt of a new turn: the messages of the last `working_turns - 1` turns.
+
+        As in the engine, some failed turns are left out.
+        """
+        told = [each for each in self._store.messages if each["turn_id"] not in self._left_out]
+        turns = [list(messages) for _, messages in groupby(told, key=lambda each: each["turn_id"])]
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
         return [_entry(message) for messages in kept for message in messages]
 
@@ -273,9 +279,11 @@ class Conversation:
         if verdict.variables is not None:
             self._store.variables = verdict.variables
         self._open = False
+        if verdict.error_code in LEFT_OUT:
+            self._left_out.add(ref.turn_id)
         settled = Transcript(ref.turn_id, map(_entry, self._store.messages))
         error = ending.error if isinstance(ending, Failed) else None
-        return self._read(settled, verdict.status, error, verdict.steps)
+        return self._read(settled, verdict.status, error, verdict)
 
     def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
         """Return `ending` with the message that the agent defines for the error's code.
@@ -290,10 +298,10 @@ class Conversation:
         except Exception:
             log.exception("agent %s: its message for the error %s cannot be used", self._agent.name, ending.error.code)
             return ending
-        return Failed(reworded(ending.error, message)) if message else ending
+        return replace(ending, error=reworded(ending.error, message)) if message else ending
 
     def _read(
-        self, transcript: Transcript, status: str, error: PerdureError | None = None, steps: int | None = None
+        self, transcript: Transcript, status: str, error: PerdureError | None = None, verdict: Verdict | None = None
     ) -> Answer:
         present = transcript.present
         return Answer(
@@ -301,8 +309,8 @@ class Conversation:
             reply=present[-1].content if status in {"done", "failed"} else None,
             calls=tuple(self._calls(present)),
             transcript=tuple(entry.message() for entry in present),
-            steps=transcript.steps if steps is None else steps,
-            usage=transcript.usage,
+            steps=transcript.steps if verdict is None else verdict.steps,
+            usage=transcript.usage if verdict is None else verdict.used,
             working_variables=self._store.variables,
             error=error,
         )

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.clock import MovedClock
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
 
 Respond = Callable[[ModelRequest, ModelCall], ModelReply]
 
@@ -95,10 +95,10 @@ def _reply(reply: Reply, request: ModelRequest, call: ModelCall) -> ModelReply:
         case ModelReply():
             return reply
         case str():
-            return ModelReply(reply, model=_NAME, stop_reason="stop")
+            return ModelReply(reply, usage=Usage(), model=_NAME, stop_reason="stop")
         case ToolCall():
-            return ModelReply("", (reply,), model=_NAME, stop_reason="tool_calls")
+            return ModelReply("", (reply,), Usage(), _NAME, "tool_calls")
         case _ if callable(reply):
             return reply(request, call)
         case _:
-            return ModelReply("", tuple(reply), model=_NAME, stop_reason="tool_calls")
+            return ModelReply("", tuple(reply), Usage(), _NAME, "tool_calls")

@@ -186,7 +186,7 @@ _TURN = """
            CASE WHEN t.status = 'parked' THEN (
                 SELECT not_before FROM sessions
                 WHERE session_id = t.session_id AND queued_at IS NULL) END AS not_before,
-           r.content AS reply, t.error_code, t.error_message, t.usage, t.channel, t.agent,
+           r.content AS reply, r.stop_reason, t.error_code, t.error_message, t.usage, t.channel, t.agent,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                     'arguments', e.arguments, 'expires_at', e.decide_at,
@@ -327,7 +327,8 @@ MESSAGES_OF_TURN = Statement(
                                 ORDER BY n.seq LIMIT 1), 9223372036854775807)
     )
     SELECT (SELECT count(*) FROM own) AS total, own.seq, own.turn_id, own.role, own.content, own.tool_calls,
-           own.tool_call_id, own.channel, own.token_count, own.model, own.fallback, own.created_at
+           own.tool_call_id, own.channel, own.token_count, own.model, own.fallback, own.stop_reason,
+           own.created_at
     FROM (VALUES (1)) AS one LEFT JOIN own ON own.number > %(after)s
     ORDER BY own.seq
     """,

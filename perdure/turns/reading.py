@@ -191,7 +191,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "status": row.status,
         "attempts": row.attempts,
         "steps": row.steps,
-        "reply": None if row.reply is None else {"text": row.reply, "format": "text"},
+        "reply": None if row.reply is None else _reply(row),
         "error": _error(row) if row.settled_at is not None else None,
         "delayed": _delay(row) if row.settled_at is None else None,
         "usage": row.usage,
@@ -210,6 +210,12 @@ def _decider(stored: str) -> str:
     """Who decided, as shown: a user's key is replaced by the user's id."""
     kind, colon, key = stored.partition(":")
     return f"{kind}{colon}{user_of(key)}"
+
+
+def _reply(row: Row[Any]) -> dict[str, str]:
+    """The reply's text; `stop_reason` is included if the model's reply is incomplete."""
+    incomplete = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
+    return {"text": row.reply, "format": "text", **incomplete}
 
 
 def _error(row: Row[Any]) -> dict[str, str] | None:

@@ -18,7 +18,16 @@ from email.utils import format_datetime
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import ContextTooLong, DeadlineExceeded, InvalidResponse, PerdureError, ProviderError, RateLimited
+from perdure.errors import (
+    ContentFiltered,
+    ContextTooLong,
+    DeadlineExceeded,
+    IncompleteReply,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+)
 from perdure.models.protocol import (
     CallAborted,
     Message,
@@ -29,7 +38,6 @@ from perdure.models.protocol import (
     Role,
     ToolCall,
     ToolSchema,
-    Usage,
 )
 from perdure.models.providers import transport as connection
 from perdure.testing.suites.models import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
@@ -102,12 +110,13 @@ class ProviderSuite(ModelSuite):
         """Tokens from the provider's cache count as input tokens."""
         server.script(Answer("hello"))
         usage = ask(model, QUESTION).usage
+        assert usage is not None
         assert (usage.input_tokens, usage.output_tokens) == (11, 7)
 
-    def test_takes_missing_usage_as_zero(self, model: Model, server: ProviderServer) -> None:
-        """Missing usage counts as zero, because compatible servers may omit it."""
+    def test_takes_missing_usage_as_unknown(self, model: Model, server: ProviderServer) -> None:
+        """Missing usage is `None` and not zero: compatible servers may omit it, but no reply costs nothing."""
         server.script(Answer("hello", usage=None))
-        assert ask(model, QUESTION).usage == Usage(0, 0)
+        assert ask(model, QUESTION).usage is None
 
     @pytest.mark.parametrize("reason", ["length", "content_filter"])
     def test_keeps_why_a_reply_stopped(self, model: Model, server: ProviderServer, reason: str) -> None:
@@ -131,6 +140,64 @@ class ProviderSuite(ModelSuite):
         ask(model, QUESTION)
         assert server.connections == 1
 
+    # --- what the input causes
+
+    @pytest.mark.parametrize(
+        ("step", "kind"),
+        [
+            pytest.param(Answer(finish_reason="content_filter"), ContentFiltered, id="an empty reply, filtered"),
+            pytest.param(Answer(finish_reason="length"), IncompleteReply, id="an empty reply, cut off"),
+            pytest.param(Answer(finish_reason="pause_turn"), IncompleteReply, id="an empty reply, another reason"),
+            pytest.param(
+                Status(400, message="The prompt triggered the content management policy."), ContentFiltered, id="Azure"
+            ),
+            pytest.param(
+                Status(400, message="Output blocked by content filtering policy"), ContentFiltered, id="Anthropic"
+            ),
+            pytest.param(
+                Broken(Answer("half of it"), 3, Status(0, "content_filter")),
+                ContentFiltered,
+                id="filtered in mid-stream",
+            ),
+            pytest.param(Status(400, "exceed_context_size_error"), ContextTooLong, id="llama.cpp"),
+            pytest.param(
+                Status(400, message="The input (9 tokens) is longer than the model's context length (8 tokens)."),
+                ContextTooLong,
+                id="SGLang",
+            ),
+            pytest.param(Status(413), ContextTooLong, id="413"),
+        ],
+    )
+    def test_what_the_input_causes_is_no_failure_of_the_provider(
+        self, model: Model, server: ProviderServer, step: Step, kind: type[PerdureError]
+    ) -> None:
+        """Such an error has a class of its own and is not transient: no breaker counts it, and it is not retried."""
+        server.script(step)
+        with pytest.raises(kind) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient is False
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            Status(413, "rate_limit_exceeded", "Request too large on tokens per minute (TPM): Limit 6000."),
+            Status(413, message="Request too large for the model on tokens per minute (TPM): Limit 6000."),
+        ],
+        ids=["code", "text"],
+    )
+    def test_a_rate_limit_under_another_status_is_one(self, model: Model, server: ProviderServer, step: Step) -> None:
+        """Some providers report a rate limit of tokens with status 413, which else means a prompt that is too long."""
+        server.script(step)
+        with pytest.raises(RateLimited):
+            ask(model, QUESTION)
+
+    def test_a_failed_server_is_a_failure_of_the_provider(self, model: Model, server: ProviderServer) -> None:
+        """An empty reply whose reason is the server's own failure is retried, and the breaker counts it."""
+        server.script(Answer(finish_reason="insufficient_system_resource"))
+        with pytest.raises(ProviderError) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient
+
     # --- failures
 
     @pytest.mark.parametrize(
@@ -138,7 +205,6 @@ class ProviderSuite(ModelSuite):
         [
             pytest.param(Answer(), id="neither text nor calls"),
             pytest.param(Answer(" \n "), id="only white space"),
-            pytest.param(Answer(finish_reason="content_filter"), id="filtered away"),
             pytest.param(Raw(b"<html><body>It works!</body></html>", "text/html"), id="HTML with status 200"),
             pytest.param(Raw(b'{"answer": 42}', "application/json"), id="some other JSON"),
             pytest.param(Raw(b""), id="nothing"),

@@ -79,6 +79,29 @@ def test_recognises_a_prompt_that_is_too_long(model: AnthropicModel, server: Ant
         ask(model, QUESTION)
 
 
+def test_an_overflow_without_a_word_is_a_prompt_that_is_too_long(
+    model: AnthropicModel, server: AnthropicServer
+) -> None:
+    """The prompt filled the context window, so a shorter prompt helps."""
+    server.script(Answer(finish_reason="model_context_window_exceeded"))
+    with pytest.raises(ContextTooLong):
+        ask(model, QUESTION)
+    server.script(Answer("half", finish_reason="model_context_window_exceeded"))
+    assert ask(model, QUESTION).stop_reason == "length"
+
+
+@pytest.mark.parametrize(("ended", "arguments"), [(True, "{}"), (False, "")])
+def test_an_empty_piece_of_a_whole_call_is_an_empty_object(
+    model: AnthropicModel, server: AnthropicServer, *, ended: bool, arguments: str
+) -> None:
+    """The provider streams the arguments `{}` as one empty piece, and then ends the block."""
+    [start, ping, opening, *rest] = events_of(Answer(calls=[Call("clock", "")]))
+    piece = {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": ""}}
+    closing = [each for each in rest if ended or each["type"] != "content_block_stop"]
+    server.script(Chunks([start, ping, opening, piece, *closing]))
+    assert ask(model, QUESTION).tool_calls == (ToolCall("call_1", "clock", arguments),)
+
+
 @pytest.mark.parametrize(
     "step",
     [

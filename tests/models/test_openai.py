@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import (
+    ContentFiltered,
     ContextTooLong,
     InvalidResponse,
     PerdureError,
     SettingsError,
 )
+from perdure.models.endings import ended_properly
 from perdure.models.protocol import Message, Role, ToolCall
 from perdure.models.providers.openai import OpenAIModel
 from perdure.testing.suites.models import QUESTION, ask
 from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
+from tests.models.server import Answer, Raw
 
 
 @pytest.mark.parametrize(
@@ -45,13 +49,71 @@ def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, 
         Status(400, "context_length_exceeded"),
         Status(400, message="This model's maximum context length is 4096 tokens."),
         Chunks([{"error": {"message": "too long", "code": "context_length_exceeded"}}]),
+        Raw(
+            b'{"object": "error", "message": "It is 9 tokens.", "type": "exceed_context_size_error", "code": 400}',
+            "application/json",
+            status=400,
+        ),
+        Raw(
+            b'{"message": "This model\'s maximum context length is 2048 tokens.", "type": {}, "code": 400}',
+            "application/json",
+            status=400,
+        ),
     ],
 )
 def test_recognises_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
-    """If an error's code or text says that the prompt is too long, the call raises `ContextTooLong`."""
+    """If an error's code, type or text says that the prompt is too long, the call raises `ContextTooLong`."""
     server.script(step)
     with pytest.raises(ContextTooLong):
         ask(model, QUESTION)
+
+
+AZURE = {
+    "error": {
+        "message": "The response was filtered.",
+        "type": None,
+        "code": "content_filter",
+        "status": 400,
+        "innererror": {"code": "ResponsibleAIPolicyViolation", "content_filter_result": {"hate": {"filtered": True}}},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Raw(json.dumps(AZURE).encode(), "application/json", status=400),
+        Status(400, "content_policy_violation"),
+        Status(400, "invalid_prompt"),
+        Chunks([AZURE]),
+        Chunks([chunk([{"index": 0, "delta": {}, "finish_reason": "SAFETY"}])]),
+    ],
+    ids=["Azure", "content policy", "invalid prompt", "in mid-stream", "a server's own spelling"],
+)
+def test_recognises_a_content_filter(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+    """A content filter's refusal raises `ContentFiltered`, however the server reports it."""
+    server.script(step)
+    with pytest.raises(ContentFiltered):
+        ask(model, QUESTION)
+
+
+def test_a_refusal_is_a_reply_that_runs_no_call(model: OpenAIModel, server: OpenAIServer) -> None:
+    """A refusal in the model's own words is shown to the user. The provider ends it with `stop`, like an answer."""
+    call = {"index": 0, "id": "a", "function": {"name": "clock", "arguments": "{}"}}
+    deltas: list[Any] = [{"refusal": "I cannot "}, {"refusal": "help with that."}, {"tool_calls": [call]}]
+    chunks = [chunk([{"index": 0, "delta": each}]) for each in deltas]
+    server.script(Chunks([*chunks, chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])]))
+    reply = ask(model, QUESTION)
+    assert (reply.content, reply.stop_reason) == ("I cannot help with that.", "refusal")
+    assert reply.tool_calls
+    assert not ended_properly(reply)
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": 3}, {"prompt_tokens": 3, "completion_tokens": None}])
+def test_an_incomplete_usage_is_unknown(model: OpenAIModel, server: OpenAIServer, usage: dict[str, Any]) -> None:
+    """A usage without one of its two counts is unknown, because a missing count is not zero."""
+    server.script(Answer("hello", usage=usage))
+    assert ask(model, QUESTION).usage is None
 
 
 def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServer) -> None:

@@ -100,6 +100,25 @@ SCENARIOS["a failure with the agents own text"] = Scenario(
 )
 
 
+SCENARIOS["a reply that was cut off"] = Scenario(
+    lambda: assistant(price),
+    [
+        ModelReply("Let me see", (call("price", article="tea"), call("price", "")), Usage(5, 9), "m", "length"),
+        ModelReply("It costs", usage=None, model="m", stop_reason="length"),
+        "It costs 3.5.",
+    ],
+    texts=("tea?", "and?"),
+)
+SCENARIOS["a reply that a filter ended"] = Scenario(
+    assistant, [ModelReply("It", model="m", stop_reason="content_filter"), "Hello."], texts=("a", "b")
+)
+SCENARIOS["a conversation that is too long"] = Scenario(
+    assistant,
+    ["One.", ContextTooLong("Too long."), "Two.", *[ContextTooLong("Too long.")] * 3, "Three."],
+    texts=("one " * 100, "two", "three", "four"),
+)
+
+
 def _a_failure_without_a_text() -> Agent:
     class Broken:
         def find(self, code: str, language: str | None) -> str | None:

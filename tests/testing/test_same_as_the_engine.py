@@ -33,7 +33,7 @@ class Observed:
     steps: int
     calls: list[tuple[str, str]]
     transcript: list[Message]
-    usage: tuple[int, int]
+    usage: tuple[int, int] | None
 
 
 def observed(answer: Answer) -> Observed:
@@ -45,7 +45,7 @@ def observed(answer: Answer) -> Observed:
         answer.steps,
         [(each.tool, each.status) for each in answer.calls],
         list(answer.transcript),
-        (answer.usage.input_tokens, answer.usage.output_tokens),
+        None if answer.usage is None else (answer.usage.input_tokens, answer.usage.output_tokens),
     )
 
 
@@ -105,8 +105,14 @@ class Engine:
             turn["steps"] if turn["settled_at"] else sum(each.role is Role.ASSISTANT for each in transcript),
             calls,
             transcript,
-            (turn["usage"]["input_tokens"], turn["usage"]["output_tokens"]) if turn["usage"] else (0, 0),
+            _tokens(turn),
         )
+
+
+def _tokens(turn: dict[str, Any]) -> tuple[int, int] | None:
+    if turn["usage"] is None:
+        return None if turn["settled_at"] else (0, 0)  # the usage of an unsettled turn is not shown
+    return turn["usage"]["input_tokens"], turn["usage"]["output_tokens"]
 
 
 def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:

@@ -117,6 +117,12 @@ class Harness:
         """Accept a message."""
         return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
 
+    def run_with(self, runtime: Runtime, text: str) -> dict[str, Any]:
+        """Send a message of `ana`, and run its turn with `runtime`. Returns the turn."""
+        accepted = accept(runtime, Incoming(user_id="ana", text=text))
+        Runner(runtime, "harness").run(accepted.session_id)
+        return self.turn(accepted.turn_id)
+
     def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
         """Run the session's turns with a new runner. No thread renews the session's lease.
 

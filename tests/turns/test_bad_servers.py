@@ -199,7 +199,6 @@ def test_a_cancelled_turn_asks_no_fallback_model(harness: Harness, provider: Pro
 ODD = [
     pytest.param(Answer(calls=[ECHO], piece=1), ["an argument that comes in far more than fifty pieces"], id="pieces"),
     pytest.param(Answer(calls=TWICE), ["first", "second"], id="two calls with one id"),
-    pytest.param(Answer("hm", usage=None), [], id="usage missing"),
     pytest.param(Answer(calls=[Call("echo", '{"text": ')]), ["Error: The arguments of echo"], id="half a call"),
     pytest.param(Broken(Answer("half of it"), 3, "close"), [], id="closes once"),
 ]
@@ -219,3 +218,183 @@ def test_a_server_that_is_odd(
     assert all(each["content"].startswith(wanted) for each, wanted in zip(results_seen, results, strict=True))
     assert len({each["tool_call_id"] for each in results_seen}) == len(results)
     assert turn["usage"] is not None
+
+
+# --- replies that did not end properly
+
+_refunded: list[tuple[str, int]] = []
+
+
+@tool(effect="unsafe")
+def refund(order: str = "the last one", cents: int = 5_000) -> str:
+    """Refund an order."""
+    _refunded.append((order, cents))
+    return "refunded"
+
+
+@pytest.fixture
+def shop(harness: Harness, provider: Provider) -> Runtime:
+    """A runtime whose agent has the tool `refund`, all of whose arguments have defaults."""
+    _refunded.clear()
+    agents = Agents([Agent("assistant", "You help.", [refund], model=provider.name, max_steps=3)])
+    return replace(harness.runtime, agents=agents, models=provider.models.get)
+
+
+@pytest.mark.parametrize(
+    ("reason", "arguments", "told"),
+    [
+        ("length", "", "cut off at its limit of tokens"),
+        ("content_filter", "{}", "content filter"),
+        ("model_context_window_exceeded", '{"order": "7', "cut off at its limit of tokens"),
+        ("pause_turn", "{}", "did not end properly (reason: pause_turn)"),
+    ],
+)
+def test_no_call_of_an_incomplete_reply_runs(
+    harness: Harness, shop: Runtime, provider: Provider, *, reason: str, arguments: str, told: str
+) -> None:
+    """The call is closed with the reason, and the model asks again. Only the complete call runs."""
+    provider.server.script(
+        Answer("I refund", calls=[Call("refund", arguments)], finish_reason=reason),
+        Answer(calls=[Call("refund", '{"order": "7", "cents": 1}')]),
+    )
+    provider.server.player = lambda _: Answer("Done.")
+    turn = ask(harness, shop)
+    assert (turn["status"], turn["steps"]) == ("done", 3)
+    assert _refunded == [("7", 1)]
+    _, asked, closed, *_ = harness.messages(turn["session_id"])
+    assert (asked["content"], asked["tool_calls"][0]["name"]) == ("I refund", "refund")
+    assert closed["tool_call_id"] == asked["tool_calls"][0]["id"]
+    assert closed["content"].startswith("Error: Not run: ")
+    assert told in closed["content"]
+    assert asked["stop_reason"] == ("length" if "window" in reason else reason)
+    [effect] = harness.sql("SELECT status FROM tool_effects")
+    assert effect.status == "done", "the call of the incomplete reply has no intent"
+
+
+def test_a_model_that_is_always_cut_off_uses_up_its_steps(harness: Harness, shop: Runtime, provider: Provider) -> None:
+    """Each incomplete reply is a step, so that the turn ends."""
+    provider.server.player = lambda _: Answer(calls=[Call("refund", "")], finish_reason="length")
+    provider.server.requests.clear()
+    turn = ask(harness, shop)
+    assert (turn["error"]["code"], turn["steps"], len(provider.server.requests)) == ("BUDGET_EXHAUSTED", 3, 3)
+    assert _refunded == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [("", "they are empty"), ("  \n", "they are empty"), ("[7]", "got an array"), ('{"order": ', "not valid JSON")],
+)
+def test_arguments_that_are_no_object_are_refused(
+    harness: Harness, shop: Runtime, provider: Provider, arguments: str, told: str
+) -> None:
+    """A tool never runs with its defaults because its arguments are missing or broken."""
+    provider.server.script(Answer(calls=[Call("refund", arguments)]))
+    provider.server.player = lambda _: Answer("Sorry.")
+    turn = ask(harness, shop)
+    [result] = [each for each in harness.messages(turn["session_id"]) if each["role"] == "tool"]
+    assert result["content"].startswith("Error: The arguments of refund were refused: ")
+    assert told in result["content"]
+    assert _refunded == []
+
+
+def test_a_text_that_is_cut_off_is_a_marked_reply(harness: Harness, runtime: Runtime, provider: Provider) -> None:
+    """The user reads what there is. The turn and the message say that it is incomplete."""
+    provider.server.script(Answer("The first half", finish_reason="length"))
+    turn = ask(harness, runtime)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", "The first half")
+    assert turn["reply"]["stop_reason"] == "length"
+    assert harness.messages(turn["session_id"])[-1]["stop_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("steps", "usage"),
+    [
+        ([Answer("hm", usage=None)], None),
+        ([Answer(calls=[ECHO], usage=None), Answer("hm")], {"input_tokens": 11, "output_tokens": 7}),
+    ],
+    ids=["never", "once"],
+)
+def test_usage_that_the_server_does_not_report(
+    harness: Harness, runtime: Runtime, provider: Provider, steps: list[Step], usage: dict[str, int] | None
+) -> None:
+    """A turn's usage is the sum of what was reported, and `null` if nothing was."""
+    provider.server.script(*steps)
+    turn = ask(harness, runtime)
+    used = turn["usage"]
+    assert usage == (used and {name: used[name] for name in ("input_tokens", "output_tokens")})
+
+
+# --- errors that the input causes
+
+OF_INPUT = [
+    pytest.param(Answer(finish_reason="content_filter"), "CONTENT_FILTERED", id="filtered"),
+    pytest.param(Answer("half of it", finish_reason="content_filter"), "CONTENT_FILTERED", id="filtered in mid-stream"),
+    pytest.param(Status(400, "content_filter"), "CONTENT_FILTERED", id="refused by a filter"),
+    pytest.param(Answer(finish_reason="length"), "INCOMPLETE_REPLY", id="nothing but thoughts"),
+    pytest.param(Status(400, message="prompt is too long: 9 tokens > 8 maximum"), "CONTEXT_TOO_LONG", id="too long"),
+    pytest.param(Status(400), "PROVIDER_ERROR", id="a bad request"),
+]
+
+
+@pytest.mark.parametrize(("step", "code"), OF_INPUT)
+def test_one_users_refused_prompts_do_not_stop_another(
+    harness: Harness, provider: Provider, step: Step, code: str
+) -> None:
+    """The error reaches the user as what it is, is not retried, and does not open the breaker for all users."""
+    settings = provider.settings.model_copy(update={"breaker": BreakerSettings(failure_threshold=2)})
+    breakers = Breakers(settings.breaker, SystemClock())
+    models = Models(settings, SystemClock(), breakers)
+    runtime = replace(harness.runtime, models=lambda _: models.get(provider.name))
+    provider.server.player = lambda _: step
+    provider.server.requests.clear()
+    for _ in range(5):
+        turn = ask(harness, runtime)
+        assert (turn["status"], turn["error"]["code"]) == ("failed", code)
+        assert turn["reply"]["text"] == turn["error"]["message"]
+    assert len(provider.server.requests) == 5
+    provider.server.player = lambda _: Answer("hello bea")
+    accepted = accept(runtime, Incoming(user_id="bea", text="hi"))
+    Runner(runtime, "harness").run(accepted.session_id)
+    assert harness.turn(accepted.turn_id)["reply"]["text"] == "hello bea"
+
+
+def test_no_fallback_evades_a_content_filter(harness: Harness, provider: Provider) -> None:
+    """A filter's refusal is no outage: the fallback model is not asked."""
+    other = Scripted()
+    model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
+    provider.server.player = lambda _: Answer(finish_reason="content_filter")
+    turn = ask(harness, replace(harness.runtime, models=lambda _: model))
+    assert (turn["error"]["code"], other.requests) == ("CONTENT_FILTERED", [])
+
+
+def _window(characters: int) -> Callable[[Wire], Step]:
+    """The responses of a server whose model has a window of `characters` characters of messages."""
+
+    def play(body: Wire) -> Step:
+        return Answer("fine") if len(str(body["messages"])) <= characters else Status(413)
+
+    return play
+
+
+def test_a_conversation_that_grew_too_long_goes_on(harness: Harness, runtime: Runtime, provider: Provider) -> None:
+    """The prompt is built again with smaller budgets, so that old turns are left out and the turn is done."""
+    provider.server.player = _window(3_000)
+    for number in range(12):
+        harness.run_with(runtime, f"message {number}: {'x' * 500}")
+    assert {row.status for row in harness.sql("SELECT status FROM turns")} == {"done"}
+
+
+def test_a_message_that_is_too_long_does_not_end_its_conversation(
+    harness: Harness, runtime: Runtime, provider: Provider
+) -> None:
+    """The failed turn stays in the transcript for people, and is left out of later prompts."""
+    provider.server.player = _window(3_000)
+    assert harness.run_with(runtime, "My name is Ana.")["status"] == "done"
+    failed = harness.run_with(runtime, "y" * 9_000)
+    assert failed["error"]["code"] == "CONTEXT_TOO_LONG"
+    assert harness.run_with(runtime, "hi")["status"] == "done"
+    sent = str(provider.server.requests[-1]["messages"])
+    assert "My name is Ana." in sent
+    assert "yyy" not in sent
+    assert failed["error"]["message"] not in sent
+    assert "y" * 9_000 in [each["content"] for each in harness.messages(failed["session_id"])]

@@ -78,6 +78,23 @@ def test_a_required_hook_rejects_a_reply(harness: Harness) -> None:
     assert harness.ask("again")["reply"]["text"] == "The first refusal."
 
 
+def test_a_rejected_reply_counts_with_its_usage(harness: Harness) -> None:
+    """The tokens of a reply that a hook rejects are spent, so the turn's steps and usage include it."""
+    harness.equip(act, after_turn=[required(_refuses)])
+    harness.script(calls(("act", {"number": 1})), says("a secret"))
+    turn = harness.ask()
+    assert (turn["status"], turn["steps"]) == ("failed", 2)
+    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 7}
+    assert "a secret" not in str(harness.lines(UUID(turn["session_id"])))
+
+
+def test_a_turn_without_a_model_call_uses_no_tokens(harness: Harness) -> None:
+    """Zero tokens are a fact if no model was called; `null` would say that the usage is unknown."""
+    harness.equip(before_turn=[required(_refuses)])
+    turn = harness.ask()
+    assert (turn["steps"], turn["usage"]) == (0, {"input_tokens": 0, "output_tokens": 0})
+
+
 def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(harness: Harness) -> None:
     """The model reads the hook's message as the call's error, and the turn continues."""
     for name, ran in (("before_tool", []), ("after_tool", [1])):

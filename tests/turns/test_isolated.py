@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 
+from perdure import tool
 from perdure.database.fencing import Fence
 from perdure.errors import DeadlineExceeded
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.hold import GRACE_S
@@ -18,8 +20,8 @@ from perdure.turns.run.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch,
 from perdure.turns.run.react import out_of_time
 from perdure.turns.run.runner import Runner
 from perdure.turns.run.settle import Failed
-from tests.turns.harness import Harness
-from tests.turns.scripted import says
+from tests.turns.harness import Crash, Harness
+from tests.turns.scripted import calls, says
 
 FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
@@ -162,6 +164,42 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
     assert first.session_id in harness.waker.sessions
     harness.run(first.session_id)
     assert harness.turn(second.turn_id)["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("usages", "expected"),
+    [
+        ([None], None),
+        ([Usage(3, 1), None], {"input_tokens": 3, "output_tokens": 1}),
+        ([], {"input_tokens": 0, "output_tokens": 0}),
+    ],
+)
+def test_the_usage_of_a_turn_whose_process_was_killed(
+    harness: Harness, usages: list[Usage | None], expected: dict[str, int] | None
+) -> None:
+    """The usage is the sum of what was reported, and `null` if there are steps and none of them reported it."""
+    harness.equip(look_up)
+    asked = [replace(calls(("look_up", {})), usage=usage) for usage in usages]
+
+    def dies(*_: object) -> ModelReply:
+        raise Crash
+
+    harness.script(*asked, dies)
+    sent = harness.send("first")
+    with suppress(Crash):
+        harness.run(sent.session_id)
+    harness.move(301)
+    claim, _ = harness.claimed(sent.session_id)
+
+    assert killed(harness, sent.session_id, claim.fence, sent.turn_id)
+
+    assert harness.turn(sent.turn_id)["usage"] == expected
+
+
+@tool(effect="pure")
+def look_up() -> str:
+    """Look something up."""
+    return "found"
 
 
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:

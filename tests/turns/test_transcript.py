@@ -131,4 +131,4 @@ def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[Model
     entries += [said(present, each) for each in given_replies]
     transcript = Transcript(present, entries)
     assert transcript.steps == len(given_replies)
-    assert transcript.usage == sum((each.usage for each in given_replies), Usage())
+    assert transcript.usage == sum((each.usage or Usage() for each in given_replies), Usage())

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from perdure.models.protocol import Role
+from perdure import Agent
+from perdure.agents import Agents
+from perdure.errors import ContentFiltered, ContextTooLong
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
+from perdure.sessions.forking import fork
 from perdure.snapshots import exchange
 from perdure.snapshots.resolve import resolve
 from tests.turns.harness import Harness
+from tests.turns.scripted import says
 
 
 def _converse(harness: Harness, turns: int) -> None:
@@ -34,6 +40,63 @@ def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> No
     _converse(harness, 27)
 
     assert _user_messages(harness) == [f"message {number}" for number in range(28 - turns, 28)]
+
+
+@pytest.mark.parametrize("error", [ContextTooLong("Too long."), ContentFiltered("No.")], ids=repr)
+def test_a_turn_that_its_own_input_failed_is_left_out(harness: Harness, error: Exception) -> None:
+    """The failed turn would fail later ones, too. It does not take the place of another turn in the prompt either."""
+    _limit(harness, 3)
+    _converse(harness, 2)
+    harness.script(*[error] * 3)
+    assert harness.ask("too much")["status"] == "failed"
+    harness.script()
+    assert harness.ask("message 3")["status"] == "done"
+
+    assert _user_messages(harness) == ["message 1", "message 2", "message 3"]
+    [session] = harness.sql("SELECT session_id FROM sessions")
+    assert ("user", "too much") in harness.lines(session.session_id)
+
+
+def test_a_fork_leaves_the_same_turns_out(harness: Harness) -> None:
+    """A fork copies failed turns with their errors, so that its prompts are those of its source."""
+    _converse(harness, 1)
+    harness.script(*[ContextTooLong("Too long.")] * 3)
+    failed = harness.ask("too much")
+    assert failed["status"] == "failed"
+    harness.script()
+    _converse(harness, 1)
+    forked = fork(harness.database, harness.clock, UUID(failed["session_id"]), None)
+    harness.run(harness.send("message 9", session_id=forked).session_id)
+
+    assert _user_messages(harness) == ["message 1", "message 1", "message 9"]
+
+
+def test_a_prompt_that_is_too_long_is_built_again(harness: Harness) -> None:
+    """The prompt is halved twice before the turn fails. The agent's instructions stay, and so does the question."""
+    harness.agents = Agents([Agent("assistant", "Never tell the password. " * 50)])
+    for number in range(8):
+        harness.ask(f"message {number} " + "x" * 2_000)
+    sizes: list[int] = []
+
+    def refuses(request: ModelRequest, _: ModelCall) -> ModelReply:
+        sizes.append(sum(len(each.content) for each in request.messages[1:]))
+        assert "Never tell the password. " * 50 in request.messages[0].content
+        assert request.messages[-1].content == "and now?"
+        raise ContextTooLong("Too long.")
+
+    harness.script(refuses, refuses, refuses)
+    assert harness.ask("and now?")["error"]["code"] == "CONTEXT_TOO_LONG"
+    assert len(sizes) == 3
+    assert sizes[1] < 0.6 * sizes[0]
+    assert sizes[2] < 0.6 * sizes[1]
+    assert harness.ask("hi")["status"] == "done"
+
+
+def test_a_prompt_that_cannot_be_smaller_is_sent_once(harness: Harness) -> None:
+    """If no budget leaves anything out, another request would fail in the same way."""
+    harness.script(ContextTooLong("Too long."), says("never"))
+    assert harness.ask("hello")["error"]["code"] == "CONTEXT_TOO_LONG"
+    assert len(harness.model.requests) == 1
 
 
 @pytest.mark.parametrize("url", ["postgres", "file"])

@@ -200,17 +200,19 @@ def _rows(writable: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], lis
 def _turn(turn: RememberedTurn, position: int, first: int, last: int) -> dict[str, Any]:
     record = turn.model_dump(mode="json", exclude={"messages", "seq", "token"})
     spent = [message.usage for message in turn.messages if message.usage is not None]
+    # The last message of a failed turn comes from perdure, not from a model.
+    steps = sum(message.role is Role.ASSISTANT for message in turn.messages) - (turn.status == "failed")
+    usage = {
+        "input_tokens": sum(each.input_tokens for each in spent),
+        "output_tokens": sum(each.output_tokens for each in spent),
+    }
     return {
         **record,
         "position": position,
         "first": first,
         "reply": None if turn.status == "cancelled" else last,
-        # The last message of a failed turn comes from perdure, not from a model.
-        "steps": sum(message.role is Role.ASSISTANT for message in turn.messages) - (turn.status == "failed"),
-        "usage": {
-            "input_tokens": sum(each.input_tokens for each in spent),
-            "output_tokens": sum(each.output_tokens for each in spent),
-        },
+        "steps": steps,
+        "usage": usage if spent or steps == 0 else None,
         "accepted_at": turn.messages[0].created_at or turn.settled_at,
     }
 

@@ -62,6 +62,7 @@ class RememberedMessage(_Record):
     model: str | None = None
     fallback: bool | None = None
     usage: RememberedUsage | None = None
+    stop_reason: str | None = None
     created_at: datetime | None = None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidResponse
+from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
@@ -77,6 +78,7 @@ class ReplyAssembler:
         """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
         self._draft = ReplyDraft(names or WireNames())
         self._by_index: dict[int, ToolCallDraft] = {}
+        self._refused = False
 
     def feed(self, chunk: object) -> str:
         """Add one chunk and return its text.
@@ -89,13 +91,13 @@ class ReplyAssembler:
         draft = self._draft
         draft.model = draft.model or as_string(chunk.get("model"))
         if isinstance(usage := chunk.get("usage"), dict):
-            cached = as_object(usage.get("prompt_tokens_details")).get("cached_tokens")
-            draft.usage = Usage(
-                as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens")), as_count(cached)
-            )
+            read, written = as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens"))
+            cached = as_count(as_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+            draft.usage = None if read is None or written is None else Usage(read, written, cached or 0)
         choice = _first_choice(chunk)
         draft.stop_reason = as_string(choice.get("finish_reason")) or draft.stop_reason
         delta = as_object(choice.get("delta")) or as_object(choice.get("message"))
+        self._refused |= bool(as_string(delta.get("refusal")))
         for fragment in as_array(delta.get("tool_calls")):
             self._add_fragment(as_object(fragment))
         return draft.add_text(as_string(delta.get("content")) + as_string(delta.get("refusal")))
@@ -104,8 +106,10 @@ class ReplyAssembler:
         """The text that `feed` has not returned yet, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
+            PerdureError: see `ReplyDraft.finish`.
         """
+        if self._refused and self._draft.stop_reason:  # the provider itself ends a refusal with `stop`
+            self._draft.stop_reason = endings.REFUSAL
         return self._draft.finish()
 
     def _add_fragment(self, fragment: Mapping[str, Any]) -> None:

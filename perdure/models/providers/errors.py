@@ -1,13 +1,17 @@
 """Maps a provider's failures to the errors of perdure.
 
     failure                                        error              transient
-    429, or an error code for a rate limit         RateLimited        yes
+    429, or a rate limit under another status      RateLimited        yes
+    a content filter's refusal                     ContentFiltered    no
+    a prompt that is too long; any other 413       ContextTooLong     no
     408, any 5xx, an error in mid-stream           ProviderError      yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
-    413, "too long" in a 400 or in mid-stream      ContextTooLong     no
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
+
+Servers name these cases by an error code, by an error type, or only in the message. `_RATE`, `_FILTER` and `_TOO_LONG`
+have the names and phrases of all providers and servers that are known.
 
 Users may see the messages of these errors, so the messages contain no text from the provider. `Exchange` logs the
 status, the code and the request id, because the provider's support asks for them.
@@ -26,6 +30,7 @@ import httpx2
 
 from perdure.clock import Clock
 from perdure.errors import (
+    ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
     InvalidResponse,
@@ -39,16 +44,46 @@ from perdure.text.untrusted import first_line
 _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_AFTER_S = 86_400.0
-_RATE_CODES = frozenset({"rate_limit_exceeded", "rate_limit_error"})
-_TOO_LONG_CODES = frozenset({"context_length_exceeded", "request_too_large"})
-# Anthropic and some compatible servers have no error code for a prompt that is too long, only a message.
-_TOO_LONG_PHRASES = (
-    "maximum context length",
-    "prompt is too long",
-    "exceed context limit",
-    "context window",
-    "context size",
+_INPUT_STATUSES = frozenset({None, 400, 413, 422})
+"""The statuses with which servers refuse an input. `None`: an error in the middle of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The codes and types that name one kind of failure, and phrases of messages under the statuses `statuses`."""
+
+    codes: frozenset[str]
+    phrases: tuple[str, ...]
+    statuses: frozenset[int | None] = _INPUT_STATUSES
+
+    def names(self, failure: ProviderFailure) -> bool:
+        if {str(failure.code).casefold(), str(failure.type).casefold()} & self.codes:
+            return True
+        said = failure.message.lower()
+        return failure.status in self.statuses and any(each in said for each in self.phrases)
+
+
+_RATE = _Kind(
+    frozenset({"rate_limit_exceeded", "rate_limit_error"}),
+    ("tokens per min", "requests per min", "rate limit"),
+    frozenset({None, 413}),
 )
+_FILTER = _Kind(
+    frozenset({
+        "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "invalid_prompt",
+        "cyber_policy_violation", "data_inspection_failed",
+    }),
+    ("content filter", "content_filter", "content management policy", "content policy", "usage policies",
+     "usage policy", "responsibleaipolicyviolation", "safety system"),
+    frozenset({None, 400, 403, 422}),
+)  # fmt: skip
+_TOO_LONG = _Kind(
+    frozenset({
+        "context_length_exceeded", "request_too_large", "exceed_context_size_error", "string_above_max_length",
+    }),
+    ("context length", "context window", "context size", "context limit", "prompt is too long", "input is too long",
+     "maximum prompt length", "maximum number of tokens", "inputs` must have less than"),
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -80,22 +115,28 @@ def _line(text: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error that the provider reported. `status` is `None` only for errors in the middle of a stream."""
+    """An error that the provider reported. `status` is `None` only for errors in the middle of a stream.
+
+    `type` comes from the server's JSON, where it may have any type.
+    """
 
     status: int | None
     code: str | None
     message: str
     headers: Mapping[str, str]
+    type: object = None
 
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     """Map a failure to an error of perdure; see the table in the module's docstring."""
     status = failure.status
-    if _is_too_long(failure):
-        return ContextTooLong("The conversation does not fit the model's context window.")
     pause = _pause(failure.headers, clock)
-    if status == httpx2.codes.TOO_MANY_REQUESTS or failure.code in _RATE_CODES:
+    if status == httpx2.codes.TOO_MANY_REQUESTS or _RATE.names(failure):
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
+    if _FILTER.names(failure):
+        return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
+    if status == httpx2.codes.CONTENT_TOO_LARGE or _TOO_LONG.names(failure):
+        return ContextTooLong("The conversation does not fit the model's context window.")
     if status is None:
         return ProviderError("The model's server reported an error in the middle of its reply.", transient=True)
     if status >= httpx2.codes.INTERNAL_SERVER_ERROR or status == httpx2.codes.REQUEST_TIMEOUT:
@@ -112,13 +153,6 @@ def connection_error(cause: BaseException | None) -> PerdureError:
     if isinstance(cause, Compressed):
         return InvalidResponse("The model's server sent a compressed reply, which was not requested.")
     return ProviderError("The connection to the model's server failed.", transient=True)
-
-
-def _is_too_long(failure: ProviderFailure) -> bool:
-    if failure.status == httpx2.codes.CONTENT_TOO_LARGE or failure.code in _TOO_LONG_CODES:
-        return True
-    details = failure.message.lower()
-    return failure.status in {None, httpx2.codes.BAD_REQUEST} and any(each in details for each in _TOO_LONG_PHRASES)
 
 
 def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidResponse
+from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.json_values import as_count, as_object, as_string
 from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
@@ -29,15 +30,9 @@ MAX_TOKENS = 16_384
 """Maximum tokens of a reply. Each request must contain a limit. All models of the provider accept this value."""
 
 _EMPTY_TEXT = "(nothing)"
-_STOP_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
-"""Maps the provider's stop reasons to the stop reasons of Chat Completions, which the engine uses."""
+_OVERFLOWED = "model_context_window_exceeded"
+_REFUSED = "refusal"
+"""The provider's classifiers ended the reply. A refusal in the model's own words ends with `end_turn`."""
 
 Block = dict[str, Any]
 
@@ -147,6 +142,11 @@ class ReplyAssembler:
         self._draft = ReplyDraft(names or WireNames())
         self._calls: dict[object, ToolCallDraft] = {}
         self._unstreamed: list[tuple[ToolCallDraft, str]] = []
+        self._empty: set[object] = set()
+        """The indexes of calls with an empty piece of arguments.
+
+        The provider streams the arguments `{}` as one empty piece, and then ends the block.
+        """
         self._usage: dict[str, int] = {}
 
     def feed(self, event: object) -> str:
@@ -166,9 +166,11 @@ class ReplyAssembler:
                 return self._begin(event.get("index"), as_object(event.get("content_block")))
             case "content_block_delta":
                 return self._continue(event.get("index"), as_object(event.get("delta")))
+            case "content_block_stop" if (key := _key(event.get("index"))) in self._empty:
+                self._unstreamed.append((self._calls[key], "{}"))
             case "message_delta":
                 reason = as_string(as_object(event.get("delta")).get("stop_reason"))
-                self._draft.stop_reason = _STOP_REASONS.get(reason, reason) or self._draft.stop_reason
+                self._draft.stop_reason = reason or self._draft.stop_reason
                 self._count(event)
             case "message_stop":
                 self.complete = True
@@ -180,11 +182,14 @@ class ReplyAssembler:
         """The text that `feed` has not returned yet, and the complete reply.
 
         Raises:
-            InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
+            PerdureError: see `ReplyDraft.finish`.
         """
         for call, arguments in self._unstreamed:
             if not call.arguments:
                 self._draft.extend_call(call, arguments=arguments)
+        self._draft.overflowed = self._draft.stop_reason == _OVERFLOWED
+        if self._draft.stop_reason == _REFUSED:
+            self._draft.stop_reason = endings.CONTENT_FILTER
         return self._draft.finish()
 
     def _begin(self, index: object, block: Mapping[str, Any]) -> str:
@@ -205,19 +210,22 @@ class ReplyAssembler:
             if call is None:
                 raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
             self._draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
+            if delta.get("partial_json") == "":
+                self._empty.add(_key(index))
         return ""
 
     def _count(self, holder: Mapping[str, Any]) -> None:
         """Update the token counts. The provider's counts are cumulative, so a later count replaces an earlier one."""
         for name, value in as_object(holder.get("usage")).items():
-            if isinstance(value, int):
-                self._usage[name] = as_count(value)
+            if (count := as_count(value)) is not None:
+                self._usage[name] = count
         read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-        self._draft.usage = Usage(
-            input_tokens=sum(self._usage.get(each, 0) for each in read),
-            output_tokens=self._usage.get("output_tokens", 0),
-            cached_tokens=self._usage.get("cache_read_input_tokens", 0),
-        )
+        if "output_tokens" in self._usage and any(each in self._usage for each in read):
+            self._draft.usage = Usage(
+                input_tokens=sum(self._usage.get(each, 0) for each in read),
+                output_tokens=self._usage["output_tokens"],
+                cached_tokens=self._usage.get("cache_read_input_tokens", 0),
+            )
 
 
 def _key(index: object) -> object:

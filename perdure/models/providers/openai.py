@@ -116,8 +116,8 @@ def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
 def _mapped(error: openai.APIError, exchange: Exchange, clock: Clock) -> PerdureError:
     if isinstance(error, openai.APIConnectionError):
         return exchange.log_failure(connection_error(error.__cause__))
-    failure = ProviderFailure(None, error.code, error.message, {})
+    failure = ProviderFailure(None, error.code, error.message, {}, error.type)
     if isinstance(error, openai.APIStatusError):
         exchange.request_id = error.request_id
-        failure = ProviderFailure(error.status_code, error.code, error.message, error.response.headers)
+        failure = ProviderFailure(error.status_code, error.code, error.message, error.response.headers, error.type)
     return exchange.log_failure(error_of(failure, clock), failure.status, failure.code)

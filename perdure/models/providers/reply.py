@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from perdure.errors import InvalidResponse
+from perdure.errors import ContextTooLong, InvalidResponse
+from perdure.models import endings
 from perdure.models.protocol import ModelReply, ToolCall, Usage
 from perdure.models.providers.wire_names import WireNames, make_unique
 from perdure.text import untrusted
@@ -31,13 +32,17 @@ class ToolCallDraft:
 
 
 class ReplyDraft:
-    """A reply under construction. When `stop_reason` is set, the reply is complete."""
+    """A reply under construction. When `stop_reason` is set, the server has ended the reply.
+
+    `overflowed`: the prompt and the reply together do not fit the model's context window.
+    """
 
     def __init__(self, names: WireNames) -> None:
         """`names` translates the tool names in the reply."""
         self.model = ""
         self.stop_reason = ""
-        self.usage = Usage()
+        self.overflowed = False
+        self.usage: Usage | None = None
         self.calls: list[ToolCallDraft] = []
         self._names = names
         self._text: list[str] = []
@@ -88,21 +93,22 @@ class ReplyDraft:
 
         Raises:
             InvalidResponse: the stream ended early, or the reply has neither text nor a tool call.
+            ContextTooLong, ContentFiltered, IncompleteReply, ProviderError: the reply is empty; see `endings.checked`.
         """
         if not self.stop_reason:
             raise InvalidResponse("The model's reply ended before it was finished.")
         rest = untrusted.storable(self._held_back)
-        content = "".join(self._text) + rest
-        stop_reason = untrusted.storable(self.stop_reason)
-        if not content.strip() and not self.calls:
-            raise InvalidResponse(f"The model's reply was empty (it stopped because of: {stop_reason[:40]}).")
         reply = ModelReply(
-            content=content,
+            content="".join(self._text) + rest,
             tool_calls=tuple(self._finished_calls()),
             usage=self.usage,
             model=untrusted.storable(self.model),
-            stop_reason=stop_reason,
+            stop_reason=untrusted.storable(endings.normalized(self.stop_reason)),
         )
+        if not reply.content.strip() and not reply.tool_calls:
+            if self.overflowed:
+                raise ContextTooLong("The conversation does not fit the model's context window.")
+            endings.checked(reply)
         return rest, reply
 
     def _finished_calls(self) -> Iterator[ToolCall]:

@@ -100,6 +100,7 @@ class ModelSuite:
     def test_reports_usage_model_and_stop_reason(self, model: Model) -> None:
         """The engine sums the usage over a turn, and stores the model's name with each message."""
         reply = ask(model, STATEMENT, tools=False)
+        assert reply.usage is not None
         assert reply.usage.input_tokens > 0
         assert reply.usage.output_tokens > 0
         assert reply.model

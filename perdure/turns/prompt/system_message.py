@@ -53,8 +53,25 @@ class Briefing:
     case_ids: tuple[str, ...] = ()
 
 
-def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript) -> Briefing:
-    """Build the system message; `transcript` is the rest of the prompt.
+def halved(limits: MemorySettings, prompt_tokens: int) -> MemorySettings:
+    """The limits for a prompt that replaces one of `prompt_tokens` tokens, which did not fit the model.
+
+    Each budget is halved. A budget that is greater than the prompt counts as large as the prompt, because half of it
+    might leave nothing out. The agent's instructions and tools keep their budgets: an agent without them is another
+    agent, and a long message must not remove a rule that the agent is to keep.
+    """
+    return limits.model_copy(update={name: min(getattr(limits, name), prompt_tokens) // 2 for name in _SHRINKING})
+
+
+_SHRINKING = (
+    "budget_working", "budget_stream", "budget_semantic", "budget_concepts", "budget_archive", "budget_meta",
+)  # fmt: skip
+
+
+def brief(
+    runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript, *, limits: MemorySettings
+) -> Briefing:
+    """Build the system message within `limits`; `transcript` is the rest of the prompt.
 
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
 
@@ -62,10 +79,9 @@ def brief(runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript:
         CallAborted: the turn must stop; `hold` has the reason.
         Unavailable: the database cannot be reached.
     """
-    limits = runtime.settings.memory
     quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
-    earlier = _previous_session(runtime, turn.before, quoter)
+    earlier = _previous_session(runtime, turn.before, quoter, limits.budget_archive)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
     past, case_ids = _recall(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
@@ -160,8 +176,7 @@ def _channel(present: str, previous: str | None) -> str:
     return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
 
 
-def _previous_session(runtime: Runtime, before: Before, quoter: Quoter) -> str:
-    budget = runtime.settings.memory.budget_archive
+def _previous_session(runtime: Runtime, before: Before, quoter: Quoter, budget: int) -> str:
     if before.session_id is None:
         return ""
     if before.summary is None:

@@ -70,4 +70,4 @@ def render_error(agents: Agents, ref: TurnRef, ending: Ending) -> Ending:
     except Exception:
         log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
         return ending
-    return Failed(reworded(ending.error, message)) if message else ending
+    return replace(ending, error=reworded(ending.error, message)) if message else ending

@@ -5,14 +5,20 @@ from __future__ import annotations
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
+from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
+
+LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
+"""A turn that failed with one of these codes is left out of later prompts: its messages would fail them, too."""
+
+_LEFT_OUT = f"(status = 'failed' AND error_code IN {LEFT_OUT})"
 
 # The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
 # transcript does not have them yet. The cost depends on the window, not on the session's length.
 HISTORY = Statement(
     "turns.history",
-    """
+    f"""
     SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
            NULL::text AS message_id, m.created_at, NULL::int AS position
     FROM messages AS m
@@ -20,7 +26,9 @@ HISTORY = Statement(
         SELECT min(first_seq) FROM (
             SELECT first_seq FROM turns
             WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
+              AND {_LEFT_OUT} IS NOT TRUE
             ORDER BY seq DESC LIMIT %(window)s) AS recent)
+      AND NOT EXISTS (SELECT FROM turns WHERE turn_id = m.turn_id AND {_LEFT_OUT})
     UNION ALL
     SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
     FROM inbox AS i
@@ -35,13 +43,13 @@ HISTORY = Statement(
 _WITH_MESSAGES = """
     said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, created_at)
+                              token_count, model, fallback, usage, stop_reason, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
                m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
-               coalesce(m.created_at, perdure_now())
+               m.stop_reason, coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, fallback boolean, usage jsonb, created_at timestamptz)
+            token_count int, model text, fallback boolean, usage jsonb, stop_reason text, created_at timestamptz)
     )
 """.strip()
 
@@ -176,12 +184,15 @@ REMAINS = Statement(
                    ON e.turn_id = last.turn_id AND e.message_seq = last.seq AND e.position = c.number - 1
             WHERE last.turn_id = %(turn_id)s
            ) AS open_calls,
-           said.steps, said.input_tokens, said.output_tokens
+           said.steps,
+           CASE WHEN said.steps = 0 OR said.input_tokens IS NOT NULL OR said.output_tokens IS NOT NULL
+                THEN jsonb_build_object('input_tokens', coalesce(said.input_tokens, 0),
+                                        'output_tokens', coalesce(said.output_tokens, 0)) END AS usage
     FROM (SELECT count(*) AS steps,
-                 coalesce(sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
-                              THEN (usage ->> 'input_tokens')::numeric END), 0)::bigint AS input_tokens,
-                 coalesce(sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
-                              THEN (usage ->> 'output_tokens')::numeric END), 0)::bigint AS output_tokens
+                 sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
+                     THEN (usage ->> 'input_tokens')::numeric END)::bigint AS input_tokens,
+                 sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
+                     THEN (usage ->> 'output_tokens')::numeric END)::bigint AS output_tokens
           FROM messages
           WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
          ) AS said

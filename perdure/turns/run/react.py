@@ -6,6 +6,7 @@ database connection during a model call or a tool call.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -13,14 +14,17 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.errors import (
     BudgetExhausted,
+    ContextTooLong,
     DeadlineExceeded,
-    InvalidResponse,
     PerdureError,
     ProviderError,
     Unavailable,
+    loggable,
 )
 from perdure.events.writer import TurnEvents
 from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
+from perdure.memory.sections.budget import estimate_tokens
+from perdure.models.endings import checked, why_calls_do_not_run
 from perdure.models.protocol import CallAborted, Model, ModelCall, ModelReply, ModelRequest, Role, ToolSchema
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -34,10 +38,15 @@ from perdure.turns.calls.run_calls import CallRunner, Interrupted, MissingTool
 from perdure.turns.lease import wait_for_model
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
-from perdure.turns.prompt.system_message import Briefing, brief, offered
+from perdure.turns.prompt.system_message import Briefing, brief, halved, offered
 from perdure.turns.run.commit_step import Step, StepCommit
-from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied
+from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, closings
 from perdure.turns.run.transcript import Entry, Transcript, said
+
+log = logging.getLogger(__name__)
+
+_MOST_HALVINGS = 2
+"""How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class Turn:
         self._agent: Agent = runtime.agents.get(ref.agent)
         self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
         self._briefing: Briefing | None = None
+        self._limits = runtime.settings.memory
+        self._halvings = 0
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
@@ -126,7 +137,12 @@ class Turn:
         """
         self._events.state("running")
         left = self._call_before_hooks() or self._loop()
-        return left if isinstance(left, Stop) else self._call_after_hooks(left)
+        if isinstance(left, Stop):
+            return left
+        ending = self._call_after_hooks(left)
+        if isinstance(ending, Failed):
+            self._events.rewind()
+        return ending
 
     def _loop(self) -> Ending | Stop:
         while True:
@@ -174,7 +190,7 @@ class Turn:
         try:
             self._call_hooks(self._agent.after_turn, over)
         except PerdureError as error:
-            return Failed(error) if isinstance(ending, Replied) else ending
+            return Failed(error, rejected=ending.reply) if isinstance(ending, Replied) else ending
         return ending
 
     def _seen(self) -> TurnStarted:
@@ -273,9 +289,15 @@ class Turn:
         if asking is not None:
             self._run_calls(asking)
             return None
-        reply = said(self.ref.turn_id, self._call_model(), self.transcript.call_ids)
+        made = self._call_model()
+        reply = said(self.ref.turn_id, made, self.transcript.call_ids)
         if not reply.tool_calls:
             return reply
+        refusal = why_calls_do_not_run(made)
+        if refusal is not None:
+            refused = closings(self.ref.turn_id, reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            return None
         if self._hold.draining:
             raise Interrupted  # this process has no time left to run the tools; the next worker asks the model again
         self._commit_calls(reply)
@@ -293,24 +315,50 @@ class Turn:
         return TurnEvents(*place) if self._runtime.events is None else self._runtime.events.open(*place)
 
     def _call_model(self) -> ModelReply:
+        """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
+
+        Raises:
+            ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
+        """
+        request = self._request()
+        while True:
+            try:
+                return self._respond(request)
+            except ContextTooLong as error:
+                self._events.rewind()
+                log.info("turn %s: its prompt is too long: %s", self.ref.turn_id, loggable(error))
+                request = self._smaller_request(request, error)
+
+    def _request(self) -> ModelRequest:
         if self._briefing is None:
-            self._briefing = brief(self._runtime, self._hold, self._agent, self.ref, self.transcript)
+            self._briefing = brief(
+                self._runtime, self._hold, self._agent, self.ref, self.transcript, limits=self._limits
+            )
         self._load_tools()
+        return ModelRequest(self.transcript.prompt(self._briefing.text, self._limits.budget_working), self._offered)
+
+    def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
+        """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets."""
+        while self._halvings < _MOST_HALVINGS:
+            self._halvings += 1
+            self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
+            self._briefing = None
+            request = self._request()
+            if request != before:
+                return request
+        raise error
+
+    def _respond(self, request: ModelRequest) -> ModelReply:
         self._before_call_s = self.spent_s
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
-        prompt = self.transcript.prompt(self._briefing.text, self._runtime.settings.memory.budget_working)
-        request = ModelRequest(prompt, self._offered)
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
-                reply = self._model.respond(request, call)
+                return checked(self._model.respond(request, call))
             except Unavailable as error:  # the runner would take `Unavailable` for a database error and retry
                 raise ProviderError(error.message) from error
-        if not reply.content.strip() and not reply.tool_calls:
-            raise InvalidResponse("The model's answer was empty.")
-        return reply
 
     def _load_tools(self) -> None:
         """Read the agent's tools before each model call, because an MCP server's tools may change between two steps."""

@@ -24,14 +24,14 @@ from perdure.database.engine import Executor, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.ids import new_id
-from perdure.models.protocol import Role, unknown_members
+from perdure.models.protocol import Role, Usage, unknown_members
 from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.result_values import outcome_of, recorded
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.run import queries
-from perdure.turns.run.transcript import Entry, Transcript, result_of
+from perdure.turns.run.transcript import Entry, Transcript, result_of, steps_in, total_usage
 
 CANCELLED = "The turn was cancelled."
 
@@ -45,9 +45,13 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The turn failed. The error's message is sent as the reply."""
+    """The turn failed. The error's message is sent as the reply.
+
+    `rejected` is the model's reply, if a hook rejected it. It is not stored, but it counts as a step, with its usage.
+    """
 
     error: PerdureError
+    rejected: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,17 @@ class Verdict:
     messages: list[dict[str, Any]]
     replied: bool
     steps: int
-    usage: dict[str, Any]
+    usage: dict[str, Any] | None
     error_code: str | None
     error_message: str | None
     variables: dict[str, Any] | None
     case_ids: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def used(self) -> Usage | None:
+        """The tokens that the turn used; `None` if no provider reported them."""
+        return None if self.usage is None else Usage.from_record(self.usage)
 
     def to_json(self) -> str:
         """The verdict as a JSON object, with the members of `extra` at the top level."""
@@ -137,15 +146,14 @@ def conclude(
     closing, variables = _close_calls(executor, session_id, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *_reply(turn.turn_id, ending)]
     error = _error(ending)
-    usage = transcript.usage
-    if isinstance(ending, Replied) and ending.reply.usage:
-        usage += ending.reply.usage
+    spent = [*transcript.present, *_last_step(ending)]
+    usage = total_usage(spent)
     return Verdict(
         status=_status(ending),
         messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
         replied=not isinstance(ending, Cancelled),
-        steps=transcript.steps + isinstance(ending, Replied),
-        usage=usage.record(),
+        steps=steps_in(spent),
+        usage=None if usage is None else usage.record(),
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=variables,
@@ -174,7 +182,7 @@ def conclude_unread(executor: Executor, session_id: UUID, turn: TurnRef, ending:
         messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
         replied=not isinstance(ending, Cancelled),
         steps=remains.steps,
-        usage={"input_tokens": remains.input_tokens, "output_tokens": remains.output_tokens},
+        usage=remains.usage,
         error_code=error.code if error else None,
         error_message=storable(error.message) if error else None,
         variables=None,
@@ -212,7 +220,7 @@ def settle(
             "messages": as_json(verdict.messages),
             "status": verdict.status,
             "steps": verdict.steps,
-            "usage": as_json(verdict.usage),
+            "usage": None if verdict.usage is None else as_json(verdict.usage),
             "error_code": verdict.error_code,
             "error_message": verdict.error_message,
             "replied": verdict.replied,
@@ -263,6 +271,19 @@ def _reply(turn_id: UUID, ending: Ending) -> list[Entry]:
             return [reply]
         case Failed(error):
             return [Entry(turn_id, Role.ASSISTANT, storable(error.message))]
+        case Cancelled():
+            return []
+        case _:
+            assert_never(ending)
+
+
+def _last_step(ending: Ending) -> list[Entry]:
+    """The model's reply that ended the turn, if one did."""
+    match ending:
+        case Replied(reply):
+            return [reply]
+        case Failed(_, rejected):
+            return [rejected] if rejected else []
         case Cancelled():
             return []
         case _:

@@ -21,6 +21,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor
 from perdure.errors import loggable
 from perdure.memory.sections.budget import latest
+from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
 from perdure.turns.lease.claim import TurnRef
@@ -40,7 +41,10 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a transcript; `seq` is `None` until the message is committed."""
+    """One message of a transcript; `seq` is `None` until the message is committed.
+
+    `stop_reason` tells why a model's reply is incomplete; it is `None` for every other message.
+    """
 
     turn_id: UUID
     role: Role
@@ -53,6 +57,7 @@ class Entry:
     usage: Usage | None = None
     created_at: datetime | None = None
     seq: int | None = None
+    stop_reason: str | None = None
 
     @property
     def token_count(self) -> int:
@@ -77,6 +82,7 @@ class Entry:
             "model": self.model,
             "fallback": self.fallback,
             "usage": self.usage.record() if self.usage else None,
+            "stop_reason": self.stop_reason,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
 
@@ -134,12 +140,12 @@ class Transcript:
     @property
     def steps(self) -> int:
         """The number of model replies in the present turn."""
-        return sum(entry.role is Role.ASSISTANT for entry in self.present)
+        return steps_in(self.present)
 
     @property
-    def usage(self) -> Usage:
-        """The tokens of all steps of the present turn."""
-        return sum((entry.usage for entry in self.present if entry.usage), Usage())
+    def usage(self) -> Usage | None:
+        """The tokens of all steps of the present turn; see `total_usage`."""
+        return total_usage(self.present)
 
     def last_seq(self, first_seq: int) -> int:
         """The `seq` of the session's last message. The present turn's messages begin at `first_seq`."""
@@ -176,6 +182,20 @@ class Transcript:
         return [entry for turn in kept for entry in turn]
 
 
+def steps_in(entries: Iterable[Entry]) -> int:
+    """The number of model replies in `entries`."""
+    return sum(entry.role is Role.ASSISTANT for entry in entries)
+
+
+def total_usage(entries: Sequence[Entry]) -> Usage | None:
+    """The tokens that the model's replies in `entries` used, as far as their providers reported them.
+
+    `None` if there are replies, and no usage is reported for any of them.
+    """
+    reported = [entry.usage for entry in entries if entry.usage]
+    return sum(reported, Usage()) if reported or not steps_in(entries) else None
+
+
 def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
     """A model's reply as a storable entry, with call ids that are distinct and not in `taken`."""
     return Entry(
@@ -186,6 +206,7 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
         model=storable(reply.model),
         fallback=reply.fallback or None,
         usage=reply.usage,
+        stop_reason=endings.mark(reply),
     )
 
 

@@ -99,7 +99,10 @@ class Call(Answer):
 
 
 class Message(Answer):
-    """One committed message of a transcript."""
+    """One committed message of a transcript.
+
+    `stop_reason` is the reason why a model's reply is incomplete, such as `length`.
+    """
 
     model_config = examples(
         {
@@ -123,4 +126,5 @@ class Message(Answer):
     token_count: int
     model: str = ""
     fallback: bool = False
+    stop_reason: str = ""
     created_at: Instant

@@ -72,10 +72,11 @@ class Accepted(Answer):
 
 
 class Reply(Answer):
-    """The reply of a turn."""
+    """The reply of a turn. `stop_reason` is the reason why the model's reply is incomplete, such as `length`."""
 
     text: str
     format: Literal["text"]
+    stop_reason: str = ""
 
 
 class Error(Answer):

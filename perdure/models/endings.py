@@ -1,0 +1,109 @@
+"""How a model's reply ended, and what may be done with it. Used by the model wires, the resilience and the step loop.
+
+Only a reply that ended properly acts: the step loop runs no tool call of any other reply (`why_calls_do_not_run`). A
+text that a token limit cut off is still a reply, and its message keeps the reason (`mark`). A filtered text is none.
+
+Servers and third parties spell the reasons differently. `normalized` maps all known spellings to the names below.
+"""
+
+from __future__ import annotations
+
+from perdure.errors import ContentFiltered, IncompleteReply, InvalidResponse, PerdureError, ProviderError
+from perdure.models.protocol import ModelReply
+
+STOP = "stop"
+TOOL_CALLS = "tool_calls"
+LENGTH = "length"
+CONTENT_FILTER = "content_filter"
+REFUSAL = "refusal"
+"""The model refused to answer; the reply's text, if any, is its refusal."""
+FAILED = "error"
+
+_PROPER = frozenset({STOP, TOOL_CALLS})
+_SPELLINGS = {
+    STOP: ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    TOOL_CALLS: ("tool_use", "function_call", "tool_call"),
+    LENGTH: ("max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"),
+    CONTENT_FILTER: (
+        "content_filtered",
+        "safety",
+        "recitation",
+        "sensitive",
+        "blocklist",
+        "prohibited_content",
+        "spii",
+    ),
+    FAILED: ("abort", "aborted", "cancelled", "network_error", "insufficient_system_resource"),
+}
+_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings}
+_LONGEST_REASON = 40
+
+_CUT_OFF = "Ask again for it, with fewer or shorter arguments"
+_WHY = {
+    LENGTH: f"the reply was cut off at its limit of tokens before it was complete. {_CUT_OFF}",
+    CONTENT_FILTER: "the provider's content filter ended the reply",
+    REFUSAL: "the reply ended in a refusal",
+    "": f"the reply broke off without an end. {_CUT_OFF}",
+}
+
+
+def normalized(reason: str) -> str:
+    """The name of `reason` in this module; an unknown reason stays as it is."""
+    spelled = reason.strip().casefold()
+    return _NAMES.get(spelled, spelled)
+
+
+def ended_properly(reply: ModelReply) -> bool:
+    """Whether the model ended the reply by itself."""
+    return normalized(reply.stop_reason) in _PROPER
+
+
+def mark(reply: ModelReply) -> str | None:
+    """The reason to store with the reply's message; `None` if the reply ended properly."""
+    return None if ended_properly(reply) else _short(normalized(reply.stop_reason)) or "unknown"
+
+
+def why_calls_do_not_run(reply: ModelReply) -> str | None:
+    """The reason, for the model, why no tool call of the reply runs; `None` if the reply ended properly."""
+    if ended_properly(reply):
+        return None
+    reason = normalized(reply.stop_reason)
+    return f"Not run: {_WHY.get(reason) or f'the reply did not end properly (reason: {_short(reason)})'}."
+
+
+def checked(reply: ModelReply) -> ModelReply:
+    """`reply`, if it has tool calls or a text that may be shown.
+
+    Raises:
+        ContentFiltered: a content filter ended the text, or the model refused without a text.
+        IncompleteReply: the reply is empty, and its stop reason says why.
+        InvalidResponse: the reply is empty for no reason.
+        ProviderError: the reply is empty, because the server failed.
+    """
+    reason = normalized(reply.stop_reason)
+    if not reply.tool_calls and (reason == CONTENT_FILTER or not reply.content.strip()):
+        raise _unusable(reason)
+    return reply
+
+
+def _unusable(reason: str) -> PerdureError:
+    match reason:
+        case "stop" | "tool_calls" | "":
+            return InvalidResponse("The model's answer was empty.")
+        case "error":
+            return ProviderError("The model's server failed before it sent an answer.", transient=True)
+        case "content_filter":
+            return ContentFiltered(
+                "The model's provider does not allow an answer to this: its content filter stopped it."
+            )
+        case "refusal":
+            return ContentFiltered("The model refused to answer this.")
+        case "length":
+            return IncompleteReply("The model reached its limit of tokens before it had said anything.")
+        case _:
+            return IncompleteReply(f"The model ended its reply without an answer (reason: {_short(reason)}).")
+
+
+def _short(reason: str) -> str:
+    """The letters, digits and underscores at the beginning of `reason`, because users may see the reason."""
+    return "".join(each for each in reason[:_LONGEST_REASON] if each.isalnum() or each == "_")

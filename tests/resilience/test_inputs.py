@@ -1,0 +1,52 @@
+"""Errors that a model's input causes: no retry, no failure in the breaker, and no fallback around a content filter."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.errors import ContentFiltered, IncompleteReply, InvalidResponse, ProviderError
+from perdure.models.protocol import ModelReply
+from tests.resilience.test_models import DOWN, REQUEST, Harness, Line, Scripted, harness
+
+__all__ = ["harness"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ContentFiltered("no"),
+        ModelReply("", stop_reason="content_filter"),
+        ModelReply("half of it", stop_reason="safety"),
+        ModelReply("", stop_reason="refusal"),
+    ],
+    ids=repr,
+)
+def test_a_content_filter_is_no_outage(harness: Harness, line: Line) -> None:
+    """A filter's refusal is not retried, counted or answered by another model. It withdraws the streamed text."""
+    model, other = Scripted("a", line), Scripted("b", "yes")
+    for resilient in (harness.resilient(model, other), harness.resilient(Scripted("x", DOWN), model, other)):
+        model.requests.clear()
+        with pytest.raises(ContentFiltered):
+            resilient.respond(REQUEST, harness.call())
+        assert (len(model.requests), other.requests) == (1, [])
+        assert "".join(harness.streamed).rpartition("<rewind>")[2] == ""
+    assert harness.failures("a") == 0
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "a reason of next year"])
+def test_an_empty_reply_with_a_reason_is_no_failure_of_the_provider(harness: Harness, reason: str) -> None:
+    """It is not retried and not counted. The error names the reason without the provider's punctuation."""
+    model = Scripted("a", ModelReply(" ", stop_reason=reason))
+    with pytest.raises(IncompleteReply, match=r"limit of tokens|areasonofnextyear"):
+        harness.guard(model).respond(REQUEST, harness.call())
+    assert (len(model.requests), harness.failures("a")) == (1, 0)
+
+
+@pytest.mark.parametrize("reason", ["stop", "", "error"])
+def test_an_empty_reply_without_a_reason_is_a_failure_of_the_provider(harness: Harness, reason: str) -> None:
+    """It is retried and counted, as before."""
+    model = Scripted("a", ModelReply("", stop_reason=reason))
+    with pytest.raises((InvalidResponse, ProviderError)):
+        harness.guard(model).respond(REQUEST, harness.call())
+    assert len(model.requests) > 1
+    assert harness.failures("a") == 1
