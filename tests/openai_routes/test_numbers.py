@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.channels.http.openai.answers import Called, Ended, Part, Text
+from perdure.channels.http.openai.chat import Completion
 from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
 
 TURN = {
@@ -98,6 +99,35 @@ def test_calls_between_texts_have_numbers_of_their_own(text: str, second: str, a
     resumed = _events([text, CALL, CALL, *_cut(second, at)], last)
     assert resumed == [each for each in live if each["sequence_number"] > last]
     assert [each["text"] for each in live if each["type"].endswith("summary_text.done")] == [CALL.line] * 2
+
+
+def test_a_cut_off_answer_is_incomplete() -> None:
+    """The last event and the response say that a limit of tokens cut the answer off, and the text is there."""
+    turn = {**TURN, "reply": {"text": "half", "format": "text", "stop_reason": "length"}}
+
+    async def parts() -> AsyncIterator[Part]:
+        yield Text("half")
+        yield Ended(turn)
+
+    async def collect() -> list[bytes]:
+        return [each async for each in stream(RESPONSE, turn, parts(), None)]
+
+    last = json.loads(asyncio.run(collect())[-1].split(b"\ndata: ", 1)[1])
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["content"][0]["text"] == "half"
+    assert last["response"]["usage"]["total_tokens"] == 5
+
+
+def test_a_completion_says_that_it_was_cut_off_and_what_is_not_known() -> None:
+    """`finish_reason` is `length` for a text that was cut off. Usage that no server reported is `null`."""
+    completion = Completion("1", "assistant", 0)
+    turn = {**TURN, "usage": None, "reply": {"text": "half", "format": "text", "stop_reason": "length"}}
+    whole = completion.whole(turn, "half")
+    assert (whole["choices"][0]["finish_reason"], whole["usage"]) == ("length", None)
+    assert completion.usage_chunk(turn)["usage"] is None
+    assert RESPONSE.body(turn, "half")["usage"] is None
+    assert completion.whole(TURN, "all")["choices"][0]["finish_reason"] == "stop"
 
 
 def _position(events: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.errors import REWOUND, STOPPING, body_of, error_body, failure_body
-from perdure.channels.http.openai.wire import chat_usage, epoch_s
+from perdure.channels.http.openai.wire import chat_usage, epoch_s, finish_reason
 from perdure.errors import PerdureError
 
 _HEARTBEAT = b": still running\n\n"
@@ -29,7 +29,7 @@ class Completion:
     def whole(self, turn: dict[str, Any], text: str) -> dict[str, Any]:
         """The `chat.completion` object for a settled turn with the answer `text`."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason(turn), "logprobs": None}
         return {**self._head("chat.completion"), "choices": [choice], "usage": chat_usage(turn)}
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _ending(completion: Completion, turn: dict[str, Any], *, include_usage: bool
     if turn["error"] is not None:
         yield encode(failure_body(turn)[0])
         return
-    yield encode(completion.chunk({}, "stop"))
+    yield encode(completion.chunk({}, finish_reason(turn)))
     if include_usage:
         yield encode(completion.usage_chunk(turn))
     yield _END

@@ -20,7 +20,7 @@ from typing import Any, assert_never
 from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
-from perdure.channels.http.openai.wire import epoch_s, response_id, response_usage
+from perdure.channels.http.openai.wire import epoch_s, finish_reason, response_id, response_usage
 from perdure.errors import PerdureError
 
 PIECE_CHARS = 24
@@ -63,7 +63,7 @@ class Response:
             "status": status,
             "background": self.background,
             "error": None if error is None else {"code": "server_error", "message": error["message"]},
-            "incomplete_details": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": None,
             "metadata": {},
             "model": self.agent,
@@ -75,12 +75,14 @@ class Response:
             "tools": [],
             "temperature": None,
             "top_p": None,
-            "usage": response_usage(turn) if status == "completed" else None,
+            "usage": response_usage(turn) if status in {"completed", "incomplete"} else None,
         }
 
 
 def status_of(turn: dict[str, Any]) -> str:
     """The Responses API's name for a turn's status."""
+    if turn["status"] == "done" and finish_reason(turn) == "length":
+        return "incomplete"
     return _STATUSES.get(turn["status"], "in_progress")
 
 
@@ -221,7 +223,7 @@ class _Events:
             Rewound: the client's sequence number belongs to other text.
         """
         self._turn = turn
-        if status_of(turn) != "completed":  # the Responses API has no event for a cancelled response, only a status
+        if turn["status"] != "done":  # the Responses API has no event for a cancelled response, only a status
             kind = "response.failed" if status_of(turn) == "failed" else "response.incomplete"
             yield from self._event(self._last + 1, kind, response=self._response.body(turn))
             return
@@ -234,7 +236,7 @@ class _Events:
                 ("response.output_item.done", {"output_index": index, "item": each})
                 for index, each in enumerate(_output(turn, self._text, self._calls))
             ),
-            ("response.completed", {"response": self._response.body(turn, self._text, self._calls)}),
+            (f"response.{status_of(turn)}", {"response": self._response.body(turn, self._text, self._calls)}),
         )
         for kind, data in closing:
             yield from self._event(self._last + 1, kind, **data)

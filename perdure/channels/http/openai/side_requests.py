@@ -20,6 +20,7 @@ from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.openai.chat import Completion, encode
 from perdure.database.engine import as_json
 from perdure.errors import Forbidden, RateLimited
+from perdure.models.endings import mark
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.runtime import Runtime
 from perdure.turns.inbox import queries, rate_limit
@@ -70,7 +71,7 @@ class SideRequests:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
         finally:
             self._running -= 1
-        turn = {"usage": reply.usage.record()}
+        turn = {"usage": None if reply.usage is None else reply.usage.record(), "reply": {"stop_reason": mark(reply)}}
         now = int(self._runtime.clock.now().timestamp())
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 
@@ -87,7 +88,7 @@ class SideRequests:
         model = runtime.models(settings.summary_model or settings.model)
         call = ModelCall(runtime.clock, settings.model_timeout_s)
         reply = model.respond(ModelRequest((Message(Role.USER, message.text),)), call)
-        used = {"request_id": request_id, "model": reply.model, "usage": as_json(reply.usage.record())}
+        used = {"request_id": request_id, "model": reply.model, "usage": reply.usage and as_json(reply.usage.record())}
         runtime.database.run(queries.METER_USAGE, used)
         return reply
 
@@ -99,5 +100,5 @@ async def as_stream(completion: dict[str, Any]) -> AsyncIterator[bytes]:
     del head["usage"]
     delta = {"role": "assistant", "content": choice["message"]["content"]}
     yield encode({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    yield encode({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    yield encode({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
     yield b"data: [DONE]\n\n"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StrictB
 from pydantic_core import CoreSchema
 
 from perdure.channels.http.openai.errors import BadParameter
+from perdure.models.endings import LENGTH
 from perdure.turns.inbox.incoming import Name, Text
 
 _ANSWERED = frozenset({"assistant", "tool", "function"})
@@ -162,9 +163,19 @@ def epoch_s(instant: str) -> int:
     return int(datetime.fromisoformat(instant).timestamp())
 
 
-def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn's usage in the format of Chat Completions."""
-    used = turn["usage"] or {}
+def finish_reason(turn: Mapping[str, Any]) -> str:
+    """Why a settled turn's answer ends: `length` if a limit of tokens cut it off, else `stop`.
+
+    Clients check this member against the API's list, so it has no other value.
+    """
+    return "length" if (turn.get("reply") or {}).get("stop_reason") == LENGTH else "stop"
+
+
+def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A turn's usage in the format of Chat Completions; `None` if the turn's models did not report it."""
+    used = turn["usage"]
+    if used is None:
+        return None
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {
         "prompt_tokens": read,
@@ -175,9 +186,11 @@ def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def response_usage(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn's usage in the format of the Responses API."""
-    used = turn["usage"] or {}
+def response_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A turn's usage in the format of the Responses API; `None` if the turn's models did not report it."""
+    used = turn["usage"]
+    if used is None:
+        return None
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {
         "input_tokens": read,
