@@ -22,7 +22,7 @@ from sqlalchemy import Row
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
 from perdure.database.fencing import Fence
-from perdure.errors import Conflict, NotFound, PerdureError, Unavailable, loggable
+from perdure.errors import OF_INPUT, Conflict, NotFound, PerdureError, Unavailable, loggable
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
 from perdure.sessions.routing import title_of
@@ -195,7 +195,8 @@ class Ender:
             raise
         except PerdureError as error:
             log.warning("session %s could not be summarised (attempt %d): %s", session_id, attempt, loggable(error))
-            return extract(conversation) if attempt == MAX_ATTEMPTS else None
+            final = attempt == MAX_ATTEMPTS or isinstance(error, OF_INPUT)
+            return extract(conversation) if final else None
 
 
 def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:

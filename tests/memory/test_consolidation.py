@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from perdure.database.engine import Moment
-from perdure.errors import CircuitBreakerOpen, ProviderError
+from perdure.errors import CircuitBreakerOpen, ContentFiltered, ProviderError
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.consolidate import (
     RETRY_S,
@@ -218,6 +218,13 @@ def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -
     last = archive.harness.model.requests[-1].messages
     assert last[-2].content == '[{"content": "I live'
     assert "not valid JSON" in last[-1].content
+
+
+def test_a_part_that_a_filter_refuses_costs_only_its_own_memories(archive: Archive) -> None:
+    """The filter would refuse the part in every run, so the session keeps the memories of its other parts."""
+    session_id = archive.ended(*["x" * 4_000] * 6, LYON)
+    archive.harness.script(ContentFiltered("no"), answer(LYON))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
 def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Moment
-from perdure.errors import Conflict, NotFound, ProviderError
+from perdure.errors import Conflict, ContentFiltered, NotFound, ProviderError
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions.ending import (
     MAX_ATTEMPTS,
@@ -201,6 +201,16 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
         harness.script(SUMMARY)
         assert end(following) == Ended()
     assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "model"
+
+
+def test_a_conversation_that_a_filter_refuses_is_extracted_at_once(harness: Harness, end: End) -> None:
+    """The same conversation is refused again, so further attempts are useless."""
+    session_id = _ending(harness)
+    harness.model.requests.clear()
+    harness.script(ContentFiltered("no"))
+    assert end(session_id) == Ended()
+    assert len(harness.model.requests) == 1
+    assert harness.session(session_id).summary_extractive
 
 
 def test_a_summary_that_kills_its_process_is_abandoned(harness: Harness, end: End) -> None:

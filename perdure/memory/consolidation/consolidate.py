@@ -28,7 +28,15 @@ from uuid import UUID
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.database.fencing import Fence
-from perdure.errors import CircuitBreakerOpen, PerdureError, ProviderError, RateLimited, Unavailable, loggable
+from perdure.errors import (
+    CircuitBreakerOpen,
+    ContentFiltered,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+    Unavailable,
+    loggable,
+)
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import Candidate
 from perdure.memory.consolidation.extraction import ConversationMessage, chunks, deduplicate, extract, message_chars
@@ -280,7 +288,12 @@ class Consolidator:
                 yield call
 
         conversation = read_conversation(self.database, session_id, message_chars(message_count))
-        candidates = [candidate for part in chunks(conversation) for candidate in extract(self.model, calling, part)]
+        candidates: list[Candidate] = []
+        for part in chunks(conversation):
+            try:
+                candidates += extract(self.model, calling, part)
+            except ContentFiltered as error:
+                log.warning("session %s: no memories are extracted from a part: %s", session_id, loggable(error))
         return self._embedded(deduplicate(candidates), {said.seq: said for said in conversation}, calling)
 
     def _embedded(
