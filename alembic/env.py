@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from alembic import context
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from perdure.database.schema import quoted
+from perdure.database.session import maintenance_engine
 from perdure.database.tables import metadata
 
 _LOCK_TIMEOUT = "5s"
@@ -36,7 +37,7 @@ def run() -> None:
     """Run the migrations, each in its own transaction and with a lock timeout of `_LOCK_TIMEOUT`."""
     connection = context.config.attributes.get("connection")
     if connection is None:
-        connection = create_engine(context.config.attributes["database_url"]).connect()
+        connection = maintenance_engine(context.config.attributes["database_url"]).connect()
     schema = context.config.attributes["schema"]
     connection.execute(text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
     connection.execute(text(f"SET search_path = {quoted(schema)}"))

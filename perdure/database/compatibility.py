@@ -1,7 +1,8 @@
 """Checks whether this release of perdure can use a database.
 
-The versions of PostgreSQL and pgvector must be new enough, and this release must be able to use the schema. A release
-is identified by the newest Alembic revision that it contains. The database stores two revisions:
+The versions of PostgreSQL and pgvector must be new enough, the database's encoding must be UTF-8, and this release must
+be able to use the schema. A release is identified by the newest Alembic revision that it contains. The database stores
+two revisions:
 
 - `alembic_version` has the schema's current revision.
 - `schema_compatibility.readable_from` identifies the oldest release that can use the schema. Revision 0014 adds this
@@ -33,6 +34,7 @@ from perdure.text.patterns import compiled
 
 OLDEST_POSTGRESQL = 15
 OLDEST_PGVECTOR = (0, 8, 4)
+ENCODING = "UTF8"
 
 _NUMBER = compiled(r"\d+")
 
@@ -40,6 +42,7 @@ SERVER = Statement(
     "compatibility.server",
     """
     SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,
+        current_setting('server_encoding') AS encoding,
         coalesce(
             (SELECT extversion FROM pg_extension WHERE extname = 'vector'),
             (SELECT default_version FROM pg_available_extensions WHERE name = 'vector')
@@ -126,11 +129,11 @@ def require(database: Database) -> None:
 
 
 def inspect(query: Query) -> Schema:
-    """Check the versions of PostgreSQL and pgvector; returns the schema's revision and oldest compatible release.
+    """Check the server and the encoding; returns the schema's revision and oldest compatible release.
 
     Raises:
-        IncompatibleDatabase: PostgreSQL or pgvector is too old, pgvector is missing, or the revision is not one of
-            perdure's.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, pgvector is missing, the encoding is not UTF-8, or the
+            revision is not one of perdure's.
     """
     found = query(SERVER)[0]
     _require_server(found)
@@ -149,10 +152,10 @@ def inspect(query: Query) -> Schema:
 
 
 def require_server(query: Query) -> None:
-    """Check the versions of PostgreSQL and pgvector.
+    """Check the versions of PostgreSQL and pgvector, and the database's encoding.
 
     Raises:
-        IncompatibleDatabase: PostgreSQL or pgvector is too old, or pgvector is missing.
+        IncompatibleDatabase: PostgreSQL or pgvector is too old, pgvector is missing, or the encoding is not UTF-8.
     """
     _require_server(query(SERVER)[0])
 
@@ -169,6 +172,12 @@ def _require_server(found: Row[Any]) -> None:
         raise IncompatibleDatabase(
             f"The server of PERDURE_DATABASE_URL is PostgreSQL {found.version}; perdure needs {OLDEST_POSTGRESQL} or "
             "newer. Upgrade it, or set PERDURE_DATABASE_URL to another server."
+        )
+    if found.encoding != ENCODING:
+        raise IncompatibleDatabase(
+            f"The database of PERDURE_DATABASE_URL has the encoding {found.encoding}, which cannot store every message; "
+            f"perdure needs {ENCODING}. Create another one (`CREATE DATABASE name TEMPLATE template0 ENCODING "
+            f"'{ENCODING}'`), and set PERDURE_DATABASE_URL to it."
         )
     needed = ".".join(map(str, OLDEST_PGVECTOR))
     if found.pgvector is None:

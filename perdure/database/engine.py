@@ -8,9 +8,9 @@ interrupts the running turn. The server ends a transaction if the client stops r
 If the database cannot be reached, the engine raises `Unavailable` instead of the driver's error. The caller then cannot
 know whether a write was committed, so it must not repeat the write: it reads the current state and continues from that.
 
-Each connection has perdure's schema as its only `search_path`, and timeouts for locks and idle transactions. Startup
-options set these values. Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` sets them at the start of
-each transaction, in the round trip of its first statement. Statements are not prepared behind such a pooler, because a
+`session` has the server settings of each connection: the `search_path`, the isolation level, timeouts. Startup options
+make these settings. Behind a pooler in transaction mode (`prepare=False`), `SET LOCAL` makes them at the start of each
+transaction, in the round trip of its first statement. Statements are not prepared behind such a pooler, because a
 prepared statement belongs to one server connection, and the next transaction may get another connection.
 
 A connection can become useless while it is still open: its prepared statements are deallocated, a column that they use
@@ -34,12 +34,13 @@ from typing import Any, Literal, Protocol
 import psycopg2
 import psycopg2.extras
 from sqlalchemy import Connection, Row, create_engine, event
-from sqlalchemy.engine import URL, Engine, ExceptionContext, make_url
+from sqlalchemy.engine import URL, Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from perdure.database.hiding import hide_values
-from perdure.database.schema import EXTENSION_SCHEMA, Names, quoted
+from perdure.database.schema import EXTENSION_SCHEMA, Names
+from perdure.database.session import ServerSettings, connect_arguments, with_driver
 from perdure.errors import IllegalTransition, Unavailable
 from perdure.settings import SCHEMA
 from perdure.text.untrusted import first_line
@@ -54,6 +55,9 @@ _ILLEGAL_TRANSITION = "PD001"
 """The error code that the SQL function `perdure_illegal_transition` raises."""
 
 _READ_ONLY = "25006"
+_NOT_ON_A_STANDBY = "0A000"
+"""The code with which a standby refuses the `SET TRANSACTION` that begins each transaction behind a pooler."""
+
 _USELESS = frozenset({"26000", "42P05", _READ_ONLY})
 """Codes of errors that make a connection useless: a prepared statement is missing or already exists, or the server is
 a standby.
@@ -72,20 +76,19 @@ _TRIES = 3
 _OVER_A_LIMIT = "54"
 """The class of error codes for statements that exceed a limit of the server, such as the size of an index row."""
 
-_CONNECT_TIMEOUT_S = 5
-_LOCK_TIMEOUT_S = 2
+_CONFLICTS = ("40", "55P03", "57014")
+"""Prefixes of the error codes for statements that the server ended because of other transactions or a time limit."""
+
+_NO_ROOM = "53"
+"""The class of error codes for a server that lacks disk space, memory or connections."""
+
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _RESERVED = 2
 """The number of connections that are reserved for urgent statements."""
 
-_SEARCH_WIDTH = 200
-"""The value of pgvector's `hnsw.ef_search`. With this value, a search finds 98% of the ten nearest among 100,000
-vectors of similar sentences. A search for one user's rows scans further until it has found enough rows, or has reached
-`hnsw.max_scan_tuples` (20,000). For a user who owns half of all rows, the first scan suffices.
-"""
-
 _BUSY = "The database is busy; please try again."
+_FULL = "The database lacks disk space, memory or connections; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
 _TOO_SLOW = {
     "55P03": "The database is busy (a lock was not granted in time); please try again.",
@@ -124,7 +127,13 @@ class Statement:
         return f'EXECUTE "{self.name}"{given}'
 
 
-_STAY_IDLE = Statement("database.stay_idle", "SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
+_STAY_IDLE = Statement(
+    "database.stay_idle",
+    """
+    SELECT set_config(name, '0', true) FROM pg_settings
+    WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+    """,
+)
 _LOCK = Statement(
     "database.lock",
     """
@@ -184,7 +193,7 @@ class Database:
         self.url = with_driver(url)
         self.names = Names(schema)
         self.observe = observe
-        limits = _limits(schema, lease_s)
+        settings = ServerSettings.of(schema, lease_s)
         self.engine: Engine = create_engine(
             self.url.difference_update_query(["options"]),
             isolation_level="AUTOCOMMIT",
@@ -193,12 +202,12 @@ class Database:
             max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
-            connect_args=_connect_arguments(self.url, limits if prepare else {}),
+            connect_args=connect_arguments(self.url, settings if prepare else None),
             hide_parameters=True,  # parameters contain users' texts, and errors are logged
         )
         event.listen(self.engine, "handle_error", hide_values)
         event.listen(self.engine, "handle_error", _drop_if_useless)
-        session = _Session(self.names, None if prepare else _local(limits))
+        session = _Session(self.names, None if prepare else settings.local())
         event.listen(self.engine, "connect", lambda _, record: record.info.update({_SESSION: session}))
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _RESERVED)
@@ -316,11 +325,6 @@ class Database:
             self.observe(moment, name)
 
 
-def with_driver(url: str | URL) -> URL:
-    """`url` with the driver psycopg2, since SQLAlchemy may have another default driver for `postgresql://`."""
-    return make_url(url).set(drivername="postgresql+psycopg2")
-
-
 def as_json(value: object) -> str:
     """`value` as JSON text for a `jsonb` parameter. Rejects NaN and infinities, as PostgreSQL does."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
@@ -382,48 +386,6 @@ def _code(error: BaseException | None) -> str | None:
     return error.pgcode if isinstance(error, psycopg2.Error) else None
 
 
-def _limits(schema: str, lease_s: float) -> dict[str, str]:
-    """The server settings of each connection.
-
-    `idle_in_transaction_session_timeout` makes a paused client lose its locks within a third of the lease.
-    """
-    return {
-        "search_path": quoted(schema),
-        "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),
-        "lock_timeout": str(_LOCK_TIMEOUT_S * 1000),
-        "hnsw.iterative_scan": "relaxed_order",
-        "hnsw.ef_search": str(_SEARCH_WIDTH),
-    }
-
-
-def _local(limits: Mapping[str, str]) -> str:
-    """SQL that sets `limits` until the end of a transaction, to be followed by the transaction's first statement."""
-    return "".join(f"SET LOCAL {name} = {value}; " for name, value in limits.items())
-
-
-def _connect_arguments(url: URL, limits: Mapping[str, str]) -> dict[str, Any]:
-    """The driver's arguments. `limits` become startup options; the URL may override all of them but `search_path`."""
-    given = url.query.get("options", ())
-    own = {name: f"-c {name}={_escaped(value)}" for name, value in limits.items()}
-    last = [own.pop("search_path")] if "search_path" in own else []
-    options = " ".join([*own.values(), *([given] if isinstance(given, str) else given), *last])
-    return {
-        **({"options": options} if options else {}),
-        "application_name": "perdure",
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "keepalives": 1,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 20_000,
-    }
-
-
-def _escaped(value: str) -> str:
-    """`value` with a backslash before each backslash and white space, as startup options require."""
-    return re.sub(r"([\\\s])", r"\\\1", value)
-
-
 @contextmanager
 def mapped_errors() -> Iterator[None]:
     """Convert the driver's errors to `Unavailable` or `IllegalTransition`. Errors that match neither stay unchanged."""
@@ -449,10 +411,14 @@ def mapped_errors() -> Iterator[None]:
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
     """The `Unavailable` or `IllegalTransition` for a driver's error; `None` if neither applies."""
     code = _code(error.orig) or ""
-    if code == _READ_ONLY:
+    if code == _READ_ONLY or (code == _NOT_ON_A_STANDBY and (error.statement or "").startswith("SET TRANSACTION")):
         return Unavailable("The database accepts no writes at present; please try again.")
     if code in _TOO_SLOW:
         return Unavailable(_TOO_SLOW[code])
+    if code.startswith(_CONFLICTS):
+        return Unavailable(_BUSY)
+    if code.startswith(_NO_ROOM):
+        return Unavailable(_FULL)
     if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
         return Unavailable(_UNREACHABLE)
     if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):

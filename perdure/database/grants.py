@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from perdure.database.engine import with_driver
 from perdure.database.schema import quoted
+from perdure.database.session import maintenance_engine
 from perdure.errors import InvalidRequest, Unavailable
 from perdure.text.untrusted import first_line
 
@@ -19,7 +19,7 @@ def grant_sending(database_url: str | URL, schema: str, role: str) -> None:
         InvalidRequest: there is no such role, or the role in `database_url` may not grant the rights.
         Unavailable: the database cannot be reached.
     """
-    engine = create_engine(with_driver(database_url))
+    engine = maintenance_engine(database_url)
     named = quoted(role).replace(":", "\\:")
     within = quoted(schema).replace(":", "\\:")
     try:

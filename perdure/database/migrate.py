@@ -13,13 +13,14 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from psycopg2.errorcodes import INSUFFICIENT_PRIVILEGE
-from sqlalchemy import Connection, Row, create_engine, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from perdure.database import compatibility, moving
-from perdure.database.engine import Statement, with_driver
+from perdure.database.engine import Statement
 from perdure.database.schema import PUBLIC, quoted
+from perdure.database.session import maintenance_engine, with_driver
 from perdure.errors import IncompatibleDatabase, Unavailable
 from perdure.settings import SCHEMA
 from perdure.text.untrusted import first_line
@@ -68,7 +69,7 @@ def migrate(
             rights, `schema` has another application's tables, or the tables cannot be moved now.
         Unavailable: the database cannot be reached.
     """
-    engine = create_engine(with_driver(database_url))
+    engine = maintenance_engine(database_url)
     try:
         with engine.connect() as connection:
             _acquire_lock(connection)

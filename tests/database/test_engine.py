@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg2
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
@@ -350,15 +350,20 @@ def test_a_transaction_on_a_demoted_server_is_unavailable_once(database: Databas
 
 def test_a_read_only_database_is_unavailable_until_it_accepts_writes(database: Database) -> None:
     """While the database is read-only, writes raise `Unavailable`. When it accepts writes again, writes succeed."""
-    name = database.engine.url.database
+
+    def demote(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = on")
+        connection.commit()
+
     database.run(COUNT, {})
-    _on_one(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    event.listen(database.engine, "connect", demote)
     _on_each_connection(database, "SET default_transaction_read_only = on")
     for _ in range(2):
         with pytest.raises(Unavailable, match="accepts no writes"):
             database.run(INSERT, {"user_id": "ana"})
     assert database.run(COUNT, {})[0].users == 0, "reads still succeed"
-    _on_one(database, "SET default_transaction_read_only = off", f"ALTER DATABASE {name} RESET ALL")
+    event.remove(database.engine, "connect", demote)
     assert database.run(INSERT, {"user_id": "ana"})
 
 
