@@ -13,7 +13,6 @@ from perdure.workers.assembly import Addresses
 SIGNALS = (
     "setup_logging",
     "worker_init",
-    "worker_process_init",
     "worker_ready",
     "worker_shutdown",
     "worker_shutting_down",

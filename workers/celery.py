@@ -13,6 +13,7 @@ from perdure.workers.flower import settings as flower
 from perdure.workers.lifecycle import follow
 from perdure.workers.shutdown import beat
 from perdure.workers.shutdown.start_failure import exit_unless_startable
+from perdure.workers.threads import require_named_threads
 
 _CHECKED = frozenset({"worker", "beat", "flower"})
 """The commands that check the settings. Other commands, such as `inspect`, need only the broker."""
@@ -22,9 +23,10 @@ def _make() -> Celery:
     """Make the application for the `celery` subcommand that this process runs.
 
     Raises:
-        SettingsError: a setting is invalid.
+        SettingsError: a setting is invalid, or a worker's pool has no threads.
         Unavailable: a server's address is not set, and the embedded server does not run.
     """
+    require_named_threads()
     settings = Settings.load()
     command = flower.command()
     if command in _CHECKED:

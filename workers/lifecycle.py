@@ -20,7 +20,6 @@ from celery import Celery
 from celery.signals import (
     setup_logging,
     worker_init,
-    worker_process_init,
     worker_ready,
     worker_shutdown,
     worker_shutting_down,
@@ -55,6 +54,7 @@ from perdure.workers.shutdown.fleet_drain import FleetDrain
 from perdure.workers.shutdown.flush import flushers
 from perdure.workers.shutdown.phases import Shutdown
 from perdure.workers.shutdown.start_failure import exit_unless_startable
+from perdure.workers.threads import require_threads
 from perdure.workers.watchdog.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -100,14 +100,12 @@ class Lifecycle:
         self._chats: dict[str, Channel] = {}
         self._isolation = Isolation(environment)
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption, others)
-        self._pid = 0
 
     def __call__(self) -> Process:
-        """The parts of this process, assembled by the first call. A forked child assembles its own parts."""
+        """The parts of this process, assembled by the first call."""
         with self._lock:
-            if self._process is None or self._pid != os.getpid():
+            if self._process is None:
                 self._process = self._assemble()
-                self._pid = os.getpid()
             return self._process
 
     def check(self) -> None:
@@ -215,25 +213,16 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
 
     def begin(sender: Any = None, **_: Any) -> None:
         logs.configure()  # the signal `setup_logging` fires later, and lines logged before it would be lost
+        if sender is not None:
+            or_exit(partial(require_threads, sender))
         or_exit(lifecycle.check)
-        if sender is None or not pause.is_prefork(sender):  # with prefork, each child assembles its own parts
-            or_exit(lifecycle.start)
-            lifecycle.restore_old()
-
-    def begin_child(**_: Any) -> None:
         or_exit(lifecycle.start)
         lifecycle.restore_old()
-        lifecycle.watch(f"{socket.gethostname()}:{os.getpid()}")
-
-    def ready(sender: Any, **_: Any) -> None:
-        if not pause.is_prefork(sender.controller):
-            lifecycle.watch(sender.hostname)
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # `weak=False`: Celery would drop these receivers, which nothing else references.
     worker_init.connect(begin, weak=False)
-    worker_process_init.connect(begin_child, weak=False)
-    worker_ready.connect(ready, weak=False)
+    worker_ready.connect(lambda sender, **_: lifecycle.watch(sender.hostname), weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.request_shutdown(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle

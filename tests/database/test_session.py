@@ -144,7 +144,9 @@ def test_a_database_with_another_encoding_is_refused(databases: Databases, datab
     made = Database(url)
     try:
         for tried in (lambda: migrate(url), lambda: require(made)):
-            with pytest.raises(IncompatibleDatabase, match=f"has the encoding {encoding}, .* perdure needs UTF8. Create"):
+            with pytest.raises(
+                IncompatibleDatabase, match=f"has the encoding {encoding}, .* perdure needs UTF8. Create"
+            ):
                 tried()
     finally:
         made.close()

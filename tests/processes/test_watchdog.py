@@ -200,25 +200,3 @@ def test_a_watchdog_that_ends_is_replaced(installation: Installation) -> None:
     first.kill()
     wait_until(lambda: [each for each in watchdogs(worker.pid) if each.pid != first.pid], "another one runs")
     assert worker.container.status == "running"
-
-
-@pytest.mark.long
-def test_the_children_of_a_prefork_worker_are_watched_each(installation: Installation) -> None:
-    """Each child of a prefork worker has a watchdog. The parent has none, because it runs no turns."""
-    worker = watched_prefork(installation)
-    (child,) = [each for each in psutil.Process(worker.pid).children() if watchdogs(each.pid)]
-    installation.accept("frozen: child")
-    wait_until(lambda: has_ended(child), "the child is killed", 40)
-    assert worker.container.status == "running"
-    assert f"(process {child.pid}) is killed" in worker.logs()
-
-
-def watched_prefork(installation: Installation) -> Worker:
-    """Start a prefork worker with one child, and wait until the child is watched."""
-    worker = installation.worker("--pool=processes", "--concurrency=1", **{SILENCE_S: "0"})
-    worker.container.ready()
-    wait_until(
-        lambda: any(watchdogs(each.pid) for each in psutil.Process(worker.pid).children()), "the child is watched"
-    )
-    assert not watchdogs(worker.pid)
-    return worker

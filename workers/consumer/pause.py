@@ -83,7 +83,7 @@ def _consume(consumer: Any, names: Iterable[str]) -> None:
 
 
 class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no types
-    """The boot step of a worker that runs tasks in its own process. It calls the application's `Lifecycle`."""
+    """The boot step of a worker. It calls the application's `Lifecycle`."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -92,10 +92,6 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         self._held: list[Request] = []
         self._began = 0.0
         super().__init__(worker, **options)
-
-    def include_if(self, worker: Any) -> bool:
-        """Whether the tasks run in this process."""
-        return not is_prefork(worker)
 
     def create(self, worker: Any) -> Step:
         """Attach the worker to the lifecycle's `Consumption`; returns this step, which Celery starts and stops."""
@@ -135,11 +131,6 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         )  # fmt: skip
 
     terminate = stop
-
-
-def is_prefork(worker: Any) -> bool:
-    """Whether the worker's tasks run in child processes instead of its own process."""
-    return "prefork" in getattr(worker.pool_cls, "__module__", "")
 
 
 def _return_requests(requests: Iterable[Request]) -> int:

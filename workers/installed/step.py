@@ -9,11 +9,9 @@ from functools import partial
 from typing import Any
 
 from celery import signals
-from celery.concurrency.thread import TaskPool
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
 
-from perdure.errors import SettingsError
 from perdure.settings import BROKERS, Settings
 from perdure.tasks.task import PerdureTask
 from perdure.workers import control as _control  # noqa: F401 (registers the command `inspect perdure`)
@@ -27,6 +25,7 @@ from perdure.workers.isolated.run import APPLICATION
 from perdure.workers.lifecycle import Lifecycle, or_exit
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
+from perdure.workers.threads import require_threads
 
 
 class InstalledStep(pause.Step):
@@ -38,7 +37,8 @@ class InstalledStep(pause.Step):
 
     def create(self, worker: Any) -> pause.Step:
         """Check the worker's pool and the settings, start a `Lifecycle`, and install perdure's consumer."""
-        or_exit(partial(_require_threads, worker))
+        queues = ",".join(sorted(consumed(worker.app)))
+        or_exit(partial(require_threads, worker, f", or without the queues {queues}"))
         or_exit(partial(self._begin, worker))
         given = symbol_by_name(worker.consumer_cls)
         worker.consumer_cls = type("Consumer", (InstalledConsumer, given), {})
@@ -66,15 +66,6 @@ class InstalledStep(pause.Step):
 def addresses(app: Any, settings: Settings) -> Addresses:
     """The addresses of perdure's database and Redis, and of the application's broker."""
     return Addresses(database_address(settings), redis_address(settings), broker_url(app))
-
-
-def _require_threads(worker: Any) -> None:
-    if not issubclass(worker.pool_cls, TaskPool):
-        queues = ",".join(sorted(consumed(worker.app)))
-        raise SettingsError(
-            f"this worker consumes {queues} with the pool {worker.pool_cls.__module__.rpartition('.')[2]!r}, and "
-            "perdure's queues need threads: start the worker with `-P threads`, or without these queues"
-        )
 
 
 def _follow(worker: Any, lifecycle: Lifecycle) -> None:
