@@ -12,6 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from perdure.network.tls import normalised
+
 _TIMEOUT_S = 1.0
 _SOCKET_SCHEME = "redis+socket://"
 
@@ -28,9 +30,9 @@ def connect(url: str) -> redis.Redis:
 
 
 def client_url(url: str) -> str:
-    """`url` in redis-py's form: `redis+socket://` becomes `unix://`; other URLs are unchanged."""
+    """`url` in redis-py's form: `redis+socket://` becomes `unix://`, and the options of `rediss://` are normalised."""
     if not url.startswith(_SOCKET_SCHEME):
-        return url
+        return normalised(url)
     return f"unix://{url.removeprefix(_SOCKET_SCHEME)}".replace("virtual_host=", "db=")
 
 

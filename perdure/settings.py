@@ -29,6 +29,7 @@ from perdure import environment
 from perdure.access import keys
 from perdure.access.generated_secrets import made_once
 from perdure.errors import SettingsError
+from perdure.network import tls
 from perdure.network.queues import ReplyTask
 from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import make_secret, parse_secrets
@@ -107,6 +108,11 @@ def _split(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _normalised(url: SecretStr | None) -> SecretStr | None:
+    """`url` with its TLS options as all libraries accept them."""
+    return None if url is None else SecretStr(tls.normalised(url.get_secret_value()))
 
 
 class _Group(BaseModel):
@@ -485,11 +491,12 @@ class Settings(BaseSettings):
         if value is None:
             return None
         try:
-            name = make_url(value.get_secret_value()).drivername
+            url = make_url(value.get_secret_value())
         except ArgumentError:
-            name = ""
-        if name not in {"postgresql", "postgresql+psycopg2"}:
+            url = make_url("unknown://")
+        if url.drivername not in {"postgresql", "postgresql+psycopg2"}:
             raise ValueError("it must be a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
+        tls.check_postgresql(url.query)
         return value
 
     @field_validator("redis_url")
@@ -497,7 +504,7 @@ class Settings(BaseSettings):
     def _redis(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
             raise ValueError("it must be a URL that begins with redis://, rediss:// or redis+socket://")
-        return value
+        return _normalised(value)
 
     @field_validator("redis_prefix")
     @classmethod
@@ -513,7 +520,7 @@ class Settings(BaseSettings):
     def _broker(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and value.get_secret_value().partition("://")[0] not in BROKERS:
             raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in BROKERS)}")
-        return value
+        return _normalised(value)
 
     @field_validator("webhook_secret")
     @classmethod

@@ -14,6 +14,7 @@ from celery import Celery
 from celery.signals import import_modules
 from kombu import Exchange, Queue
 
+from perdure.network import tls
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.workers.pools import IsolatedApp
@@ -86,7 +87,7 @@ REDELIVER_S = 60
 
 def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -> Celery:
     """Make the application for the servers at `where`. Broker timeouts are 0.5 s for a `publisher`, otherwise 5 s."""
-    app = IsolatedApp("perdure", broker=where.broker_url, backend=where.redis_url)
+    app = connected_app("perdure", where)
     wait_s = _PUBLISH_WAIT_S if publisher else _WORKER_WAIT_S
     app.conf.update(
         timezone=settings.timezone,
@@ -127,6 +128,14 @@ def make_app(settings: Settings, where: Addresses, *, publisher: bool = False) -
         redis_backend_health_check_interval=int(_WORKER_WAIT_S),
     )
     import_modules.connect(lambda **_: load_tasks(app), sender=app, weak=False)
+    return app
+
+
+def connected_app(name: str, where: Addresses, **options: Any) -> Celery:
+    """An application with the broker and the result backend at `where`, and their TLS options."""
+    (broker_url, broker_tls), (backend_url, backend_tls) = map(tls.divided, (where.broker_url, where.redis_url))
+    app = IsolatedApp(name, broker=broker_url, backend=backend_url, **options)
+    app.conf.update(broker_use_ssl=broker_tls, redis_backend_use_ssl=backend_tls)
     return app
 
 

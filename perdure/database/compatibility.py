@@ -175,7 +175,7 @@ def _require_server(found: Row[Any]) -> None:
         )
     if found.encoding != ENCODING:
         raise IncompatibleDatabase(
-            f"The database of PERDURE_DATABASE_URL has the encoding {found.encoding}, which cannot store every message; "
+            f"The database of PERDURE_DATABASE_URL has the encoding {found.encoding}, which lacks characters; "
             f"perdure needs {ENCODING}. Create another one (`CREATE DATABASE name TEMPLATE template0 ENCODING "
             f"'{ENCODING}'`), and set PERDURE_DATABASE_URL to it."
         )

@@ -17,6 +17,7 @@ from kombu import Connection
 
 from perdure.errors import SettingsError
 from perdure.network.queues import QUEUES
+from perdure.network.tls import joined
 from perdure.workers.application import TASKS, is_amqp, queues, routes
 from perdure.workers.pools import IsolatedApp
 
@@ -64,10 +65,9 @@ def installed() -> Celery | None:
 
 
 def broker_url(app: Celery) -> str:
-    """The complete URL of the application's broker. If the application has several URLs, the first one."""
+    """The complete URL of the application's broker, with its TLS options. If there are several URLs, the first one."""
     connection: Connection = app.connection_for_write()
-    url: str = connection.as_uri(include_password=True)
-    return url
+    return joined(connection.as_uri(include_password=True), connection.ssl)
 
 
 def add_queues(app: Celery) -> None:

@@ -25,9 +25,8 @@ from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
-from perdure.workers.application import transport_options
+from perdure.workers.application import connected_app, transport_options
 from perdure.workers.assembly import Addresses
-from perdure.workers.pools import IsolatedApp
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class CeleryCalls:
     @classmethod
     def at(cls, settings: Settings, where: Addresses) -> CeleryCalls:
         """An instance that uses the servers at `where`, for tasks of applications with Celery's defaults."""
-        app = IsolatedApp("perdure-calls", broker=where.broker_url, backend=where.redis_url, set_as_current=False)
+        app = connected_app("perdure-calls", where, set_as_current=False)
         app.conf.update(
             task_serializer="json",
             accept_content=["json"],
