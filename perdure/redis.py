@@ -56,5 +56,7 @@ def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> st
             return "PERDURE_REDIS_URL must carry a user and password that may write."
         case redis.ResponseError():
             return otherwise
+        case redis.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return "ssl_ca_certs in PERDURE_REDIS_URL must name the server's authority, and the URL the server's host."
         case _:
             return "Start it, or set PERDURE_REDIS_URL to one that runs."

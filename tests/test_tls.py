@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from flower.utils.broker import Broker
+from pydantic import SecretStr
 
 from perdure.channels.http.stream import hub
 from perdure.clock import SystemClock
@@ -17,8 +19,9 @@ from perdure.errors import SettingsError
 from perdure.events.writer import EventWriter
 from perdure.network.tls import divided, joined, normalised
 from perdure.redis import client_url, connect
+from perdure.resilience.circuit import Policy
 from perdure.resilience.redis_circuits import FleetCircuits
-from perdure.settings import BreakerSettings, Settings, StreamSettings
+from perdure.settings import Settings, StreamSettings
 from perdure.workers.application import make_app
 from perdure.workers.assembly import Addresses, addresses
 from perdure.workers.installed.queues import broker_url
@@ -26,6 +29,7 @@ from perdure.workers.publish.calls import CeleryCalls
 from tests.tls import Authority, Proxy, proxy
 
 VERIFIED = ["", "ssl_cert_reqs=required", "ssl_cert_reqs=CERT_REQUIRED", "ssl_cert_reqs=CERT_OPTIONAL"]
+POLICY = Policy(failure_threshold=3, cooldown_ms=60_000, half_open_max_probes=1)
 UNVERIFIED = ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE"]
 
 
@@ -49,9 +53,7 @@ def genuine(authority: Authority, socket: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture(params=["unknown authority", "other host"])
-def impostor(
-    authority: Authority, socket: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Proxy]:
+def impostor(authority: Authority, socket: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Proxy]:
     """A server that has another certificate than the genuine one."""
     other = request.param == "other host"
     context = authority.server("other.example") if other else Authority(tmp_path, "unknown").server()
@@ -61,7 +63,7 @@ def impostor(
 
 def where_of(url: str) -> Addresses:
     """The addresses of an installation whose Redis and broker are at `url`."""
-    return addresses(Settings(_env_file=None, redis_url=url), database=False)
+    return addresses(Settings(_env_file=None, redis_url=SecretStr(url)), database=False)
 
 
 def app_of(url: str) -> Celery:
@@ -110,10 +112,8 @@ def ping_broker(url: str) -> bool:
 PINGS: dict[str, Callable[[str], bool]] = {
     "caches": pinging(lambda url: connect(where_of(url).redis_url)),
     "caches, with a URL of Celery's": pinging(connect),
-    "events": pinging(
-        lambda url: EventWriter(where_of(url).redis_url, "p:", StreamSettings(), SystemClock())._client
-    ),
-    "breakers": pinging(lambda url: FleetCircuits(where_of(url).redis_url, BreakerSettings())._client),
+    "events": pinging(lambda url: EventWriter(where_of(url).redis_url, "p:", StreamSettings(), SystemClock())._client),
+    "breakers": pinging(lambda url: FleetCircuits(where_of(url).redis_url, POLICY)._client),
     "streams": ping_stream,
     "broker": ping_broker,
     "results": pinging(lambda url: app_of(url).backend.client),
@@ -127,7 +127,7 @@ PINGS: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("client", PINGS)
 def test_an_impostor_gets_no_command(authority: Authority, impostor: Proxy, client: str) -> None:
     """Each client verifies the authority and the host name, and sends nothing before."""
-    with pytest.raises(Exception, match="(?i)certificate"):
+    with pytest.raises(Exception, match=r"(?i)certificate"):
         PINGS[client](f"rediss://localhost:{impostor.port}/0?ssl_ca_certs={authority.file}")
     assert not impostor.received
 
@@ -143,7 +143,7 @@ def test_each_client_takes_each_spelling(authority: Authority, genuine: Proxy, c
 @pytest.mark.parametrize("client", PINGS)
 def test_the_system_knows_no_test_authority(genuine: Proxy, client: str) -> None:
     """A URL without options is verified with the authorities of the system."""
-    with pytest.raises(Exception, match="(?i)certificate"):
+    with pytest.raises(Exception, match=r"(?i)certificate"):
         PINGS[client](f"rediss://localhost:{genuine.port}/0")
     assert not genuine.received
 
@@ -158,7 +158,7 @@ def test_verification_can_be_switched_off(impostor: Proxy, client: str, spelling
 def test_a_certificate_of_the_client_is_sent(authority: Authority, socket: str) -> None:
     """A server may require a certificate: `ssl_certfile` and `ssl_keyfile` name it."""
     context = authority.server()
-    context.verify_mode = 2
+    context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(authority.file)
     certificate, key = authority.issue("client.example")
     with proxy(context, socket) as made:
@@ -170,7 +170,7 @@ def test_a_certificate_of_the_client_is_sent(authority: Authority, socket: str) 
 @pytest.mark.parametrize("spelling", [*VERIFIED, *UNVERIFIED])
 @pytest.mark.parametrize("scheme", ["amqps", "rediss"])
 def test_an_application_passes_its_options_on(authority: Authority, scheme: str, spelling: str) -> None:
-    """perdure's parts in an application use the broker's options of the application, in a URL or in a setting."""
+    """Perdure's parts in an application use the broker's options of the application, in a URL or in a setting."""
     query = "&".join(filter(None, [spelling, f"ssl_ca_certs={authority.file}"]))
     given = normalised(f"{scheme}://user:pass@localhost:1/0?{query}")
     bare, options = divided(given)
@@ -187,10 +187,10 @@ def test_rabbitmq_is_verified(authority: Authority, tmp_path: Path, host: str, *
     """AMQP begins only after the certificate and the host name were verified."""
     with proxy((authority if known else Authority(tmp_path, "unknown")).server(host)) as made:
         url = f"amqps://guest:guest@localhost:{made.port}//?ssl_ca_certs={authority.file}"
-        settings = Settings(_env_file=None, redis_url="redis://localhost:1", broker_url=url)
+        settings = Settings(_env_file=None, redis_url=SecretStr("redis://localhost:1"), broker_url=SecretStr(url))
         app = make_app(settings, addresses(settings, database=False), publisher=True)
-        with pytest.raises(OSError, match="(?i)timed out|certificate"), app.connection_for_write() as connection:
-            connection.connect()
+        with pytest.raises(OSError, match=r"(?i)timed out|certificate"), app.connection_for_write() as connection:
+            connection.transport.establish_connection()
         assert bytes(made.received[:4]) == (b"AMQP" if known and host == "localhost" else b"")
 
 
@@ -227,7 +227,7 @@ def test_a_bad_option_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str,
 def test_a_bad_pgsslmode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable of PostgreSQL's client applies if the URL has no `sslmode`."""
     monkeypatch.setenv("PGSSLMODE", "full")
-    assert Settings.load(_env_file=None, database_url="postgresql://h/d?sslmode=require")
+    Settings.load(_env_file=None, database_url="postgresql://h/d?sslmode=require")
     with pytest.raises(SettingsError, match=r"sslmode is 'full' \(from PGSSLMODE\); accepted: disable"):
         Settings.load(_env_file=None, database_url="postgresql://h/d")
 
@@ -240,7 +240,7 @@ def test_a_url_without_tls_is_unchanged(url: str) -> None:
 
 
 def test_several_brokers_have_the_options_of_the_first(authority: Authority) -> None:
-    """kombu takes several servers, separated by semicolons. A semicolon in a password separates none."""
+    """A broker URL may name several servers, which semicolons separate. A semicolon in a password separates none."""
     url = normalised(f"amqps://a;amqps://b?ssl_ca_certs={authority.file}")
     assert divided(url)[0] == "amqps://a;amqps://b"
     assert normalised("rediss://:a;b@h").startswith("rediss://:a;b@h?ssl_cert_reqs=required")

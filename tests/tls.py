@@ -6,12 +6,13 @@ The embedded Redis is built without TLS, so the proxy terminates it.
 from __future__ import annotations
 
 import asyncio
-import datetime
+import datetime as dt
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,6 +21,8 @@ from cryptography.x509.oid import NameOID
 
 _CHUNK = 65_536
 _PATIENCE_S = 20
+
+T = TypeVar("T")
 
 
 class Authority:
@@ -51,20 +54,18 @@ class Authority:
 
     def _sign(self, key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate:
         is_authority = key is self._key
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_called(name))
             .issuer_name(_called(self._name))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
         if not is_authority:
             builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
@@ -72,61 +73,70 @@ class Authority:
 
 
 class Proxy:
-    """What a TLS proxy has seen: `received` has the bytes that clients sent after the handshake."""
+    """A TLS proxy in front of the unix socket `upstream`. Without `upstream`, it reads and answers nothing.
 
-    def __init__(self) -> None:
-        self.port = 0
+    `received` has the bytes that clients sent after the handshake.
+    """
+
+    def __init__(self, context: ssl.SSLContext, upstream: str | None) -> None:
         self.received = bytearray()
+        self._upstream = upstream
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda *_: None)  # refused handshakes
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=context))
+        self.port: int = self._server.sockets[0].getsockname()[1]
 
+    def close(self) -> None:
+        """Close all connections, and stop listening."""
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_PATIENCE_S)
+        self._loop.close()
 
-@contextmanager
-def proxy(context: ssl.SSLContext, socket: str | None = None) -> Iterator[Proxy]:
-    """A TLS proxy on loopback, in front of the unix socket `socket`. Without a socket, it answers nothing."""
-    seen, loop = Proxy(), asyncio.new_event_loop()
-    writers: set[asyncio.StreamWriter] = set()
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
 
-    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter | None, *, noted: bool) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        if self._upstream is None:
+            await self._forward(reader, None, self.received)
+            return
+        answers, upstream = await asyncio.open_unix_connection(self._upstream)
+        self._writers.add(upstream)
+        await asyncio.gather(self._forward(reader, upstream, self.received), self._forward(answers, writer))
+
+    async def _forward(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter | None, note: bytearray | None = None
+    ) -> None:
         with suppress(OSError):
             while data := await source.read(_CHUNK):
-                if noted:
-                    seen.received += data
+                if note is not None:
+                    note += data
                 if target is not None:
                     target.write(data)
                     await target.drain()
         if target is not None:
             target.close()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.add(writer)
-        if socket is None:
-            await forward(reader, None, noted=True)
-            return
-        answers, upstream = await asyncio.open_unix_connection(socket)
-        writers.add(upstream)
-        await asyncio.gather(forward(reader, upstream, noted=True), forward(answers, writer, noted=False))
-
-    async def serve() -> asyncio.Server:
-        return await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
-
-    async def end() -> None:
-        server.close()
-        for each in writers:
+    async def _end(self) -> None:
+        self._server.close()
+        for each in self._writers:
             each.transport.abort()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        await asyncio.gather(*others, *(each.wait_closed() for each in writers), return_exceptions=True)
+        await asyncio.gather(*others, *(each.wait_closed() for each in self._writers), return_exceptions=True)
 
-    loop.set_exception_handler(lambda *_: None)  # refused handshakes
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = asyncio.run_coroutine_threadsafe(serve(), loop).result(_PATIENCE_S)
-    seen.port = server.sockets[0].getsockname()[1]
+
+@contextmanager
+def proxy(context: ssl.SSLContext, upstream: str | None = None) -> Iterator[Proxy]:
+    """A `Proxy` within the block."""
+    made = Proxy(context, upstream)
     try:
-        yield seen
+        yield made
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(_PATIENCE_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_PATIENCE_S)
-        loop.close()
+        made.close()
 
 
 def _called(name: str) -> x509.Name:

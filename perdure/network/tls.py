@@ -33,7 +33,7 @@ _OF_REDIS = ("ssl_ca_path", "ssl_ca_data", "ssl_password", "ssl_min_version", "s
 _ACCEPTED = "accepted: required, optional or none, or Celery's CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE"
 
 _SSLMODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-UNVERIFIED_SSLMODES = ("allow", "prefer", "require")
+_UNVERIFIED_SSLMODES = ("allow", "prefer", "require")
 """The modes with which PostgreSQL's client may encrypt a connection, and does not verify the server's certificate."""
 
 
@@ -52,8 +52,8 @@ def normalised(url: str) -> str:
 def divided(url: str) -> tuple[str, dict[str, Any] | None]:
     """A normalised `url` without its TLS options, and the options under the names of its scheme's library.
 
-    The options are `None` if the URL uses no TLS. If the URL has several servers, the options and the verified host name
-    are those of the first.
+    The options are `None` if the URL uses no TLS. If the URL names several servers, the options and the verified host
+    name are those of the first.
     """
     found = [_parsed(each) for each in _servers(url)]
     bare = ";".join(_joined(base, others) for base, others, _ in found)
@@ -74,7 +74,7 @@ def divided(url: str) -> tuple[str, dict[str, Any] | None]:
     return bare, typed
 
 
-def joined(url: str, options: Mapping[str, Any] | bool) -> str:  # noqa: FBT001 (kombu's form)
+def joined(url: str, options: Mapping[str, Any] | bool | None) -> str:  # noqa: FBT001 (kombu's form)
     """`url` with the TLS options of a kombu connection, normalised; the reverse of `divided`."""
     scheme, _, address = url.partition("://")
     if not options or scheme not in _ENCRYPTED:
@@ -88,6 +88,17 @@ def joined(url: str, options: Mapping[str, Any] | bool) -> str:  # noqa: FBT001 
         named["ssl_check_hostname"] = str("ssl_server_hostname" in named)
     known = {name: str(value) for name, value in named.items() if name in (*_OF_BOTH, *_OF_REDIS) and value is not None}
     return normalised(f"{_ENCRYPTED[scheme]}://{address}?{urlencode(known, quote_via=quote)}")
+
+
+def unverified(url: str) -> str | None:
+    """The option of a normalised `url` or of a PostgreSQL URL that leaves the server unverified, and its value."""
+    options = dict(parse_qsl(url.partition("?")[2]))
+    mode = options.get("sslmode", os.environ.get("PGSSLMODE")) if url.startswith("postgresql") else None
+    if mode in _UNVERIFIED_SSLMODES:
+        return f"sslmode is {mode}"
+    if options.get("ssl_cert_reqs") == "none":
+        return "ssl_cert_reqs is none"
+    return "ssl_check_hostname is false" if options.get("ssl_check_hostname") == "false" else None
 
 
 def check_postgresql(query: Mapping[str, Any]) -> None:
@@ -151,7 +162,9 @@ def _joined(base: str, parts: list[str]) -> str:
 def _check_values(options: Mapping[str, str]) -> None:
     version = options.get("ssl_min_version", "")
     if version and (not version.isdecimal() or int(version) not in set(ssl.TLSVersion)):
-        raise ValueError(f"ssl_min_version is {version!r}; accepted: {ssl.TLSVersion.TLSv1_2:d}, {ssl.TLSVersion.TLSv1_3:d}")
+        raise ValueError(
+            f"ssl_min_version is {version!r}; accepted: {ssl.TLSVersion.TLSv1_2:d}, {ssl.TLSVersion.TLSv1_3:d}"
+        )
     for name, keyword in (("ssl_ca_certs", "cafile"), ("ssl_ca_path", "capath"), ("ssl_ca_data", "cadata")):
         if (value := options.get(name)) is not None:
             _check(name, partial(_context().load_verify_locations, **{keyword: value}))

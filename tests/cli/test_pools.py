@@ -31,7 +31,7 @@ def celery(environment: Environment, tmp_path: Path) -> Perdure:
 def test_a_pool_without_threads_is_refused(celery: Perdure, options: str) -> None:
     """A pool in which perdure's tasks do not run is refused by its name, and not replaced without a message."""
     ended = celery("-A", "perdure", "worker", *options.split())
-    pool = options.split("=")[-1].split()[-1].removeprefix("-P")
+    pool = options.rsplit("=", maxsplit=1)[-1].rsplit(maxsplit=1)[-1].removeprefix("-P")
     assert (ended.returncode, ended.stderr) == (2, f"perdure: the pool is '{pool}', and {NEEDS_THREADS}\n")
 
 
@@ -79,12 +79,11 @@ def test_an_option_for_child_processes_is_refused(celery: Perdure, option: str) 
         ("task_time_limit=9", "-P threads --time-limit=5", "--time-limit does not apply to threads"),
     ],
 )
-def test_the_worker_of_an_application_is_refused_likewise(
-    environment: Environment, tmp_path: Path, redis_url: str, configured: str, options: str, message: str
+def test_the_worker_of_an_application_is_refused_likewise(  # noqa: PLR0917 (fixtures, given by name)
+    celery: Perdure, tmp_path: Path, redis_url: str, configured: str, options: str, message: str
 ) -> None:
     """A worker that consumes perdure's queues is checked like perdure's own. The application's settings may differ."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(url=redis_url, configured=configured))
-    celery = Perdure(environment, tmp_path, "celery.__main__:main")
     ended = celery("-A", "shop", "worker", "-Q", "turns", *options.split())
     assert ended.returncode == 2, ended.stderr
     assert message in ended.stderr

@@ -15,6 +15,7 @@ from celery.app.utils import find_app
 from kombu.transport.redis import Transport as RedisTransport
 
 from perdure.errors import SettingsError, Unavailable
+from perdure.network.tls import unverified
 from perdure.redis import connect, remedy, where
 from perdure.tasks.task import PerdureTask
 from perdure.text.untrusted import error_summary
@@ -64,6 +65,10 @@ def dangers(app: Celery) -> Iterator[Danger]:
     yield from _lost_children(name, own)
     if "perdure" in vars(app):
         yield from _installed(name, app)
+    if (option := unverified(broker_url(app))) is not None:
+        risk = "another server can take the broker's place, and read, change and add tasks"
+        fix = "Set ssl_cert_reqs=CERT_REQUIRED and ssl_ca_certs in broker_url, or broker_use_ssl."
+        yield Danger(name, f"{option} for the broker", risk, fix)
     with app.connection_for_read() as connection:
         if isinstance(connection.transport, RedisTransport):
             yield from _visibility(name, app, own)

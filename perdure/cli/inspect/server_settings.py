@@ -9,17 +9,20 @@ import redis
 import typer
 
 from perdure.database import serverlog
+from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
 from perdure.embedded.redis import is_of
 from perdure.errors import Unavailable
+from perdure.network.tls import unverified
 from perdure.redis import connect, remedy, where
 from perdure.settings import Settings
 from perdure.workers.assembly import redis_address
 
-_DURABILITY = Statement(
-    "doctor.durability",
+_CHECKED = Statement(
+    "doctor.settings",
     """
-    SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+    SELECT name, setting FROM pg_settings
+    WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'server_encoding', 'transaction_timeout')
     """,
     writes=False,
 )
@@ -39,25 +42,50 @@ class Finding:
 
 
 def findings(settings: Settings, database: Database) -> Iterator[Finding]:
-    """The dangerous settings of PostgreSQL and of Redis.
+    """The dangerous settings of PostgreSQL and of Redis, and of the connections to the servers.
 
     Raises:
         Unavailable: a server cannot be reached.
     """
     yield from _postgres(database)
     yield from _redis(settings)
+    yield from _connections(settings)
 
 
 def _postgres(database: Database) -> Iterator[Finding]:
-    for row in database.run(_DURABILITY, {}):
-        if row.setting == "off":
-            risk = "a crash of the server loses messages that were accepted"
-            yield Finding("PostgreSQL", f"{row.name} is off", risk, f"Set {row.name} = on.")
+    for row in database.run(_CHECKED, {}):
+        match row.name, row.setting:
+            case "server_encoding", encoding if encoding != ENCODING:
+                risk = "a message with a character that the encoding lacks fails"
+                fix = f"Move the data to a database with ENCODING '{ENCODING}'."
+                yield Finding("PostgreSQL", f"server_encoding is {encoding}", risk, fix)
+            case "transaction_timeout", limit if limit != "0":
+                risk = "an erasure, or a lock that a process holds for as long as it runs, ends after this time"
+                fix = "Set transaction_timeout = 0 for perdure's role."
+                yield Finding("PostgreSQL", f"transaction_timeout is {limit} ms", risk, fix)
+            case "fsync" | "full_page_writes" | "synchronous_commit" as name, "off":
+                risk = "a crash of the server loses messages that were accepted"
+                yield Finding("PostgreSQL", f"{name} is off", risk, f"Set {name} = on.")
+            case _:
+                pass
     if (quoting := serverlog.quoting(database)) is not None:
         fix = "Set log_min_error_statement = panic, log_error_verbosity = terse, log_statement = none."
         yield Finding(
             "PostgreSQL", quoting, "the server's log quotes users' messages; erasing a user does not remove them", fix
         )
+
+
+def _connections(settings: Settings) -> Iterator[Finding]:
+    """Findings about connections that may be encrypted, and whose servers are not verified."""
+    for url, variable, fix in (
+        (settings.database_url, "PERDURE_DATABASE_URL", "Set sslmode=verify-full, and sslrootcert."),
+        (settings.migrate_url, "PERDURE_MIGRATE_URL", "Set sslmode=verify-full, and sslrootcert."),
+        (settings.redis_url, "PERDURE_REDIS_URL", "Remove the option, and set ssl_ca_certs."),
+        (settings.broker_url, "PERDURE_BROKER_URL", "Remove the option, and set ssl_ca_certs."),
+    ):
+        if url is not None and (option := unverified(url.get_secret_value())) is not None:
+            risk = "another server can take the place of this one, and read and change messages"
+            yield Finding(variable, option, risk, fix)
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:

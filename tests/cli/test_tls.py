@@ -1,0 +1,88 @@
+"""An installation whose Redis speaks TLS with a certificate of the operator's own authority."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from perdure.redis import client_url
+from perdure.settings import Settings
+from perdure.workers.application import make_app
+from perdure.workers.assembly import addresses
+from tests.cli.conftest import Environment, Perdure
+from tests.tls import Authority, Proxy, proxy
+
+_PATIENCE_S = 60
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """The operator's authority."""
+    return Authority(tmp_path, "own")
+
+
+@pytest.fixture
+def encrypted(authority: Authority, redis_url: str) -> Iterator[Proxy]:
+    """Redis behind TLS."""
+    with proxy(authority.server(), client_url(redis_url).removeprefix("unix://").partition("?")[0]) as made:
+        yield made
+
+
+def test_a_submission_is_awaited_over_tls(
+    environment: Environment, tmp_path: Path, authority: Authority, encrypted: Proxy
+) -> None:
+    """A worker takes `turns.submit` from Redis over TLS, runs the turn, and stores the result that a program awaits."""
+    url = f"rediss://localhost:{encrypted.port}/0?ssl_ca_certs={authority.file}"
+    perdure = Perdure({**environment, "PERDURE_REDIS_URL": url}, tmp_path)
+    process = perdure.start("worker", "--concurrency", "4")
+    try:
+        settings = Settings(_env_file=None, redis_url=SecretStr(url))
+        app = make_app(settings, addresses(settings, database=False))
+        message = {"user_id": "ana", "text": "what is 12*7+5?"}
+        accepted = app.send_task("turns.submit", kwargs=message, ignore_result=False).get(timeout=_PATIENCE_S)
+        app.close()
+        ended = perdure("turns", "show", accepted["turn_id"], "--json")
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        process.terminate()
+        process.join(_PATIENCE_S)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("command", ["worker", "gateway", "beat", "flower", "doctor", "send hi", "breakers list"])
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("PERDURE_REDIS_URL", "rediss://localhost/0?ssl_cert_reqs=maybe"),
+        ("PERDURE_BROKER_URL", "amqps://localhost?ssl_cert_reqs=maybe"),
+    ],
+)
+def test_a_bad_option_stops_each_command(
+    environment: Environment, tmp_path: Path, command: str, variable: str, url: str
+) -> None:
+    """A command names the variable and the accepted values, and exits with status 2."""
+    ended = Perdure({**environment, variable: url}, tmp_path)(*command.split())
+    assert ended.returncode == 2
+    assert f"{variable} (its value is not shown) cannot be used: ssl_cert_reqs is 'maybe'; accepted:" in ended.stderr
+
+
+def test_doctor_names_connections_that_are_not_verified(
+    environment: Environment, tmp_path: Path, authority: Authority, encrypted: Proxy
+) -> None:
+    """An encrypted connection whose server is not verified looks safe, so `doctor` names it."""
+    redis = f"rediss://localhost:{encrypted.port}/0?ssl_ca_certs={authority.file}"
+    servers = {
+        "PERDURE_REDIS_URL": f"rediss://localhost:{encrypted.port}/0?ssl_cert_reqs=none",
+        "PERDURE_BROKER_URL": "amqps://localhost?ssl_check_hostname=false",
+    }
+    perdure = Perdure(environment, tmp_path)
+    ended = perdure("doctor", "--json", env={**environment, **servers})
+    found = {each["where"].partition(" at ")[0]: each["setting"] for each in json.loads(ended.stdout)["findings"]}
+    assert found["PERDURE_REDIS_URL"] == "ssl_cert_reqs is none"
+    assert found["PERDURE_BROKER_URL"] == "ssl_check_hostname is false"
+    ended = perdure("doctor", "--json", env={**environment, "PERDURE_REDIS_URL": redis})
+    assert "ssl_" not in ended.stdout
