@@ -76,7 +76,7 @@ _TRIES = 3
 _OVER_A_LIMIT = "54"
 """The class of error codes for statements that exceed a limit of the server, such as the size of an index row."""
 
-_CONFLICTS = ("40", "55P03", "57014")
+_CONFLICTS = "40"
 """Prefixes of the error codes for statements that the server ended because of other transactions or a time limit."""
 
 _NO_ROOM = "53"

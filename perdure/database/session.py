@@ -12,7 +12,6 @@ on each of its connections:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,4 +131,4 @@ def _as_options(settings: Mapping[str, str]) -> list[str]:
 
 def _escaped(value: str) -> str:
     """`value` with a backslash before each backslash and white space, as startup options require."""
-    return re.sub(r"([\\\s])", r"\\\1", value)
+    return "".join(f"\\{letter}" if letter == "\\" or letter.isspace() else letter for letter in value)
