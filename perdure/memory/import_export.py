@@ -1,7 +1,8 @@
 """Imports and exports conversations as files with one JSON object per line.
 
-    {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?}
+    {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?, error?: {code, message}}
 
+`error` marks the reply of a failed turn: it is kept for people, and is neither searched nor shown to a model.
 `session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
 `message_id` together identify a line. If a file is imported again, only its new lines are added. Invalid lines are
 skipped, and reported with their number and the reason. An exported file can be imported into any database.
@@ -18,7 +19,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from sqlalchemy import Row
 
 from perdure.access.tenants import line_tenant, tenant_of, user_key, user_of
@@ -65,6 +66,15 @@ _EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinf
 _Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_require_storable)]
 
 
+class LineError(BaseModel):
+    """The error that a line reports."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: _Name
+    message: Annotated[str, AfterValidator(_require_storable)]
+
+
 class ImportLine(BaseModel):
     """One message of an imported file. If `occurred_at` has no time zone, it is in UTC."""
 
@@ -79,6 +89,14 @@ class ImportLine(BaseModel):
     content: Annotated[str, AfterValidator(_require_storable), AfterValidator(_require_text)]
     occurred_at: Annotated[datetime, AfterValidator(_aware)]
     channel: Annotated[_Name, AfterValidator(identifier)] = _CHANNEL
+    error: LineError | None = None
+
+    @field_validator("error")
+    @classmethod
+    def _of_the_assistant(cls, error: LineError | None, info: ValidationInfo) -> LineError | None:
+        if error is not None and info.data.get("role") != "assistant":
+            raise ValueError("belongs to a line with the role assistant")
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +172,7 @@ def export_messages(database: Database, user: str | None = None, tenant: str | N
             "content": row.content,
             "occurred_at": row.occurred_at.astimezone(UTC).isoformat(),
             "channel": row.channel,
+            "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
         }
         yield {key: value for key, value in line.items() if value is not None}
 
@@ -269,11 +288,11 @@ def _new(
 
 
 def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Turns and messages for `queries.ADD`. A user's line after a reply begins a new turn."""
+    """Turns and messages for `queries.ADD`. A user's line after a reply, or any line after an error, begins a turn."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for position, line in enumerate(lines, start=1):
-        if not turns or (line.role == "user" and turns[-1]["reply"] is not None):
+        if not turns or "error_code" in turns[-1] or (line.role == "user" and turns[-1]["reply"] is not None):
             turns.append(
                 {
                     "position": len(turns) + 1,
@@ -288,8 +307,10 @@ def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, An
         turn = turns[-1]
         turn["settled_at"] = line.occurred_at
         if line.role == "assistant":
-            turn["steps"] += 1
+            turn["steps"] += line.error is None
             turn["reply"] = position
+        if line.error is not None:
+            turn.update(error_code=line.error.code, error_message=line.error.message)
         messages.append(
             {
                 **line.model_dump(mode="json", include={"role", "content", "message_id", "channel", "author"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
+from perdure.database.failures import FAILURE_OF
 
 ENSURE_USER = Statement(
     "exchange.know_user",
@@ -61,13 +62,14 @@ ADD = Statement(
         RETURNING s.user_id, s.agent, s.tick - %(turns_added)s AS tick
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, steps, first_seq,
-                           reply_seq, accepted_at, settled_at, settled_tick)
+                           reply_seq, error_code, error_message, accepted_at, settled_at, settled_tick)
         SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, grown.agent, t.channel, 5,
-               'done', t.steps, %(message_count)s + t.first, %(message_count)s + t.reply, t.accepted_at, t.settled_at,
+               CASE WHEN t.error_code IS NULL THEN 'done' ELSE 'failed' END, t.steps, %(message_count)s + t.first,
+               %(message_count)s + t.reply, t.error_code, t.error_message, t.accepted_at, t.settled_at,
                grown.tick + t.position
         FROM grown, jsonb_to_recordset(%(turns)s::jsonb) AS t (
-            position int, turn_id uuid, channel text, steps int, first int, reply int, accepted_at timestamptz,
-            settled_at timestamptz)
+            position int, turn_id uuid, channel text, steps int, first int, reply int, error_code text,
+            error_message text, accepted_at timestamptz, settled_at timestamptz)
     )
     INSERT INTO messages (session_id, seq, turn_id, role, content, message_id, channel, token_count, created_at, author)
     SELECT %(session_id)s, %(message_count)s + m.position, m.turn_id, m.role, m.content, m.message_id, m.channel,
@@ -78,24 +80,26 @@ ADD = Statement(
     """,
 )
 
-_MESSAGES = """
+_MESSAGES = f"""
     SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
            coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
-           m.created_at AS occurred_at, m.channel
-    FROM message_words AS w JOIN messages AS m USING (session_id, seq) JOIN sessions AS s USING (session_id)
-    WHERE (w.session_id, w.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
-"""
+           m.created_at AS occurred_at, m.channel, failed.error_code, failed.error_message
+    FROM messages AS m JOIN sessions AS s USING (session_id) LEFT JOIN turns AS failed ON {FAILURE_OF}
+    WHERE (m.session_id, m.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
+      AND m.role IN ('user', 'assistant') AND m.content ~ '[^[:space:]]'
+      AND (s.forked_from IS NULL OR m.created_at >= s.created_at)
+"""  # noqa: S608 (constants)
 
 # A page of messages, ordered by session id and `seq`. The messages that a fork copied are omitted, because the export
 # of the original session contains them.
-EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY w.session_id, w.seq LIMIT %(most)s", writes=False)
+EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY m.session_id, m.seq LIMIT %(most)s", writes=False)
 
 EXPORT_OF_SESSIONS = Statement(
     "exchange.export_of_sessions",
     _MESSAGES
     + """
-      AND w.session_id = ANY (%(session_ids)s::uuid[])
-    ORDER BY w.session_id, w.seq LIMIT %(most)s
+      AND m.session_id = ANY (%(session_ids)s::uuid[])
+    ORDER BY m.session_id, m.seq LIMIT %(most)s
     """,
     writes=False,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
+from perdure.database.failures import FAILURE_OF, SPOKEN
 from perdure.database.fencing import HELD, RAISED
 from perdure.sessions.states import State, Trigger, sql
 
@@ -193,12 +194,12 @@ CHANGE_CONVERSATION = Statement(
 
 MESSAGES = Statement(
     "sessions.messages",
-    """
-    SELECT seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel, token_count, model, fallback,
-           stop_reason, created_at
-    FROM messages
-    WHERE session_id = %(session_id)s AND seq > %(after)s
-    ORDER BY seq LIMIT %(limit)s
+    f"""
+    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel, m.token_count,
+           m.model, m.fallback, m.stop_reason, m.created_at, failed.error_code, failed.error_message
+    FROM messages AS m LEFT JOIN turns AS failed ON {FAILURE_OF}
+    WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
+    ORDER BY m.seq LIMIT %(limit)s
     """,
     writes=False,
 )
@@ -413,12 +414,13 @@ ENDINGS_DUE = Statement(
     """,
 )
 
+# Without the replies of failed turns.
 NEWEST_MESSAGES = Statement(
     "sessions.newest_messages",
-    """
-    SELECT seq, role, content FROM messages
-    WHERE session_id = %(session_id)s
-    ORDER BY seq DESC LIMIT %(most)s
+    f"""
+    SELECT m.seq, m.role, m.content FROM messages AS m
+    WHERE m.session_id = %(session_id)s AND {SPOKEN}
+    ORDER BY m.seq DESC LIMIT %(most)s
     """,
     writes=False,
 )

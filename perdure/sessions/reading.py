@@ -136,7 +136,7 @@ def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
 
 
 def message_body(row: Row[Any]) -> dict[str, Any]:
-    """A row of `messages` as the routes return it."""
+    """A row of `messages` as the routes return it. `error` marks the reply of a failed turn."""
     shown = {
         "seq": row.seq,
         "turn_id": str(row.turn_id),
@@ -149,9 +149,10 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "model": row.model,
         "fallback": row.fallback,
         "stop_reason": row.stop_reason,
+        "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
         "created_at": row.created_at.isoformat(),
     }
-    optional = ("tool_calls", "tool_call_id", "model", "fallback", "stop_reason")
+    optional = ("tool_calls", "tool_call_id", "model", "fallback", "stop_reason", "error")
     return {key: value for key, value in shown.items() if key not in optional or value is not None}
 
 

@@ -9,6 +9,7 @@ session's row in `sessions`, so the writers of one session run one after another
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.failures import SPOKEN
 from perdure.database.fencing import HELD, RAISED
 
 # Two fragments of a statement that commits a step. NEXT_VARIABLES_TICK is the new value of `sessions.variables_tick`.
@@ -89,7 +90,8 @@ SAVE = Statement(
     """,
 )
 
-# Assembles a snapshot from the stored variables, the session's row, the messages of the last turns, and the queue.
+# Assembles a snapshot from the stored variables, the session's row, the messages of the last turns without the replies
+# of failed turns, and the queue.
 # `committed_since`: the session has committed since the variables were stored, so the events stored with the variables
 # are outdated.
 _PARTS = f"""
@@ -105,7 +107,8 @@ _PARTS = f"""
                 SELECT min(first_seq) FROM (
                     SELECT first_seq FROM turns
                     WHERE session_id = s.session_id AND first_seq IS NOT NULL
-                    ORDER BY seq DESC LIMIT %(history_turns)s) AS recent)) AS history
+                    ORDER BY seq DESC LIMIT %(history_turns)s) AS recent)
+              AND {SPOKEN}) AS history
     FROM sessions AS s {{join}} snapshots AS k
       ON k.session_id = s.session_id AND k.tick = s.variables_tick AND NOT k.set_aside
     WHERE s.session_id = %(session_id)s

@@ -174,6 +174,8 @@ class Conversation:
         self._turns = 0
         self._left_out: set[UUID] = set()
         self._open = False
+        self._failures: set[int] = set()
+        """The `seq` of each failed turn's reply, which no model receives."""
 
     def ask(self, text: str) -> Answer:
         """Run the session's next turn.
@@ -226,7 +228,7 @@ class Conversation:
         told = [each for each in self._store.messages if each["turn_id"] not in self._left_out]
         turns = [list(messages) for _, messages in groupby(told, key=lambda each: each["turn_id"])]
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
-        return [_entry(message) for messages in kept for message in messages]
+        return [_entry(message) for messages in kept for message in messages if message["seq"] not in self._failures]
 
     def _hold(self, ref: TurnRef) -> Hold:
         claim = Claimed(self._session_id, Fence(1, uuid4()), strikes=1, spent_s=0.0, turn=ref)
@@ -276,6 +278,8 @@ class Conversation:
         ending = self._with_the_agents_message(ref, ending)
         verdict = conclude(self._store, self._session_id, ref, transcript, ending)
         self._store.append(ref.turn_id, verdict.messages)
+        if isinstance(ending, Failed):
+            self._failures.add(len(self._store.messages))
         if verdict.variables is not None:
             self._store.variables = verdict.variables
         self._open = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
+from perdure.database.failures import FAILURE_OF
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 
@@ -317,18 +318,18 @@ FEEDBACK = Statement(
 # without a message has the total.
 MESSAGES_OF_TURN = Statement(
     "turns.messages_of_turn",
-    """
+    f"""
     WITH own AS (
-        SELECT m.*, row_number() OVER (ORDER BY m.seq) AS number
-        FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id
+        SELECT m.*, failed.error_code, failed.error_message, row_number() OVER (ORDER BY m.seq) AS number
+        FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id LEFT JOIN turns AS failed ON {FAILURE_OF}
         WHERE t.turn_id = %(turn_id)s AND m.turn_id = t.turn_id AND m.seq >= t.first_seq
           AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
                                 WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
                                 ORDER BY n.seq LIMIT 1), 9223372036854775807)
     )
     SELECT (SELECT count(*) FROM own) AS total, own.seq, own.turn_id, own.role, own.content, own.tool_calls,
-           own.tool_call_id, own.channel, own.token_count, own.model, own.fallback, own.stop_reason,
-           own.created_at
+           own.tool_call_id, own.channel, own.token_count, own.model, own.fallback, own.stop_reason, own.created_at,
+           own.error_code, own.error_message
     FROM (VALUES (1)) AS one LEFT JOIN own ON own.number > %(after)s
     ORDER BY own.seq
     """,

@@ -110,8 +110,8 @@ def _export(user_table: UserTable) -> Statement:
     return Statement(
         f"export.{table}",
         f"""
-        SELECT to_jsonb({table}) - ARRAY[{left_out}]::text[] AS kept
-        FROM {table} WHERE {user_table.of_user} ORDER BY {order}
+        SELECT to_jsonb(m) - ARRAY[{left_out}]::text[] || {user_table.added} AS kept
+        FROM {table} AS m WHERE {user_table.of_user} ORDER BY {order}
         """,  # noqa: S608 (constants)
         writes=False,
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perdure.database.failures import FAILURE_OF
+
 _OF_SESSIONS = "session_id IN (SELECT session_id FROM sessions WHERE user_id = %(user_id)s)"
 OF_TURNS = f"turn_id IN (SELECT turn_id FROM turns WHERE {_OF_SESSIONS})"  # noqa: S608 (constants)
 # Deliveries of the user's turns and of the user's refused messages. A refused message has no turn.
@@ -30,18 +32,26 @@ _OF_IDENTITIES = """
     ) OR concat(CASE WHEN tenant <> '' THEN tenant || chr(31) END, channel, ':', external_id) = %(user_id)s
 """
 
+_ERROR = f"""
+    coalesce((SELECT jsonb_build_object('error', jsonb_build_object('code', failed.error_code,
+                                                                    'message', failed.error_message))
+              FROM turns AS failed WHERE {FAILURE_OF}), '{{}}')
+"""  # noqa: S608 (constants)
+
 
 @dataclass(frozen=True, slots=True)
 class UserTable:
     """A table with users' data. `of_user` is the SQL condition for the rows of the user `%(user_id)s`.
 
     An export omits the columns `left_out`: search data derived from exported texts, hashes of link codes, and delivery
-    errors. Delivery errors describe the operator's network.
+    errors. Delivery errors describe the operator's network. `added` is SQL for a JSON object that an export adds to a
+    row, which the SQL names `m`.
     """
 
     table: str
     of_user: str
     left_out: tuple[str, ...] = ()
+    added: str = "'{}'"
 
 
 USER_TABLES = (
@@ -65,7 +75,7 @@ USER_TABLES = (
     UserTable("unrouted", _OF_USER),  # before deliveries: refusing a message locks its row, then inserts a delivery
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", OF_TURNS),
-    UserTable("messages", _OF_SESSIONS),
+    UserTable("messages", _OF_SESSIONS, added=_ERROR),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),
     UserTable("inbox", _OF_USER),

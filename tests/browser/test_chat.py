@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
-from tests.models.server import Answer
+from tests.models.server import Answer, Status
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
@@ -158,6 +158,25 @@ def test_two_tabs_send_at_once(
     wanted = {"first", "from one", "from two", *map(answer_to, ("first", "from one", "from two"))}
     page.until(lambda: set(page.texts()) == wanted and len(page.texts()) == len(wanted), "each message and answer once")
     installation.check()
+
+
+@pytest.mark.browser
+def test_a_failure_is_an_error_also_when_the_page_is_reloaded(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """The page shows a failed turn's text as an error, and the answers before and after it as answers."""
+    page.say("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    installation.model_server.answers["fail"] = Status(400)
+    page.say("fail")
+    page.until(lambda: page.all(".assistant.failed"), "the error")
+    page.say("again")
+    page.until(lambda: page.texts()[-1] == answer_to("again"), "the next answer")
+    page.driver.refresh()
+    page.until(lambda: page.texts()[-1:] == [answer_to("again")], "the conversation again")
+    marked = [each.get_attribute("aria-label") for each in page.all(".message")]
+    assert marked == ["You", "Agent", "You", "Error", "You", "Agent"]
+    assert len(page.all(".assistant.failed")) == 1
 
 
 @pytest.mark.browser

@@ -199,3 +199,31 @@ def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: 
             text("SELECT indexdef FROM pg_indexes WHERE tablename = 'deliveries' AND indexdef LIKE '%UNIQUE%turn_id%'")
         )
         assert ["asking_seq" in each for each in keys.scalars()] == [True]
+
+
+_FAILED_AND_DONE = """
+    INSERT INTO users (user_id, created_at) VALUES ('ana', now());
+    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)
+    SELECT gen_random_uuid(), 'ana', '', true, 'a', 'active', now(), now(), '{cli}';
+    INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, error_code, first_seq,
+                       reply_seq, accepted_at, settled_at)
+    SELECT gen_random_uuid(), session_id, n, 'ana', 'a', 'cli', 5, CASE n WHEN 1 THEN 'failed' ELSE 'done' END,
+           CASE n WHEN 1 THEN 'TIMEOUT' END, 2 * n - 1, 2 * n, now(), now()
+    FROM sessions, generate_series(1, 2) AS n;
+    INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
+    SELECT session_id, first_seq + n, turn_id, CASE n WHEN 0 THEN 'user' ELSE 'assistant' END, 'words', 'cli', 1, now()
+    FROM turns, generate_series(0, 1) AS n
+"""
+
+
+def test_replies_of_failed_turns_leave_the_index(empty: URL, engine: Engine) -> None:
+    """Earlier releases indexed the error of a failed turn as the assistant's words. The migration removes the rows."""
+    migrate(empty, "0032")
+    with engine.begin() as connection:
+        for statement in _FAILED_AND_DONE.split(";"):
+            connection.execute(text(statement))
+    migrate(empty)
+    for table in ("message_words", "unembedded"):
+        with engine.begin() as connection:
+            rows = connection.execute(text(f"SELECT seq FROM {table} ORDER BY seq"))  # noqa: S608 (constants)
+            assert rows.scalars().all() == [1, 3, 4]

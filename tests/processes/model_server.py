@@ -59,7 +59,7 @@ class ModelServer:
         self.latency_s = 0.0
         self.down = False
         self.latencies: dict[str, float] = {}
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Step] = {}
         self.called_at: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}

@@ -149,7 +149,8 @@ def _with_consolidation(session: dict[str, Any]) -> dict[str, Any]:
 
 def _line(message: dict[str, Any]) -> tuple[int, str, str]:
     calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
-    return message["seq"], message["role"], " ".join(filter(None, [message["content"], *calls]))
+    role = "error" if "error" in message else message["role"]
+    return message["seq"], role, " ".join(filter(None, [message["content"], *calls]))
 
 
 def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:

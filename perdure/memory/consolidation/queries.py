@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.failures import SPOKEN
 from perdure.database.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
@@ -161,15 +162,16 @@ GIVEN_UP = Statement(
     writes=False,
 )
 
+# Without the replies of failed turns.
 CONVERSATION = Statement(
     "consolidation.conversation",
-    """
+    f"""
     SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content, m.created_at, m.channel, m.author
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
-      AND (s.forked_from IS NULL OR m.created_at >= s.created_at)
+      AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN}
     ORDER BY m.seq
-    """,
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 

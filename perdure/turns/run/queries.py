@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
+from perdure.database.failures import SPOKEN
 from perdure.database.fencing import HELD
 from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.sessions.states import Trigger, sql
@@ -15,7 +16,8 @@ LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
 _LEFT_OUT = f"(status = 'failed' AND error_code IN {LEFT_OUT})"
 
 # The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
-# transcript does not have them yet. The cost depends on the window, not on the session's length.
+# transcript does not have them yet. The replies of failed turns are omitted. The cost depends on the window, not on the
+# session's length.
 HISTORY = Statement(
     "turns.history",
     f"""
@@ -29,6 +31,7 @@ HISTORY = Statement(
               AND {_LEFT_OUT} IS NOT TRUE
             ORDER BY seq DESC LIMIT %(window)s) AS recent)
       AND NOT EXISTS (SELECT FROM turns WHERE turn_id = m.turn_id AND {_LEFT_OUT})
+      AND {SPOKEN}
     UNION ALL
     SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
     FROM inbox AS i

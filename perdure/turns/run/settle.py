@@ -115,6 +115,11 @@ class Verdict:
         """The tokens that the turn used; `None` if no provider reported them."""
         return None if self.usage is None else Usage.from_record(self.usage)
 
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """`messages` without the reply of a failed turn, which no model receives."""
+        return self.messages[:-1] if self.status == "failed" else self.messages
+
     def to_json(self) -> str:
         """The verdict as a JSON object, with the members of `extra` at the top level."""
         record = asdict(self)

@@ -105,7 +105,7 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         timestamp=int(runtime.clock.now().timestamp() * 1000),
         status=Status.WAITING_FOR_EVENT,
         memory=Memory(
-            (*memory.short_term_history, *(_message(record) for record in verdict.messages)),
+            (*memory.short_term_history, *(_message(record) for record in verdict.said)),
             memory.working_variables if verdict.variables is None else verdict.variables,
         ),
         event_queue_backup=pending.events(rows[0].pending),

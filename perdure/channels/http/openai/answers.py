@@ -70,7 +70,9 @@ async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
 def whole_text(messages: list[dict[str, Any]]) -> str:
     """The answer in the messages of a settled turn: the same text as the joined parts of `follow`."""
     return _BETWEEN.join(
-        each["content"] for each in messages if each["role"] == "assistant" and each["content"].strip()
+        each["content"]
+        for each in messages
+        if each["role"] == "assistant" and "error" not in each and each["content"].strip()
     )
 
 
@@ -95,7 +97,9 @@ class _Answer:
                 return self._withdraw()
             case EventKind.MESSAGE if event.data["role"] == "assistant":
                 called = [Called(_line(call)) for call in event.data.get("tool_calls", ())]
-                return [*self._commit(event.data["content"]), *called]
+                # The text of an error is no part of the answer.
+                said = self._withdraw() if "error" in event.data else self._commit(event.data["content"])
+                return [*said, *called]
             case EventKind.APPROVAL_REQUIRED:
                 by = " by staff" if event.data["approver"] == STAFF else ""
                 return [Text(f"waiting for approval of {event.data['tool']}{by}\n", progress=True)]

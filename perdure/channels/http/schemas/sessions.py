@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
 from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
+from perdure.channels.http.schemas.turns import Error
 from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
 
@@ -101,7 +102,8 @@ class Call(Answer):
 class Message(Answer):
     """One committed message of a transcript.
 
-    `stop_reason` is the reason why a model's reply is incomplete, such as `length`.
+    `stop_reason` is the reason why a model's reply is incomplete, such as `length`. `error` marks the reply of a failed
+    turn, which no model receives.
     """
 
     model_config = examples(
@@ -127,4 +129,5 @@ class Message(Answer):
     model: str = ""
     fallback: bool = False
     stop_reason: str = ""
+    error: Error | None = None
     created_at: Instant

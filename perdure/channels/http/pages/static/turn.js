@@ -9,9 +9,10 @@ export function userMessage(text, turnId = "") {
     element("div", { className: "text" }, text));
 }
 
-/** A message of the agent. */
-export function agentMessage(text) {
-  const made = element("article", { className: "message assistant", "aria-label": "Agent" });
+/** A message of the agent, or the error that is shown in its place. */
+export function agentMessage(text, failed = false) {
+  const made = element("article", { className: "message assistant", "aria-label": failed ? "Error" : "Agent" });
+  made.classList.toggle("failed", failed);
   made.append(element("div", { className: "text" }, ...rendered(text)));
   return made;
 }
@@ -26,7 +27,9 @@ export function show(log, message) {
   for (const call of message.tool_calls ?? []) addCall(log, message.turn_id, call);
   if (message.role === "user") place(log, userMessage(message.content, message.turn_id));
   if (message.role === "tool") addResult(log, message.turn_id, message.tool_call_id, message.content);
-  if (message.role === "assistant" && message.content.trim()) place(log, agentMessage(message.content));
+  if (message.role === "assistant" && message.content.trim()) {
+    place(log, agentMessage(message.content, message.error !== undefined));
+  }
 }
 
 /** The element of a tool call. The ids of calls are distinct within a turn only. */
@@ -127,6 +130,5 @@ export class LiveTurn {
   #end(turn) {
     this.#discard();
     for (const each of this.log.querySelectorAll(".approval")) each.remove();
-    if (turn.status === "failed") [...this.log.querySelectorAll(".assistant")].at(-1)?.classList.add("failed");
   }
 }

@@ -1,0 +1,14 @@
+"""Recognises the reply of a failed turn in SQL.
+
+The reply of a failed turn is the error's message. People read it; a model never does. So the statements that read
+messages for a prompt, a summary, a memory or a search index exclude it, and those that read messages for people mark
+it. The turn's row tells which message it is, so messages of earlier releases need no mark of their own.
+"""
+
+from __future__ import annotations
+
+FAILURE_OF = "failed.turn_id = m.turn_id AND failed.reply_seq = m.seq AND failed.status = 'failed'"
+"""The SQL condition that joins a row of `messages AS m` to the row of `turns AS failed` whose error it reports."""
+
+SPOKEN = f"NOT EXISTS (SELECT FROM turns AS failed WHERE {FAILURE_OF})"
+"""The SQL condition that a row of `messages AS m` is not the reply of a failed turn."""
