@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import importlib
-import math
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
 from perdure.hooks import ApprovalWaiting, Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
 from perdure.settings import OnUnavailable
+from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
@@ -35,6 +36,9 @@ from perdure.tools.sources import Toolset
 
 if TYPE_CHECKING:
     from perdure.tools.mcp.connections import Connections
+
+_MAX_NAME_CHARS = 200
+"""The longest name of an agent: a message names its agent with at most as many characters."""
 
 
 class ErrorMessages(Protocol):
@@ -58,6 +62,15 @@ class ErrorTexts:
 
     by_code: Mapping[str, str]
     by_language: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError if the declaration is invalid."""
+        declarations.require(
+            declarations.is_text_by_text(self.by_code), "ErrorTexts", "by_code", self.by_code, "texts by error code"
+        )
+        languages = self.by_language
+        are_texts = declarations.maps(languages, declarations.is_text_by_text)
+        declarations.require(are_texts, "ErrorTexts", "by_language", languages, "texts by error code, by language")
 
     def find(self, code: str, language: str | None) -> str | None:
         """See `ErrorMessages.find`."""
@@ -106,6 +119,12 @@ class Agent:
     _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raise SettingsError if the declaration is invalid."""
+        declarations.require(
+            declarations.is_name(self.name, _MAX_NAME_CHARS), "an agent", "name", self.name,
+            f"text of 1 to {_MAX_NAME_CHARS} characters",
+        )  # fmt: skip
+        self._check_tools()
         servers = tuple(given for given in self.tools if isinstance(given, McpServer))
         if len({server.name for server in servers}) != len(servers):
             raise SettingsError(
@@ -118,31 +137,54 @@ class Agent:
             raise SettingsError(
                 f"agent {self.name!r} has two tools with the same name: {sorted(each.name for each in made)}"
             )
-        if self.on_unavailable is not None and self.on_unavailable not in [*OnUnavailable]:
-            accepted = ", ".join(OnUnavailable)
-            raise SettingsError(f"agent {self.name!r} has on_unavailable={self.on_unavailable!r}; accepted: {accepted}")
-        self._check_casebank(self.casebank)
-        self._check_limits()
+        self._check_values()
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
 
-    def _check_casebank(self, given: object) -> None:
-        if given is None or given is False or (isinstance(given, str) and is_identifier(given)):
-            return
-        raise SettingsError(f"agent {self.name!r} has casebank={given!r}; accepted: {IDENTIFIER}, or None for no bank")
+    def _check_tools(self) -> None:
+        self._require("tools", declarations.is_list(self.tools), "a list of tools, such as [weather]")
+        for given in self.tools:
+            if isinstance(given, OwnTool | McpServer) or inspect.isroutine(given):
+                continue
+            task = getattr(given, "name", None) if hasattr(given, "apply_async") else None
+            hint = f"; for a Celery task, write celery_tool({task!r})" if isinstance(task, str) else ""
+            accepted = f"functions with @tool, plain functions, celery_tool(…), sleep_until, McpServer(…){hint}"
+            raise SettingsError(
+                f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}"
+            )
 
-    def _check_limits(self) -> None:
-        if self.max_steps is not None and self.max_steps < 1:
-            raise SettingsError(f"agent {self.name!r} has max_steps={self.max_steps!r}; accepted: 1 or more")
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise SettingsError(f"agent {self.name!r} has timeout_s={self.timeout_s!r}; accepted: seconds above 0")
+    def _check_values(self) -> None:
+        instructions = "text" if not callable(self.instructions) else "text, and no function"
+        self._require("instructions", declarations.is_text(self.instructions), instructions)
+        given: Any = self.model
+        model = "a name such as 'openai:gpt-5', or None for PERDURE_MODEL"
+        self._require("model", given is None or (declarations.is_text(given) and bool(given.strip())), model)
+        self._require(
+            "max_steps",
+            self.max_steps is None or declarations.is_count(self.max_steps),
+            f"{declarations.COUNT}, or None",
+        )
+        within = self.timeout_s is None or declarations.is_seconds(self.timeout_s)
+        self._require("timeout_s", within, f"{declarations.SECONDS}, or None")
+        known = self.on_unavailable is None or self.on_unavailable in [*OnUnavailable]
+        self._require("on_unavailable", known, f"{', '.join(OnUnavailable)}, or None")
+        given = self.error_messages
+        find = None if isinstance(given, type | str) else getattr(given, "find", None)
+        texts = "ErrorTexts({code: text}), an object with the method find(code, language), or None"
+        self._require("error_messages", given is None or callable(find), texts)
+        given = self.casebank
+        bank = given is None or given is False or (isinstance(given, str) and is_identifier(given))
+        self._require("casebank", bank, f"{IDENTIFIER}, or None for no bank")
         for point in ("before_turn", "after_turn", "before_tool", "after_tool", "on_approval_waiting"):
             hooks = getattr(self, point)
-            if not isinstance(hooks, Sequence) or not all(
-                callable(each) or isinstance(each, Required) for each in hooks
-            ):
-                raise SettingsError(f"agent {self.name!r} has {point}={hooks!r}; accepted: a list of functions")
+            fit = declarations.is_list(hooks) and all(
+                isinstance(each, Required) or declarations.takes_one(each) for each in hooks
+            )
+            self._require(point, fit, "a list of functions with one parameter, each plain or required(…)")
+
+    def _require(self, argument: str, fits: bool, accepted: str) -> None:  # noqa: FBT001 (as assert)
+        declarations.require(fits, f"agent {self.name!r}", argument, getattr(self, argument), accepted)
 
     @property
     def bank(self) -> str | None:
@@ -197,7 +239,7 @@ class Agents:
             module = importlib.import_module(path)
         except SettingsError as error:
             raise SettingsError(f"PERDURE_AGENTS is {path!r}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SettingsError(
                 f"PERDURE_AGENTS is {path!r}: {_explain(error)}; accepted: the path of an importable module"
             ) from error
@@ -231,7 +273,7 @@ class Agents:
         return iter(self._by_name.values())
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     """The message of an error that an import raised, with the file and line unless the error is an `ImportError`."""
     if isinstance(error, ImportError):
         return str(error)

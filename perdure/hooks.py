@@ -36,6 +36,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from perdure.errors import GuardRejected, PerdureError, loggable
+from perdure.text import declarations
 from perdure.tools import event_loop
 from perdure.tools.leaks import Leaks
 
@@ -118,7 +119,14 @@ Hooks = Sequence[Hook[Seen]]
 
 
 def required(function: Callable[[Seen], object]) -> Required[Seen]:
-    """Wrap the hook `function` so that its failure stops the turn or the tool call."""
+    """Wrap the hook `function` so that its failure stops the turn or the tool call.
+
+    Raises:
+        SettingsError: `function` is not a function with one parameter.
+    """
+    declarations.require(
+        declarations.takes_one(function), "required()", "function", function, "a function with one parameter"
+    )
     return Required(function)
 
 

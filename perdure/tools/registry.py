@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.text import untrusted
+from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools import around, event_loop
 from perdure.tools.docstring import describe
@@ -254,13 +254,19 @@ def tool(
 
     def make(given: Callable[..., Any]) -> Tool:
         if not (inspect.isfunction(given) or inspect.ismethod(given)):
-            raise SettingsError(f"the tool {given!r} is not a function")
+            raise SettingsError(f"the tool {declarations.shown(given)} is not a function")
         chosen = name if name is not None else given.__name__
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
+        if probe is not None and not declarations.takes_one(probe):
+            raise _unfit(
+                given, f"has probe={declarations.shown(probe)}; accepted: a function with one parameter, or None"
+            )
         if (problem := approval_problem(requires_approval, approver)) is not None:
             raise _unfit(given, problem)
-        if breaker is not None and not _NAME.fullmatch(breaker):
-            raise _unfit(given, f"has breaker={breaker!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
+        if breaker is not None and not declarations.matches(breaker, _NAME):
+            raise _unfit(
+                given, f"has breaker={declarations.shown(breaker)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -"
+            )
         described = describe(given.__doc__)
         if not described.description:
             raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
@@ -334,14 +340,14 @@ def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) ->
 def approval_problem(requires_approval: object, approver: object) -> str | None:
     """Why a tool's declarations about approval are invalid; `None` if they are valid."""
     if not isinstance(requires_approval, bool) and not callable(requires_approval):
-        return f"has requires_approval={requires_approval!r}; accepted: True, False or a function"
-    if approver not in (USER, STAFF) and not callable(approver):
-        return f"has approver={approver!r}; accepted: 'user', 'staff' or a function"
+        return f"has requires_approval={declarations.shown(requires_approval)}; accepted: True, False or a function"
+    if not callable(approver) and not (isinstance(approver, str) and approver in (USER, STAFF)):
+        return f"has approver={declarations.shown(approver)}; accepted: 'user', 'staff' or a function"
     for name, given in (("requires_approval", requires_approval), ("approver", approver)):
         if inspect.iscoroutinefunction(given):
             return f"has an async function as {name}; accepted: a plain def"
     if approver != USER and requires_approval is False:
-        return f"has approver={approver!r} and needs no approval; add requires_approval"
+        return f"has approver={declarations.shown(approver)} and needs no approval; add requires_approval"
     return None
 
 
@@ -352,14 +358,18 @@ def _unfit(function: Callable[..., Any], why: str) -> SettingsError:
 def _check_declaration(
     function: Callable[..., Any], name: str, effect: Effect | str, timeout_s: float | None, max_result_chars: int
 ) -> None:
-    if not _NAME.fullmatch(name):
-        raise _unfit(function, f"is named {name!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    if not declarations.matches(name, _NAME):
+        raise _unfit(function, f"is named {declarations.shown(name)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
     if effect not in [*Effect]:
-        raise _unfit(function, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise _unfit(function, f"has timeout_s={timeout_s!r}; accepted: a number of seconds above 0, or None")
-    if max_result_chars < 1:
-        raise _unfit(function, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
+        raise _unfit(function, f"declares the effect {declarations.shown(effect)}; accepted: {', '.join(Effect)}")
+    if timeout_s is not None and not declarations.is_seconds(timeout_s):
+        raise _unfit(
+            function, f"has timeout_s={declarations.shown(timeout_s)}; accepted: {declarations.SECONDS}, or None"
+        )
+    if not declarations.is_count(max_result_chars):
+        raise _unfit(
+            function, f"has max_result_chars={declarations.shown(max_result_chars)}; accepted: {declarations.COUNT}"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _unfit(function, "is a generator; return one value instead")
 

@@ -24,6 +24,7 @@ from perdure.errors import PerdureError, SettingsError
 from perdure.resilience.kill_reports import Kills
 from perdure.runtime import Runtime
 from perdure.settings import Settings
+from perdure.text import declarations
 from perdure.workers.assembly import (
     Addresses,
     addresses,
@@ -61,6 +62,10 @@ def gateway(
         SettingsError: a setting is invalid; or there is no `authenticate` and no configured key. In the latter case,
             everyone who reaches the application could use the gateway.
     """
+    if authenticate is not None:
+        accepted = "a function with one parameter, the request, or None"
+        fits = declarations.takes_one(authenticate)
+        declarations.require(fits, "perdure.gateway()", "authenticate", authenticate, accepted)
     settings = Settings.load(**options)
     check(settings, asks_models=False)
     if authenticate is None and not (settings.api_keys or settings.admin_keys):

@@ -13,6 +13,7 @@ from celery import Celery
 
 from perdure.errors import SettingsError
 from perdure.settings import Settings
+from perdure.text import declarations
 from perdure.tools.around import AroundCall, set_around_call
 from perdure.workers.installed.queues import add_queues, forget, note
 from perdure.workers.installed.schedule import add_entries
@@ -33,6 +34,7 @@ def install(app: Celery, *, around_call: AroundCall | None = None) -> None:
             perdure's queues, the error is raised when Celery creates the queues. If the application has a task with the
             name of one of perdure's tasks, the error is raised when a worker of perdure starts.
     """
+    declarations.require(isinstance(app, Celery), "perdure.install()", "app", app, "a Celery application")
     settings = Settings.load()
     if around_call is not None:
         set_around_call(around_call)

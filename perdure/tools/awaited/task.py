@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.text import untrusted
+from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
@@ -159,18 +159,21 @@ def celery_tool(
     Raises:
         SettingsError: a value is invalid; the message names it.
     """
-    if len(task) > MAX_NAME or not _TASK.fullmatch(task):
-        raise SettingsError(f"celery_tool has the task {task!r}; accepted: the name of a Celery task")
+    if not declarations.matches(task, _TASK, MAX_NAME):
+        accepted = "the name of a Celery task, such as 'shop.export'"
+        raise SettingsError(f"celery_tool has the task {declarations.shown(task)}; accepted: {accepted}")
     chosen = name if name is not None else _DOTS.sub(lambda _: "_", task)
     _check_limits(task, timeout_s, max_parallel, max_result_chars)
-    if not _NAME.fullmatch(chosen):
-        raise _unfit(task, f"has name={chosen!r}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    if not declarations.matches(chosen, _NAME):
+        raise _unfit(task, f"has name={declarations.shown(chosen)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
     if effect not in [*Effect]:
-        raise _unfit(task, f"declares the effect {effect!r}; accepted: {', '.join(Effect)}")
-    if queue is not None and (len(queue) > MAX_NAME or not _QUEUE.fullmatch(queue)):
-        raise _unfit(task, f"has queue={queue!r}; accepted: letters, digits and _ . : -, or None")
+        raise _unfit(task, f"declares the effect {declarations.shown(effect)}; accepted: {', '.join(Effect)}")
+    if queue is not None and not declarations.matches(queue, _QUEUE, MAX_NAME):
+        raise _unfit(task, f"has queue={declarations.shown(queue)}; accepted: letters, digits and _ . : -, or None")
     if (problem := approval_problem(requires_approval, approver)) is not None:
         raise _unfit(task, problem)
+    if description is not None and not (declarations.is_text(description) and description.strip()):
+        raise _unfit(task, f"has description={declarations.shown(description)}; accepted: text for the model, or None")
     signature = _signature(chosen, parameters)
     each = _schema(task, parameters) if signature is None else signature.parameters
     return CeleryTool(
@@ -191,12 +194,17 @@ def celery_tool(
 
 
 def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_result_chars: int) -> None:
-    if not 0 < timeout_s <= _LONGEST_S:
-        raise _unfit(task, f"has timeout_s={timeout_s!r}; accepted: seconds above 0, at most {_LONGEST_S} (a year)")
-    if max_parallel is not None and max_parallel < 1:
-        raise _unfit(task, f"has max_parallel={max_parallel!r}; accepted: 1 or more, or None")
-    if max_result_chars < 1:
-        raise _unfit(task, f"has max_result_chars={max_result_chars!r}; accepted: 1 or more")
+    if not declarations.is_seconds(timeout_s, _LONGEST_S):
+        longest = f"{declarations.SECONDS}, at most {_LONGEST_S} (a year)"
+        raise _unfit(task, f"has timeout_s={declarations.shown(timeout_s)}; accepted: {longest}")
+    if max_parallel is not None and not declarations.is_count(max_parallel):
+        raise _unfit(
+            task, f"has max_parallel={declarations.shown(max_parallel)}; accepted: {declarations.COUNT}, or None"
+        )
+    if not declarations.is_count(max_result_chars):
+        raise _unfit(
+            task, f"has max_result_chars={declarations.shown(max_result_chars)}; accepted: {declarations.COUNT}"
+        )
 
 
 def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -211,7 +219,7 @@ def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _signature(name: str, parameters: Parameters | None) -> Tool | None:
-    if parameters is None or isinstance(parameters, Mapping):
+    if parameters is None or isinstance(parameters, Mapping) or not callable(parameters):
         return None
     # A Celery task is not a function; its attribute `run` is the decorated function.
     function = parameters if inspect.isroutine(parameters) else getattr(parameters, "run", parameters)
@@ -222,7 +230,8 @@ def _schema(task: str, parameters: Parameters | None) -> Mapping[str, Any]:
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": True}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        raise _unfit(task, f"has parameters={parameters!r}; accepted: a JSON schema of type object, or a function")
+        accepted = "a JSON schema of type object, or a function"
+        raise _unfit(task, f"has parameters={declarations.shown(parameters)}; accepted: {accepted}")
     try:
         json.dumps(parameters)
     except (TypeError, ValueError) as error:

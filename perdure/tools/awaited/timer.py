@@ -11,13 +11,15 @@ from typing import Any, ClassVar, NoReturn
 
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.text import untrusted
+from perdure.text import declarations, untrusted
+from perdure.text.patterns import compiled
 from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
 
 LONGEST = timedelta(days=30)
 """The longest wait by default."""
 
 _MOST_CHARS = 64
+_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 
 _PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -47,8 +49,13 @@ class SleepUntil:
     longest: timedelta = LONGEST
 
     def __post_init__(self) -> None:
-        if not timedelta() < self.longest <= timedelta(days=3_660):
-            raise SettingsError(f"sleep_until has longest={self.longest!r}; accepted: above 0, at most 3660 days")
+        if not declarations.matches(self.name, _NAME):
+            accepted = "1 to 64 of a-z, A-Z, 0-9, _ and -"
+            raise SettingsError(f"sleep_until has name={declarations.shown(self.name)}; accepted: {accepted}")
+        given: Any = self.longest
+        if not isinstance(given, timedelta) or not timedelta() < given <= timedelta(days=3_660):
+            accepted = "a timedelta above 0, at most 3660 days"
+            raise SettingsError(f"sleep_until has longest={declarations.shown(given)}; accepted: {accepted}")
 
     @property
     def description(self) -> str:

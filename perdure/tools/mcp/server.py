@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from perdure.errors import SettingsError
 from perdure.settings import McpSettings
+from perdure.text import declarations
 from perdure.text.patterns import compiled
 from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, Effect, Probe, approval_problem
 
@@ -49,14 +50,15 @@ class McpServer:
 
     def __post_init__(self) -> None:
         """Raise SettingsError if the declaration is invalid."""
-        if not _NAME.fullmatch(self.name):
+        if not declarations.matches(self.name, _NAME):
             raise self._unfit(f"is named {self.name!r}; accepted: 1 to 32 of a-z, A-Z, 0-9, _ and -")
-        if isinstance(self.command, str) or not all(isinstance(part, str) for part in self.command):
-            raise self._unfit(f'has command={self.command!r}; accepted: a list of strings, such as ["uvx", "x"]')
+        self._check_types()
         if bool(self.command) == (self.url is not None):
             raise self._unfit("needs either command=[...] or url=..., and not both")
         if self.url is not None and not _is_http(self.url):
-            raise self._unfit(f"has url={self.url!r}; accepted: an address that begins with http:// or https://")
+            raise self._unfit(
+                f"has url={declarations.shown(self.url)}; accepted: an address that begins with http:// or https://"
+            )
         wrong = sorted({str(each) for each in [self.effect, *self.effects.values()] if each not in [*Effect]})
         if wrong:
             raise self._unfit(f"declares the effect {wrong[0]!r}; accepted: {', '.join(Effect)}")
@@ -97,12 +99,27 @@ class McpServer:
         if problem is not None:
             raise self._unfit(problem)
 
+    def _check_types(self) -> None:
+        command, probes = self.command, self.probes
+        is_command = declarations.is_list(command) and all(declarations.is_text(part) for part in command)
+        self._require("command", is_command, 'a list of strings, such as ["uvx", "x"]')
+        self._require("cwd", self.cwd is None or isinstance(self.cwd, str | Path), "the path of a directory, or None")
+        for argument in ("env", "headers"):
+            if not declarations.is_text_by_text(getattr(self, argument)):  # the value may have a secret
+                raise self._unfit(f"has {argument} that are not text by name; accepted: a mapping of text to text")
+        self._require("effects", isinstance(self.effects, Mapping), "a mapping of the tools' names to effects")
+        are_probes = declarations.maps(probes, declarations.takes_one)
+        self._require("probes", are_probes, "a mapping of the tools' names to functions with one parameter")
+        self._require("trust_hints", isinstance(self.trust_hints, bool), "True or False")
+
     def _check_limits(self) -> None:
-        for given in (self.timeout_s, self.connect_timeout_s):
-            if given is not None and not 0 < given < float("inf"):
-                raise self._unfit(f"has a time of {given!r}; accepted: a number of seconds above 0")
-        if self.max_result_chars < 1:
-            raise self._unfit(f"has max_result_chars={self.max_result_chars!r}; accepted: 1 or more")
+        optional = self.timeout_s is None or declarations.is_seconds(self.timeout_s)
+        self._require("timeout_s", optional, f"{declarations.SECONDS}, or None")
+        self._require("connect_timeout_s", declarations.is_seconds(self.connect_timeout_s), declarations.SECONDS)
+        self._require("max_result_chars", declarations.is_count(self.max_result_chars), declarations.COUNT)
+
+    def _require(self, argument: str, fits: bool, accepted: str) -> None:  # noqa: FBT001 (as assert)
+        declarations.require(fits, f"the MCP server {self.name!r}", argument, getattr(self, argument), accepted)
 
     def _unfit(self, why: str) -> SettingsError:
         return SettingsError(f"the MCP server {self.name!r} {why}")
@@ -127,7 +144,9 @@ def check(servers: Iterable[McpServer], settings: McpSettings) -> None:
             )
 
 
-def _is_http(url: str) -> bool:
+def _is_http(url: object) -> bool:
+    if not isinstance(url, str):
+        return False
     try:
         parts = urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
