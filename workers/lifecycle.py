@@ -38,6 +38,7 @@ from perdure.settings import Settings
 from perdure.tasks.deliveries import TaskCarrier
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import fire
+from perdure.turns.calls import awaited
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
@@ -120,6 +121,7 @@ class Lifecycle:
         embedding.start()
         _thread("perdure-sweeper", lambda: self._sweep(process, fleet_drain, embedding))
         upkeep.start(process.runtime, self._shutdown.begun)
+        _thread("perdure-tasks", lambda: self._probe_tasks(process))
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
@@ -198,6 +200,12 @@ class Lifecycle:
             if duties.run("sweep", partial(sweep, runtime, turns=turns, stopped_after=stopped_after)) is not None:
                 embedding.request()
             duties.run("schedule slots", partial(self._sweep_slots, process))
+
+    def _probe_tasks(self, process: Process) -> None:
+        """Probe the tasks of Celery tools between the sweeper's rounds, so that a short task's progress is seen."""
+        stopping = self._shutdown.begun
+        while not stopping.wait(awaited.LEAST_PROBE_S):
+            process.runtime.duties.run("running tasks", partial(awaited.probe_due, process.runtime, stopping.is_set))
 
     def _sweep_slots(self, process: Process) -> None:
         runtime = process.runtime

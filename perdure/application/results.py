@@ -9,6 +9,7 @@ from uuid import UUID
 from perdure.application.process import parts
 from perdure.application.sending import Sent
 from perdure.errors import DeadlineExceeded, InvalidRequest
+from perdure.tools import event_loop
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
@@ -16,6 +17,12 @@ _ROUND_S = 0.5
 
 `Parts.watch` ends a wait early if the turn settles, but not if the turn is refused.
 """
+
+_STARVES = (
+    "perdure.result cannot wait inside {waiting}: the other turn may need the place that this turn occupies. Make the "
+    "tool a Celery task and declare it with celery_tool, so that this turn is parked while the task waits; or send the "
+    "message with reply_to, and do not wait."
+)
 
 
 def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str, Any]:
@@ -25,14 +32,20 @@ def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str
     after the commit: perdure's connection cannot see an uncommitted turn. A failed turn raises no exception: the result
     contains its `error`.
 
+    Do not wait in a tool or a hook: its turn occupies one of the places that the other turn needs. With `timeout=0`,
+    `result` does not wait.
+
     Raises:
         NotFound: there is no such turn.
+        InvalidRequest: the call would wait inside a tool, a probe, a hook or a `requires_approval`.
         DeadlineExceeded: the turn did not settle within `timeout`; it continues.
         Unavailable: the database cannot be reached.
     """
     own, turn_id = parts(), _parse(turn)
     ends = None if timeout is None else own.clock.monotonic() + timeout
     while (found := read_turn(own.database, turn_id))["status"] not in SETTLED:
+        if timeout != 0 and (waiting := event_loop.running.get()) is not None:
+            raise InvalidRequest(_STARVES.format(waiting=waiting))
         left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
         if left_s <= 0:
             raise DeadlineExceeded(f"Turn {turn_id} is {found['status']} after {timeout:g} s, and continues.")

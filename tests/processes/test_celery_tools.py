@@ -22,6 +22,7 @@ from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 from tests.processes.reports import BACKEND, URL
 
 PATIENCE_S = 60.0
+SWEEP_S = 40.0
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -71,7 +72,11 @@ def _answer(installation: Installation, text: str) -> str:
 
 
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
-    """The model gets a result if a task succeeds, fails, returns no JSON, stores no result, is unknown or is slow."""
+    """The model gets a result if a task succeeds, fails, returns no JSON, stores no result, is unknown or is slow.
+
+    A slow task's progress is shown long before the sweeper's next round.
+    """
+    installation.environment["PERDURE_TURN__SWEEP_S"] = str(SWEEP_S)
     installation.worker().ready()
     text = "report: a"
     assert _answer(installation, text) == answer_to(text, done("report", text))
@@ -91,7 +96,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
         waiting = read_turn(installation.database, turn_id)["waiting_for"]
         return None if waiting is None else waiting["progress"]
 
-    assert wait_until(progress, "the task's progress is shown", PATIENCE_S) == '{"done": 1, "of": 2}'
+    assert wait_until(progress, "the task's progress is shown", SWEEP_S / 2) == '{"done": 1, "of": 2}'
     installation.faults.release()
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert turn["reply"]["text"] == answer_to(text, done("slow report", text))

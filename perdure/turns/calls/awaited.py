@@ -51,13 +51,14 @@ RETRY_S = 5.0
 """Seconds after which a task that the broker did not accept is sent again."""
 
 MOST_PROBES = 50
-"""One round of the sweeper probes or revokes the tasks of at most this number of calls."""
+"""One call of `probe_due` probes or revokes the tasks of at most this number of calls."""
 
-LEAST_PROBE_S = 5.0
+LEAST_PROBE_S = 1.0
 MOST_PROBE_S = 60.0
 """The longest pause between two probes of a task, in seconds. The shortest pause is `LEAST_PROBE_S`.
 
-Between these bounds, the pause is a quarter of the task's age.
+Between these bounds, the pause is a quarter of the task's age. Each worker calls `probe_due` every `LEAST_PROBE_S`
+seconds, so that the progress of a task of a few seconds is seen.
 """
 
 _SEND_S = 5.0
