@@ -30,7 +30,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -47,7 +47,10 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A turn before its first model call. `text` is the user's message, `tenant` the user's tenant."""
+    """A turn before its first model call.
+
+    `text` is the user's message, `metadata` the message's metadata, and `tenant` the user's tenant.
+    """
 
     user_id: str
     session_id: UUID
@@ -56,6 +59,7 @@ class TurnStarted:
     channel: str
     text: str
     tenant: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class ToolCalling:
     """A tool call before it runs.
 
     `arguments` maps argument names to values. `effect_id` is the same for every attempt of the call. `tenant` is the
-    user's tenant.
+    user's tenant, and `metadata` the metadata of the user's message.
     """
 
     user_id: str
@@ -85,6 +89,7 @@ class ToolCalling:
     tool: str
     arguments: Mapping[str, Any]
     tenant: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

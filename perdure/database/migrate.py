@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from alembic import command
@@ -42,6 +43,30 @@ def config(database_url: str | URL, schema: str = SCHEMA) -> Config:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a call of `migrate` did to the tables in `schema`.
+
+    `before` and `after` are revisions; `before` is `None` if there were no tables. `moved_from` is the schema from
+    which the tables were moved, or `None`.
+    """
+
+    schema: str
+    before: str | None
+    after: str | None
+    moved_from: str | None = None
+
+    def __str__(self) -> str:
+        """A message for the operator."""
+        where = f"the tables in the schema {self.schema}"
+        moved = f"Moved {where} from the schema {self.moved_from}. " if self.moved_from else ""
+        if self.before is None:
+            return f"{moved}Created {where} at revision {self.after}."
+        if self.before == self.after:
+            return f"{moved}Nothing to {'upgrade' if moved else 'do'}: {where} are at revision {self.after}."
+        return f"{moved}Upgraded {where} from revision {self.before} to {self.after}."
+
+
 def migrate(
     database_url: str | URL,
     revision: str = "head",
@@ -50,7 +75,7 @@ def migrate(
     source: str | None = None,
     although_leased: bool = False,
     new: bool = False,
-) -> None:
+) -> Migrated:
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
     Concurrent calls migrate one after another.
@@ -73,13 +98,16 @@ def migrate(
     try:
         with engine.connect() as connection:
             _acquire_lock(connection)
-            _prepare_schema(connection, schema, source, although_leased=although_leased, new=new)
+            moved_from = _prepare_schema(connection, schema, source, although_leased=although_leased, new=new)
+            before = moving.find_revision(connection, schema)
             if not _is_newer(connection):
                 made = config(database_url, schema)
                 made.attributes["connection"] = connection
                 command.upgrade(made, revision)
+            done = Migrated(schema, before, moving.find_revision(connection, schema), moved_from)
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _ONE_AT_A_TIME})
             connection.commit()
+            return done
     except ProgrammingError as error:
         if getattr(error.orig, "pgcode", None) != INSUFFICIENT_PRIVILEGE:
             raise
@@ -106,8 +134,10 @@ def _acquire_lock(connection: Connection) -> None:
 
 def _prepare_schema(
     connection: Connection, schema: str, source: str | None, *, although_leased: bool, new: bool
-) -> None:
+) -> str | None:
     """Set the connection's `search_path` to `schema`, and prepare `schema` for the migrations.
+
+    Returns the schema from which an installation was moved, if any.
 
     If `schema` has an installation, it needs no preparation. Otherwise, if another schema has an installation to move,
     move that installation to `schema`. If there is no installation to move, create `schema`.
@@ -115,6 +145,7 @@ def _prepare_schema(
     connection.execute(text(f"SET search_path = {quoted(schema)}"))
     connection.commit()
     compatibility.require_server(_query(connection))
+    moved_from = None
     if moving.find_revision(connection, schema) is not None:
         if source not in {None, schema} and moving.find_revision(connection, str(source)) is not None:
             raise IncompatibleDatabase(
@@ -130,7 +161,9 @@ def _prepare_schema(
             moving.create_schema(connection, schema)
         else:
             moving.move(connection, source, schema, revisions, although_leased=although_leased)
+            moved_from = source
     connection.commit()
+    return moved_from
 
 
 def _source(schema: str) -> str | None:

@@ -107,6 +107,7 @@ class Options(TypedDict, total=False):
     tenant: str | None
     channel: str
     language: str | None
+    metadata: Mapping[str, Any] | None
     working_variables: Mapping[str, Any] | None
     approve: Approve | None
     clock: MovedClock | None
@@ -132,7 +133,8 @@ class Conversation:
         user_id: The user's id.
         tenant: The user's tenant.
         channel: The channel of the user's messages.
-        language: The language of error messages.
+        language: The language of error messages: the member `language` of the messages' metadata.
+        metadata: The metadata of the messages.
         working_variables: The session's initial variables.
         approve: Decides about calls that need approval. If `approve` is `None`, a turn with such a call ends as
             `waiting_approval`.
@@ -152,6 +154,7 @@ class Conversation:
         tenant: str | None = None,
         channel: str = "test",
         language: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         working_variables: Mapping[str, Any] | None = None,
         approve: Approve | None = None,
         clock: MovedClock | None = None,
@@ -161,7 +164,7 @@ class Conversation:
         self._agent = agent
         self._user = user_key(tenant, user_id)
         self._channel = channel
-        self._language = language
+        self._metadata = {**(metadata or {}), **({} if language is None else {"language": language})}
         self._approve = approve
         self._clock = clock or (model.clock if isinstance(model, Scripted) else MovedClock())
         self._settings = settings or Settings.model_construct()
@@ -217,7 +220,7 @@ class Conversation:
             first_seq=len(self._store.messages) + 1,
             cancel_requested_at=None,
             started_at=self._clock.now(),
-            language=self._language,
+            metadata=self._metadata,
         )
 
     def _window(self) -> list[Entry]:

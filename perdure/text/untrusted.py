@@ -7,6 +7,7 @@ cannot block a session. They cut a long text before they copy it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections import Counter
@@ -160,6 +161,8 @@ class _BoundedCopy:
                 return self._text(value)
             case bytes() | bytearray():
                 return self._decoded(value)
+            case memoryview():
+                raise ValueError(_BINARY)
             case dict():
                 return {self._key(name): self.copy(each) for name, each in self._while_room(value.items())}
             case list() | tuple() | GeneratorType():
@@ -173,11 +176,17 @@ class _BoundedCopy:
         return kept
 
     def _decoded(self, data: bytes | bytearray) -> str:
-        if len(data) <= self.room:
-            return self._text(to_jsonable_python(bytes(data)))
-        shown = bytes(data[: max(0, self.room)]).decode(errors="replace")
-        self.room = -1
-        return shown
+        is_cut = len(data) > self.room
+        part = bytes(data[: max(0, self.room)]) if is_cut else bytes(data)
+        try:
+            # The cut may be within a character.
+            text, _ = codecs.utf_8_decode(part, "strict", not is_cut)
+        except UnicodeDecodeError:
+            raise ValueError(_BINARY) from None
+        if is_cut:
+            self.room = -1
+            return text
+        return self._text(text)
 
     def _key(self, name: Any) -> Any:
         return self._text(name) if isinstance(name, str) else name
@@ -240,6 +249,10 @@ _PYDANTIC_MESSAGES = {
     "model_type": "must be a JSON object",
     "model_attributes_type": "must be a JSON object",
 }
+_BINARY = (
+    "it has binary data. Return text, such as base64.b64encode(data).decode(), or store the data and "
+    "return its name or address"
+)
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _JSON_NAMES: dict[type, str] = {
     list: "an array",

@@ -62,9 +62,10 @@ class ToolContext:
     """The context of a call. The engine passes it to the parameter that is annotated with this class.
 
     `effect_id` is the idempotency key, which is the same for every attempt at a call. `cancelled` is set when the turn
-    no longer needs the result. `working_variables` persist until the session ends. `memory` accesses the user's
-    memories, and `reminders` the user's schedules; each is None in a process that has no such access. Users of two
-    tenants may have the same `user_id`, so a tool that stores data by user must use `tenant` and `user_id` as the key.
+    no longer needs the result. `metadata` is the metadata of the user's message. `working_variables` persist until the
+    session ends. `memory` accesses the user's memories, and `reminders` the user's schedules; each is None in a process
+    that has no such access. Users of two tenants may have the same `user_id`, so a tool that stores data by user must
+    use `tenant` and `user_id` as the key.
     """
 
     user_id: str
@@ -77,6 +78,7 @@ class ToolContext:
     memory: OwnMemory | None = field(default=None, compare=False)
     tenant: str | None = None
     reminders: UserReminders | None = field(default=None, compare=False)
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ rounds are more frequent.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -76,6 +77,7 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "error": error,
         "delayed": None,
         "waiting_for": None,
+        "metadata": row.message.get("metadata"),
         "usage": None,
         "pending_approvals": [],
         "decisions": [],
@@ -194,6 +196,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "reply": None if row.reply is None else _reply(row),
         "error": _error(row) if row.settled_at is not None else None,
         "delayed": _delay(row) if row.settled_at is None else None,
+        "metadata": None if row.metadata is None else json.loads(row.metadata),
         "usage": row.usage,
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()

@@ -253,6 +253,9 @@ def test_a_role_is_granted_the_right_to_send(databases: Databases, database: Dat
     databases.administer("DROP ROLE IF EXISTS shopkeeper")
     databases.administer(f"CREATE ROLE shopkeeper ROLE {ORDINARY}")
     granted = perdure("migrate", "--grant", "shopkeeper")
+    nothing, done = granted.stdout.splitlines()
+    assert nothing.startswith("Nothing to do: the tables in the schema perdure are at revision ")
+    assert done == "The role shopkeeper may insert messages (perdure.send)."
     refused = perdure("migrate", "--grant", "nobody")
     with database.engine.connect() as connection:
         allowed = connection.exec_driver_sql(

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 
-from perdure.database.compatibility import require
+from perdure.database.compatibility import require, revisions
 from perdure.database.engine import Database
 from perdure.database.migrate import config, migrate
 from perdure.database.tables import metadata
@@ -108,10 +108,16 @@ def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) ->
 
 
 def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
-    """Migrating a current database changes nothing. `perdure up` relies on this: it migrates at every start."""
-    migrate(empty)
+    """Migrating a current database changes nothing. `perdure up` relies on this: it migrates at every start.
+
+    The operator reads what each call did.
+    """
+    head = revisions()[-1]
+    assert str(migrate(empty, "0031")) == "Created the tables in the schema perdure at revision 0031."
+    upgraded = migrate(empty)
+    assert str(upgraded) == f"Upgraded the tables in the schema perdure from revision 0031 to {head}."
     before = _catalogue(engine)
-    migrate(empty)
+    assert str(migrate(empty)) == f"Nothing to do: the tables in the schema perdure are at revision {head}."
     assert _catalogue(engine) == before
 
 

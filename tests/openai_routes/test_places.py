@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from starlette.testclient import TestClient
@@ -49,6 +50,8 @@ def _where(client: TestClient, user: str) -> list[str | None]:
         (WEBUI, {}, "cleo", "chat-1"),
         (WEBUI, {"conversation": "named"}, "cleo", "named"),
         ({}, {"user": "ann"}, "ann", None),
+        ({}, {"user": "ann", "metadata": {"user_id": "zoe"}}, "ann", None),
+        (WEBUI, {"metadata": {"user_id": "zoe", "page": "/cart"}}, "zoe", "chat-1"),
         ({"X-Perdure-User": " "}, {"user": "ann"}, "ann", None),
     ],
 )
@@ -119,3 +122,22 @@ def test_an_error_names_the_member_and_no_object_of_python(client: TestClient, b
     assert answer.status_code == 400
     assert message.startswith(next(iter(body)))
     assert not [each for each in ("0x", "function", "[", "Ref") if each in message], message
+
+
+def test_metadata_reaches_the_turn(client: TestClient) -> None:
+    """The turn has the request's `metadata`, and the response returns it. Metadata that is too long is refused."""
+    sent = _post(client, SERVICE_KEY, {}, user="ann", metadata={"page": "/cart"}).json()
+    assert sent["metadata"] == {"page": "/cart"}
+    turn = f"/v1/turns/{UUID(sent['id'].removeprefix('resp_'))}"
+    headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
+    assert client.get(turn, headers=headers).json()["metadata"] == {"page": "/cart"}
+    refused = _post(client, SERVICE_KEY, {}, user="ann", metadata={"page": "x" * 20_000})
+    assert (refused.status_code, "metadata" in refused.json()["error"]["message"]) == (400, True)
+
+
+def test_a_service_names_its_user(client: TestClient) -> None:
+    """A service key acts for any user, so each request names one; the error says which member is missing."""
+    headers = {"Authorization": f"Bearer {SERVICE_KEY}"}
+    for path, body in (("messages", {"text": "hi"}), ("memory/search", {"query": "hi"})):
+        answer = client.post(f"/v1/{path}", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["detail"]) == (400, "user_id: is missing.")

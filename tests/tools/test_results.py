@@ -69,6 +69,25 @@ def test_results_become_text_that_can_be_stored(value: Any, shown: str) -> None:
     assert returning(value).call({}, CONTEXT) == shown
 
 
+@pytest.mark.parametrize(
+    "value",
+    [b"\x89PNG\r\n", bytearray(b"\xff"), memoryview(b"text"), {"image": [b"\x89PNG"]}, b"\xff" * 100_000],
+    ids=["bytes", "a bytearray", "a memoryview", "nested", "long"],
+)
+def test_the_refusal_of_binary_data_names_the_way_out(value: Any) -> None:
+    """A model receives text only. The error says what a tool can return instead."""
+    with pytest.raises(ToolError) as raised:
+        returning(value).call({}, CONTEXT)
+    assert raised.value.message.startswith("The tool returns ran, but its result of type ")
+    assert "Return text, such as base64.b64encode(data).decode(), or store the data" in raised.value.message
+
+
+def test_bytes_that_are_text_are_text() -> None:
+    """UTF-8 bytes are shown as text. A cut may be within a character."""
+    assert returning("서울".encode()).call({}, CONTEXT) == '"서울"'
+    assert returning("서울".encode() * 100, max_result_chars=100).call({}, CONTEXT).startswith('"서울')
+
+
 @given(st.text())
 def test_any_text_becomes_text_that_can_be_stored(text: str) -> None:
     """`storable` makes any text storable, and does not change storable text."""

@@ -28,10 +28,10 @@ def look() -> str:
     return "seen"
 
 
-def ask_and_wait(harness: Harness, *wanted: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+def ask_and_wait(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given: Any) -> dict[str, Any]:
     """Run a turn in which the model makes the calls `wanted`, until the turn waits for results."""
     harness.script(calls(*(wanted or (("reports_export", {"year": 2025}),))), says("done"))
-    turn = harness.ask()
+    turn = harness.ask(**given)
     assert turn["status"] == "parked"
     return turn
 

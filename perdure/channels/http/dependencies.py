@@ -22,7 +22,8 @@ from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key, u
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.parameters import IdPath, parse_id
-from perdure.errors import Forbidden, NotFound
+from perdure.channels.http.schemas.turns import Incoming as NewMessage
+from perdure.errors import Forbidden, InvalidRequest, NotFound
 from perdure.sessions import reading as sessions
 from perdure.tools import around
 from perdure.turns import reading as turns
@@ -108,19 +109,23 @@ class Users:
     tenant: str | None
     all_users: bool = False
 
-    def key(self, user_id: str) -> str:
-        """The key of the user with the id `user_id`.
+    def key(self, user_id: str | None) -> str:
+        """The key of the user with the id `user_id`; `None` means the user of the caller's token.
 
         Raises:
-            InvalidRequest: no user can have that id.
+            InvalidRequest: no user can have that id, or it is `None` and the caller has no user.
             NotFound: the caller's token is for another user.
         """
+        if user_id is None:
+            if self.caller.user is None:
+                raise InvalidRequest("user_id: is missing.")
+            return self.caller.user
         key = user_key(self.tenant, user_id)
         if self.caller.kind is KeyKind.USER and not self.caller.may_see(key):
             raise NotFound("There is no such user.")
         return key
 
-    def address(self, message: Incoming) -> Incoming:
+    def address(self, message: Incoming | NewMessage) -> Incoming:
         """`message` with `user_id` replaced by the user's key.
 
         Raises:
@@ -133,7 +138,8 @@ class Users:
                 raise Forbidden("reply_to: requires a service key, not a user token.")
             if message.priority > DEFAULT_PRIORITY:
                 raise Forbidden(f"priority: above {DEFAULT_PRIORITY} requires a service key, not a user token.")
-        return message.model_copy(update={"user_id": self.key(message.user_id)})
+        # The members are checked already.
+        return Incoming.model_construct(**{**dict(message), "user_id": self.key(message.user_id)})
 
 
 async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:

@@ -32,7 +32,8 @@ def migrate(
         typer.Option(metavar="ROLE", help="Let this role insert messages (perdure.send), after migrating."),
     ] = None,
 ) -> None:
-    """Create or upgrade the database's tables for this release."""
+    """Create or upgrade the database's tables for this release, and print what was done."""
+    from perdure.cli.display import write_text
     from perdure.database.grants import grant_sending
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
@@ -41,15 +42,17 @@ def migrate(
 
     settings = Settings.load()
     logs.configure()
-    migrate_database(
+    done = migrate_database(
         migration_address(settings),
         schema=settings.database_schema,
         source=source,
         although_leased=although_leased,
         new=new,
     )
+    write_text(str(done))
     if grant is not None:
         grant_sending(migration_address(settings), settings.database_schema, grant)
+        write_text(f"The role {grant} may insert messages (perdure.send).")
 
 
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:

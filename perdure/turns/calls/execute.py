@@ -348,6 +348,7 @@ class Executor:
             tool.name,
             planned.arguments,
             tenant_of(turn.user_id),
+            turn.own_metadata(),
         )
         # A hook that hangs must not use up the call's time limit.
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
@@ -444,6 +445,7 @@ class Executor:
                 self._turn.turn_id,
                 planned.effect_id,
             ),
+            metadata=self._turn.own_metadata(),
         )
 
     def _now(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -104,12 +104,11 @@ def _check_web_address(url: str) -> None:
         raise ValueError(f"url names the port {port}; a port is a number from 1 to 65535")
 
 
-class Incoming(BaseModel):
-    """One message for an agent: the body of `POST /v1/messages`, or the argument of the task `turns.submit`."""
+class MessageFields(BaseModel):
+    """The fields of a message, without its user."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user_id: UserId
     text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
     channel: ChannelName = "http"
     message_id: Name | None = None
@@ -129,7 +128,7 @@ class Incoming(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_place(self) -> Incoming:
+    def _one_place(self) -> Self:
         if self.conversation is not None and self.session_id is not None:
             raise ValueError("give session_id or conversation, not both")
         return self
@@ -147,6 +146,12 @@ class Incoming(BaseModel):
             raise ValueError(f"is longer than {MAX_METADATA_CHARS} characters of JSON")
         load_object(text)  # raises for text that PostgreSQL cannot store, and for deep nesting
         return value
+
+
+class Incoming(MessageFields):
+    """One message for an agent: the argument of the task `turns.submit`, or the body of `POST /v1/messages`."""
+
+    user_id: UserId
 
 
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:

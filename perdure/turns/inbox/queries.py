@@ -93,6 +93,7 @@ FIND_ACCEPTED = Statement(
 
 # Adds a message to the newest turn of a locked session. The turn must not have begun, and must have the message's
 # agent, channel and receiver. Its messages together may have at most `max_chars` characters. Otherwise returns no row.
+# The members of the message's metadata are added to the turn's; the newer value of a member replaces the older.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -101,7 +102,10 @@ MERGE = Statement(
         WHERE session_id = %(session_id)s AND settled_at IS NULL
         ORDER BY seq DESC LIMIT 1
     ), target AS (
-        UPDATE turns AS t SET priority = greatest(t.priority, %(priority)s::smallint)
+        UPDATE turns AS t
+        SET priority = greatest(t.priority, %(priority)s::smallint),
+            metadata = CASE WHEN %(metadata)s::jsonb IS NULL THEN t.metadata
+                            ELSE coalesce(t.metadata, '{{}}') || %(metadata)s::jsonb END
         FROM newest
         WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
           AND t.agent = coalesce(%(agent)s::text, (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,9 +14,13 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
+from perdure.errors import loggable
 from perdure.settings import TurnSettings
 from perdure.snapshots.store import Version
+from perdure.text.untrusted import load_object
 from perdure.turns.lease import death_queries, queries
+
+log = logging.getLogger(__name__)
 
 ISOLATE_FROM_CLAIM = 2
 """After this number of claims of a turn, only a dedicated process may claim it."""
@@ -47,10 +53,20 @@ class TurnRef:
     """The outcome, as JSON, of a turn that has ended but is not settled until its snapshot is saved. None: the turn has
     not ended."""
     started_at: datetime | None = None
-    language: str | None = None
-    """The language in the message's metadata."""
     attempt_error: str | None = None
     """The error of the last failed attempt."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The message's metadata."""
+
+    @property
+    def language(self) -> str | None:
+        """The language in the message's metadata."""
+        found = self.metadata.get("language")
+        return found if isinstance(found, str) else None
+
+    def own_metadata(self) -> dict[str, Any]:
+        """A copy of the metadata for a function of the agent, which may change it."""
+        return copy.deepcopy(dict(self.metadata))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +238,18 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
         held=row.held,
         started_at=row.started_at,
-        language=row.language,
         attempt_error=row.attempt_error,
+        metadata=_metadata(row),
     )
+
+
+def _metadata(row: Row[Any]) -> dict[str, Any]:
+    """The metadata of a turn; empty if this release cannot parse it."""
+    try:
+        return {} if row.metadata is None else load_object(row.metadata)
+    except ValueError as error:
+        log.warning("turn %s runs without its metadata, which cannot be parsed: %s", row.turn_id, loggable(error))
+        return {}
 
 
 def _kept(row: Row[Any]) -> Kept:

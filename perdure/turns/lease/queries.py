@@ -200,8 +200,7 @@ CLAIM = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held,
-                  t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.held::text AS held, t.attempt_error
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
@@ -253,8 +252,7 @@ BEGIN_NEXT = Statement(
           AND t.settled_at IS NULL
           AND (t.status = 'running' OR NOT {DRAINING})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata ->> 'language' AS language, t.held::text AS held,
-                  t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.held::text AS held, t.attempt_error
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}

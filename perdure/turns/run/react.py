@@ -197,7 +197,9 @@ class Turn:
         ref = self.ref
         text = "\n".join(entry.content for entry in self.transcript.present if entry.role is Role.USER)
         user, tenant = user_of(ref.user_id), tenant_of(ref.user_id)
-        return TurnStarted(user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant)
+        return TurnStarted(
+            user, self._hold.session_id, ref.turn_id, ref.agent, ref.channel, text, tenant, ref.own_metadata()
+        )
 
     def _step_or_stop(self) -> Ending | Stop | None:
         """Take one step; returns `None` if the turn continues."""

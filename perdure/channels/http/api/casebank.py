@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, Field
 
+from perdure.access.tenants import user_of
 from perdure.casebank import sharing
 from perdure.casebank.search import EVERYBODY, FoundCase, Within
 from perdure.channels.http import parameters
@@ -32,7 +33,10 @@ IncludeArchived = Annotated[
 ]
 Reader = Annotated[
     parameters.User | None,
-    Query(description="Only cases that this user's prompts may contain. Default: all cases (admin keys only)."),
+    Query(
+        description="Only cases that this user's prompts may contain. Default: the user token's user; with an admin "
+        "key, all cases."
+    ),
 ]
 Bank = Annotated[
     Annotated[str, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})] | None,
@@ -54,8 +58,11 @@ async def search(
 ) -> NearCases:
     """List the cases whose questions are nearest to `q`, nearest first.
 
-    A case's `user_id` names its author. A user token sees only its own user's name there.
+    With a user token, `user_id` is the token's user by default. A case's `user_id` names its author. A user token sees
+    only its own user's name there.
     """
+    if user_id is None and caller.user is not None:
+        user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden("Name a user_id: only an admin key searches the cases of all users.")
     if include_archived and user_id is not None:

@@ -34,17 +34,16 @@ async def mint(wanted: NewLink, gateway: TheGateway, caller: TheCaller, users: T
 
 
 @router.get("", response_description="The user's links.")
-async def list_(
-    user_id: Annotated[parameters.User, Query(description="The user.")], gateway: TheGateway, users: TheUsers
-) -> list[LinkedIdentity]:
-    """List the identities that are linked to a user."""
+async def list_(gateway: TheGateway, users: TheUsers, user_id: parameters.Owner = None) -> list[LinkedIdentity]:
+    """List the identities that are linked to a user. With a user token, `user_id` is the token's user by default."""
     found = await gateway.in_thread(partial(list_links, gateway.runtime.database, users.key(user_id)))
     return [LinkedIdentity(**{**asdict(each), "created_at": each.created_at.isoformat()}) for each in found]
 
 
 @router.delete("", status_code=HTTPStatus.NO_CONTENT, response_description="The identity is no longer linked.")
 async def remove(
-    user_id: Annotated[parameters.User, Query(description="The user.")],
+    *,
+    user_id: parameters.Owner = None,
     channel: Annotated[parameters.User, Query(description="The link's channel.")],
     external_id: Annotated[parameters.User, Query(description="The id on that channel.")],
     gateway: TheGateway,

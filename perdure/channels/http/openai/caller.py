@@ -1,10 +1,10 @@
 """The user and the conversation of an OpenAI-compatible request.
 
-The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else the user token's user. The conversation is
-`X-Perdure-Conversation`, else `prompt_cache_key`. If a request names no user or no conversation, the missing one is
-taken from the headers that Open WebUI forwards. These headers are ignored if the caller has a user token, because only
-a front end that the operator trusts may name the user. If no source names a conversation, the message belongs to the
-user's conversation without a key.
+The user is `X-Perdure-User`, else `safety_identifier`, else `user`, else `metadata.user_id`, else the user token's
+user. The conversation is `X-Perdure-Conversation`, else `prompt_cache_key`. If a request names no user or no
+conversation, the missing one is taken from the headers that Open WebUI forwards. These headers are ignored if the
+caller has a user token, because only a front end that the operator trusts may name the user. If no source names a
+conversation, the message belongs to the user's conversation without a key.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _IDEMPOTENCY = "idempotency-key"
 _USER, _CONVERSATION = "x-perdure-user", "x-perdure-conversation"
 _WEBUI_USER, _WEBUI_CHAT = "x-openwebui-user-id", "x-openwebui-chat-id"
 _NO_USER = (
-    "The request names no user: send the header X-Perdure-User, or safety_identifier or user in the body, or use a "
-    "user token."
+    "The request names no user: send the header X-Perdure-User, or safety_identifier, user or metadata.user_id in the "
+    "body, or use a user token."
 )
 
 
@@ -50,7 +50,9 @@ def place_of(request: Request, body: ChatRequest | ResponseRequest, users: Users
     caller, headers = users.caller, request.headers
     trusted = caller.kind is not KeyKind.USER
     own = user_of(caller.user) if caller.user is not None else None
-    named = _header(headers, _USER) or body.safety_identifier or body.user or own
+    in_metadata = (body.metadata or {}).get("user_id")
+    named = _header(headers, _USER) or body.safety_identifier or body.user
+    named = named or (in_metadata if isinstance(in_metadata, str) else None) or own
     named = named or (_header(headers, _WEBUI_USER) if trusted else None)
     if not named:
         raise BadParameter(_NO_USER, "user")

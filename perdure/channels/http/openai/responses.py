@@ -65,7 +65,7 @@ class Response:
             "error": None if error is None else {"code": "server_error", "message": error["message"]},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": None,
-            "metadata": {},
+            "metadata": turn.get("metadata") or {},
             "model": self.agent,
             "output": [] if text is None else _output(turn, text, calls),
             "parallel_tool_calls": True,

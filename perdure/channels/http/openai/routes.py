@@ -73,7 +73,7 @@ async def completions(
     _require_model(gateway.runtime, body.model)
     text = newest_user_text(body.messages, "messages")
     place = place_of(request, body, users)
-    repeat = _repeat(request, place, body.model, text, body.messages)
+    repeat = _repeat(request, place, body, text, body.messages)
     if side_requests.is_side_request(request.headers):
         found = await gateway.side_requests.answer(users.caller, repeat.message)
         return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
@@ -105,7 +105,7 @@ async def create_response(
     text = newest_user_text(items, "input")
     place = await _response_place(gateway, request, body, users)
     seen = {"input": items, "previous": body.previous_response_id}
-    repeat = _repeat(request, place, body.model, text, [seen])
+    repeat = _repeat(request, place, body, text, [seen])
     accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
     made = responses.Response(
@@ -165,9 +165,12 @@ def _require_model(runtime: Runtime, name: str) -> None:
         raise UnknownModel(f"model: there is no agent {name[:100]!r}; GET /v1/models lists them.", "model")
 
 
-def _repeat(request: Request, place: Place, model: str, text: str, messages: list[Any]) -> Repeat:
-    given = {"user_id": place.user_id, "text": text, "channel": CHANNEL, "conversation": place.conversation}
-    agent = {"agent": model} if model else {}
+def _repeat(
+    request: Request, place: Place, body: ChatRequest | ResponseRequest, text: str, messages: list[Any]
+) -> Repeat:
+    given: dict[str, Any] = {"user_id": place.user_id, "text": text, "channel": CHANNEL, "metadata": body.metadata}
+    given["conversation"] = place.conversation
+    agent = {"agent": body.model} if body.model else {}
     message = parse_incoming({**{name: each for name, each in given.items() if each is not None}, **agent})
     retried = request.headers.get("x-stainless-retry-count", "0")
     return Repeat(

@@ -31,6 +31,7 @@ class _Request(BaseModel):
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     tools: list[Any] | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class StreamOptions(BaseModel):

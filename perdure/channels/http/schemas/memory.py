@@ -27,7 +27,7 @@ class Search(BaseModel):
         },
     )
 
-    user_id: UserId
+    user_id: UserId | None = Field(None, description="Default: the user token's user.")
     query: Text
     k: Annotated[StrictInt, Field(ge=1, le=MAX_K), BeforeValidator(whole)] = 10
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)

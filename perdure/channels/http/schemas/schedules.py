@@ -24,7 +24,7 @@ class NewSchedule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user_id: UserId
+    user_id: UserId | None = Field(None, description="Default: the user token's user.")
     text: Annotated[Text, Field(min_length=1, json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
     at: Annotated[Text, Field(max_length=40)] | None = None
     cron: Annotated[Text, Field(max_length=100)] | None = None

@@ -10,13 +10,20 @@ from fastapi import Body
 from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
 from perdure.turns.feedback import Feedback
-from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.inbox.incoming import MessageFields, UserId
 
 Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "failed", "cancelled"]
 
 Approver = Literal["user", "staff"]
 
 _ACCEPTED = {"turn_id": TURN_ID, "session_id": SESSION_ID, "seq": 1}
+
+
+class Incoming(MessageFields):
+    """A message for an agent. `user_id`: with a user token, the token's user by default; otherwise required."""
+
+    user_id: UserId | None = None
+
 
 IncomingBody = Annotated[
     Incoming,
@@ -169,6 +176,7 @@ class Turn(Answer):
             "reply": {"text": "12 * 7 is 84.", "format": "text"},
             "error": None,
             "delayed": None,
+            "metadata": {"page": "/calendar"},
             "usage": {"input_tokens": 412, "output_tokens": 9},
             "pending_approvals": [],
             "decisions": [],
@@ -188,6 +196,7 @@ class Turn(Answer):
     reply: Reply | None
     error: Error | None
     delayed: Delay | None
+    metadata: dict[str, Any] | None
     usage: dict[str, int] | None
     pending_approvals: list[Approval]
     decisions: list[Decided]
