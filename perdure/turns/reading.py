@@ -7,7 +7,6 @@ rounds are more frequent.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import deque
@@ -77,13 +76,13 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "error": error,
         "delayed": None,
         "waiting_for": None,
-        "metadata": row.message.get("metadata"),
         "usage": None,
         "pending_approvals": [],
         "decisions": [],
         "accepted_at": _instant(row.accepted_at),
         "started_at": None,
         "settled_at": _instant(row.settled_at),
+        **_metadata(row.message.get("metadata")),
     }
 
 
@@ -196,7 +195,6 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "reply": None if row.reply is None else _reply(row),
         "error": _error(row) if row.settled_at is not None else None,
         "delayed": _delay(row) if row.settled_at is None else None,
-        "metadata": None if row.metadata is None else json.loads(row.metadata),
         "usage": row.usage,
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
@@ -206,6 +204,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
+        **_metadata(row.metadata),
     }
 
 
@@ -219,6 +218,11 @@ def _reply(row: Row[Any]) -> dict[str, str]:
     """The reply's text; `stop_reason` is included if the model's reply is incomplete."""
     incomplete = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
     return {"text": row.reply, "format": "text", **incomplete}
+
+
+def _metadata(given: object) -> dict[str, object]:
+    """The member `metadata` of a turn whose message has metadata."""
+    return {"metadata": given} if isinstance(given, dict) else {}
 
 
 def _error(row: Row[Any]) -> dict[str, str] | None:

@@ -51,7 +51,7 @@ def without_parameters() -> None:
     """A hook that cannot be called."""
 
 
-_EXPORT = Celery("shop").task(name="shop.export")(plain)
+_EXPORT = Celery("shop", set_as_current=False).task(name="shop.export", shared=False)(plain)
 
 AGENT: list[tuple[str, object, str]] = [
     ("name", "", "text of 1 to 200 characters"),

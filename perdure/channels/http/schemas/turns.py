@@ -176,7 +176,6 @@ class Turn(Answer):
             "reply": {"text": "12 * 7 is 84.", "format": "text"},
             "error": None,
             "delayed": None,
-            "metadata": {"page": "/calendar"},
             "usage": {"input_tokens": 412, "output_tokens": 9},
             "pending_approvals": [],
             "decisions": [],
@@ -184,6 +183,7 @@ class Turn(Answer):
             "accepted_at": "2026-03-02T09:30:00.104512+00:00",
             "started_at": "2026-03-02T09:30:00.131907+00:00",
             "settled_at": "2026-03-02T09:30:01.870233+00:00",
+            "metadata": {"page": "/calendar"},
         }
     )
 
@@ -196,7 +196,6 @@ class Turn(Answer):
     reply: Reply | None
     error: Error | None
     delayed: Delay | None
-    metadata: dict[str, Any] | None
     usage: dict[str, int] | None
     pending_approvals: list[Approval]
     decisions: list[Decided]
@@ -204,3 +203,4 @@ class Turn(Answer):
     accepted_at: Instant
     started_at: Instant | None
     settled_at: Instant | None
+    metadata: dict[str, Any] | None = None
