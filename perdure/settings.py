@@ -312,11 +312,20 @@ class ShutdownSettings(_Group):
 
 
 class StreamSettings(_Group):
-    """`PERDURE_STREAM__*`: event streams of turns. `max_open` limits the open streams of one gateway."""
+    """`PERDURE_STREAM__*`: event streams of turns.
+
+    `max_open` limits the open streams of one gateway, and `max_open_per_user` those of one user.
+    """
 
     batch_ms: Annotated[float, Field(ge=1, le=1_000)] = 50
     max_open: Count = 1_000
+    max_open_per_user: Count = 100
     ttl_s: Seconds = 3_600
+
+    @property
+    def user_share(self) -> int:
+        """What one user may have open: `max_open_per_user`, and at most half of `max_open`."""
+        return min(self.max_open_per_user, max(1, self.max_open // 2))
 
 
 class CasebankSettings(_Group):

@@ -6,6 +6,7 @@ from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import FAILURE_OF, SPOKEN
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.paging import sized
 from perdure.sessions.states import State, Trigger, sql
 
 # Opens the live session of a scope. Of the scope's earlier sessions that have no successor, the newest becomes the
@@ -194,13 +195,17 @@ CHANGE_CONVERSATION = Statement(
 
 MESSAGES = Statement(
     "sessions.messages",
-    f"""
-    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel, m.token_count,
-           m.model, m.fallback, m.stop_reason, m.created_at, failed.error_code, failed.error_message
-    FROM messages AS m LEFT JOIN turns AS failed ON {FAILURE_OF}
-    WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
-    ORDER BY m.seq LIMIT %(limit)s
-    """,
+    sized(
+        f"""
+        SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel,
+               m.token_count, m.model, m.fallback, m.stop_reason, m.created_at, failed.error_code, failed.error_message
+        FROM messages AS m LEFT JOIN turns AS failed ON {FAILURE_OF}
+        WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
+        ORDER BY m.seq LIMIT %(most)s
+        """,
+        order="seq",
+        size="octet_length(content) + coalesce(octet_length(tool_calls::text), 0)",
+    ),
     writes=False,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -9,12 +10,11 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Executor
+from perdure.database.paging import pages
 from perdure.errors import NotFound
 from perdure.sessions import queries
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
-
-_ALL = 2**62
 
 
 def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
@@ -86,11 +86,24 @@ def read_messages(
     Raises:
         NotFound: there is no such session.
     """
-    limit = _ALL if limit is None else limit
-    rows = executor.run(queries.MESSAGES, {"session_id": session_id, "after": after, "limit": limit})
-    if not rows:
+    return [message for page in message_pages(executor, session_id, after, limit) for message in page]
+
+
+def message_pages(
+    executor: Executor, session_id: UUID, after: int = 0, limit: int | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """The messages of `read_messages`, page by page. No transaction is open between two pages.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    found = False
+    given = {"session_id": session_id, "after": after}
+    for rows in pages(executor, queries.MESSAGES, given, lambda last: {"after": last.seq}, limit):
+        found = True
+        yield [message_body(row) for row in rows]
+    if not found:
         read_session(executor, session_id)
-    return [message_body(row) for row in rows]
 
 
 def _session(row: Row[Any]) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from sqlalchemy.dialects import postgresql
+
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
+from perdure.database.paging import sized
 from perdure.database.tables import metadata
 from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
 
@@ -103,18 +106,25 @@ def _erase(user_table: UserTable) -> Statement:
     return Statement(f"erasure.{table}", f"WITH gone AS ({delete}) SELECT count(*) AS gone FROM gone")  # noqa: S608
 
 
-def _export(user_table: UserTable) -> Statement:
+def _export(user_table: UserTable) -> tuple[Statement, dict[str, str]]:
+    """The statement that reads the next page, and the columns of the primary key by the parameters of their values."""
     table = user_table.table
     left_out = ", ".join(f"'{column}'" for column in user_table.left_out)
-    order = ", ".join(column.name for column in metadata.tables[table].primary_key.columns)
-    return Statement(
-        f"export.{table}",
-        f"""
-        SELECT to_jsonb(m) - ARRAY[{left_out}]::text[] || {user_table.added} AS kept
-        FROM {table} AS m WHERE {user_table.of_user} ORDER BY {order}
-        """,  # noqa: S608 (constants)
-        writes=False,
-    )
+    columns = list(metadata.tables[table].primary_key.columns)
+    key = ", ".join(column.name for column in columns)
+    after = {f"after_{column.name}": column for column in columns}
+    values = [f"%({name})s::{column.type.compile(postgresql.dialect())}" for name, column in after.items()]
+    # The keys first: the rows that are not on the page are not converted.
+    rows = f"""
+        SELECT {key}, to_jsonb(m) - ARRAY[{left_out}]::text[] || {user_table.added} AS kept
+        FROM {table} AS m JOIN (
+            SELECT {key} FROM {table}
+            WHERE ({user_table.of_user}) AND ({values[0]} IS NULL OR ({key}) > ({", ".join(values)}))
+            ORDER BY {key} LIMIT %(most)s
+        ) AS page USING ({key})
+    """  # noqa: S608 (constants)
+    statement = Statement(f"export.{table}", sized(rows, key, "octet_length(kept::text)"), writes=False)
+    return statement, {name: column.name for name, column in after.items()}
 
 
 ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}

@@ -9,6 +9,7 @@
     auth.py           identifies the caller by a key or a token; throttle.py limits requests with wrong keys
     gateway.py        the state that requests share, such as the pool of threads (threads.py)
     errors.py         errors as `application/problem+json`
+    shares.py         what one user may hold open; unread.py cuts off responses that clients do not read
     middleware.py     adds headers to each response, handles escaped slashes in paths
     openapi.py        /openapi.json
 

@@ -33,6 +33,7 @@ from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
 from perdure.channels.http.stream import websocket
+from perdure.channels.http.unread import CutsOffUnread
 from perdure.runtime import Runtime
 
 
@@ -87,6 +88,7 @@ def create_app(
     errors.install(app, dict.fromkeys(openai_errors.PATHS, openai_errors.response_of))
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
+    app.add_middleware(CutsOffUnread)  # the outermost, so that all that a request holds is released last
     for resource in (
         messages,
         turns,

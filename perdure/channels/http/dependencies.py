@@ -23,6 +23,7 @@ from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.channels.http.schemas.turns import Incoming as NewMessage
+from perdure.channels.http.unread import held_by
 from perdure.errors import Forbidden, InvalidRequest, NotFound
 from perdure.sessions import reading as sessions
 from perdure.tools import around
@@ -59,15 +60,17 @@ _CALLER = "perdure.caller"
 
 
 async def caller_of(request: Request) -> Caller:
-    """The caller of a request. The key is checked once per request.
+    """The caller of a request. The key is checked once per request, and the request counts against its user's share.
 
     Raises:
         Unauthorized, RateLimited, Forbidden: as `Gateway.caller`.
+        RateLimited: the user has too many open requests.
     """
     caller: Caller | None = request.scope.get(_CALLER)
     if caller is None:
         gateway: Gateway = request.app.state.gateway
         caller = request.scope[_CALLER] = await gateway.caller(request)
+        held_by(request).enter_context(gateway.requests.held(caller.user))
     return caller
 
 

@@ -15,30 +15,36 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.openai.side_requests import SideRequests
+from perdure.channels.http.shares import Newcomers, Shares, Unsent
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
-from perdure.errors import PerdureError, Unavailable, loggable
+from perdure.channels.http.unread import UNREAD_S, held_by
+from perdure.errors import NotFound, PerdureError, Unavailable, loggable
 from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime
 from perdure.turns import drain
 from perdure.turns.committed import Committed, read_committed
-from perdure.turns.reading import SettlementWatch
+from perdure.turns.reading import SettlementWatch, find_owner
 
 log = logging.getLogger(__name__)
 
 _MAX_THREADS = 32
 _POLL_S = 0.25
+_JSON = "application/json"
 _SHUTTING_DOWN = "This gateway is shutting down. Send the message again, to another gateway or a little later."
+_CROWDED = "This gateway has too many open connections. Try again later."
 _INTAKE_CLOSED = "This installation takes no messages while it is drained. Send the message again later."
 
 T = TypeVar("T")
@@ -74,6 +80,13 @@ class Gateway:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._threads = Threads(_MAX_THREADS)
         self.side_requests = SideRequests(runtime)
+        share = runtime.settings.stream.user_share
+        self.requests = Shares(share, "requests and sockets")
+        self.newcomers = Newcomers()
+        self.is_crowded: Callable[[], bool] = lambda: False
+        """Whether the server has room for short requests only; the server sets this."""
+        self._streams = Shares(share, "streams")
+        self._unsent = Unsent(UNREAD_S)
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     async def caller(self, request: Request) -> Caller:
@@ -96,6 +109,23 @@ class Gateway:
             reason = _SHUTTING_DOWN if self._shutting_down else _INTAKE_CLOSED
             raise Unavailable(reason, retry_after_s=self.runtime.settings.turn.sweep_s)
 
+    def require_room(self) -> None:
+        """Check that one more connection may stay open for long.
+
+        Raises:
+            Unavailable: the server keeps its last connections for short requests.
+        """
+        if self.is_crowded():
+            raise Unavailable(_CROWDED, retry_after_s=self.runtime.settings.turn.sweep_s)
+
+    async def reserve(self, request: Request, user: str | None, size: int) -> None:
+        """Wait until there are `size` bytes of memory for the response, and reserve them until it has been sent.
+
+        Raises:
+            RateLimited: the clients of `user`, or all clients, have too many unread responses.
+        """
+        held_by(request).callback(await self._unsent.reserve(user, size))
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread of the gateway's pool; returns its result."""
         return await self._threads.run(work)
@@ -112,9 +142,26 @@ class Gateway:
 
         def respond() -> Response:
             content, status = read()
-            return Response(json.dumps(content, ensure_ascii=False).encode(), status, media_type="application/json")
+            return Response(json.dumps(content, ensure_ascii=False).encode(), status, media_type=_JSON)
 
         return await self.in_thread(respond)
+
+    async def json_in_chunks(self, chunks: Iterator[str]) -> Response:
+        """A JSON response whose text `chunks` makes in threads: each chunk when the client has read those before it.
+
+        An error before the second chunk determines the response's status. A later one ends the connection.
+        """
+        begun = await self.in_thread(lambda: list(islice(chunks, 2)))
+        if len(begun) < 2:  # noqa: PLR2004 (the whole text)
+            return Response("".join(begun).encode(), media_type=_JSON)
+
+        async def rest() -> AsyncGenerator[bytes, None]:
+            while begun:
+                yield begun.pop(0).encode()
+            while (chunk := await self.in_thread(partial(next, chunks, None))) is not None:
+                yield chunk.encode()
+
+        return StreamingResponse(rest(), media_type=_JSON)
 
     async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncGenerator[Event | None, None]:
         """The events of a turn after the position `last`, until the turn is settled or the gateway stops.
@@ -123,14 +170,17 @@ class Gateway:
 
         Raises:
             NotFound: there is no such turn.
-            RateLimited: too many streams are open.
+            RateLimited: too many streams are open, of the turn's user or in all.
             Unavailable: the database cannot be reached.
         """
+        found = await self.in_thread(partial(find_owner, self.runtime.database, turn_id))
+        if found is None:
+            raise NotFound("There is no such turn.")
 
         async def read(turn_id: UUID, after: int) -> Committed:
             return await self.in_thread(partial(read_committed, self.runtime.database, turn_id, after))
 
-        with self._counted():
+        with self._streams.held(found[0]), self._counted():
             async for event in Follower(self._hub, read, turn_id, last).events(pause_s):
                 yield event
 
@@ -139,7 +189,9 @@ class Gateway:
 
         Raises:
             ClientDisconnect: the client has closed the connection.
+            Unavailable: the server has room for short requests only.
         """
+        self.require_room()
         with self._counted():
             self._settlements.is_notified = self._hub.connected
             settled = asyncio.wrap_future(self._settlements.settled(turn_id))

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from perdure.access.tenants import user_of
 from perdure.channels.http import parameters
@@ -16,22 +16,27 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
+from perdure.channels.http.shares import CHUNKED_BYTES
 from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
-from perdure.sessions.reading import list_sessions, owner, read_messages, read_session
+from perdure.sessions.reading import list_sessions, message_pages, owner, read_session
+from perdure.text.chunks import joined, json_list
 from perdure.turns.inbox import rate_limit
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
+_SESSION_BYTES = 2**13
+"""The memory of one session in a list: its summary and the response's text."""
 _DEFAULT_REASON = "requested over HTTP"
 _NAME_ONE = "Name a user_id: only an admin key lists the sessions of all users."
 
 
 @router.get("", response_description="The sessions, newest first.", responses=problems(400))
 async def list_(
+    request: Request,
     gateway: TheGateway,
     caller: TheCaller,
     users: TheUsers,
@@ -49,6 +54,7 @@ async def list_(
         user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
+    await gateway.reserve(request, None if user_id is None else users.key(user_id), limit * _SESSION_BYTES)
     return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, conversation, limit))
 
 
@@ -98,12 +104,15 @@ async def fork(
 )
 async def messages(
     session_id: TheSession,
+    request: Request,
     gateway: TheGateway,
     after: parameters.After = 0,
     limit: parameters.MessageLimit = None,
 ) -> Response:
     """Read the committed transcript in order; `after` and `limit` select a part of it."""
-    return await gateway.json_response(partial(read_messages, gateway.runtime.database, session_id, after, limit))
+    database = gateway.runtime.database
+    await gateway.reserve(request, await gateway.in_thread(partial(owner, database, session_id)), CHUNKED_BYTES)
+    return await gateway.json_in_chunks(joined(json_list(message_pages(database, session_id, after, limit))))
 
 
 def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str | None, limit: int) -> list[Session]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
@@ -15,8 +15,10 @@ from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.tokens import NewToken, Token
 from perdure.channels.http.schemas.users import Erased, Export
+from perdure.channels.http.shares import CHUNKED_BYTES
 from perdure.errors import Forbidden
-from perdure.users.export import export_user
+from perdure.text.chunks import joined
+from perdure.users.export import export_text
 
 router = APIRouter(responses=problems(*WITH_KEY, 400))
 _users = APIRouter(prefix="/users", tags=["users"])
@@ -24,10 +26,11 @@ _tokens = APIRouter(tags=["tokens"], route_class=StrictRoute, responses=problems
 
 
 @_users.get("/{user_id}/export", response_model=Export, response_description="The export.", responses=problems(404))
-async def export(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Response:
+async def export(user_id: parameters.UserPath, request: Request, gateway: TheGateway, users: TheUsers) -> Response:
     """Export all data of a user: the rows of each table, and the recent events of the user's activity stream."""
     runtime, key = gateway.runtime, users.key(user_id)
-    return await gateway.json_response(partial(export_user, runtime.database, runtime.clock, runtime.redis_memory, key))
+    await gateway.reserve(request, key, CHUNKED_BYTES)
+    return await gateway.json_in_chunks(joined(export_text(runtime.database, runtime.clock, runtime.redis_memory, key)))
 
 
 @_users.delete("/{user_id}", response_description="Erased.")

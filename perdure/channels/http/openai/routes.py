@@ -225,6 +225,7 @@ async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> Committ
 
 
 async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]:
+    gateway.require_room()
     async with aclosing(gateway.events(turn_id, None, sse.HEARTBEAT_S)) as events:
         async for part in answers.follow(events):
             yield part

@@ -7,7 +7,9 @@ credentials are checked again with each frame. A connection from a page of anoth
 
 Frames are JSON objects. The server answers each frame of the client with a frame that has the same `ref`. It also sends
 events when they occur. uvicorn limits the size of a frame. It also sends pings, and closes a connection that does not
-answer them.
+answer them. A client that reads none of its frames for `UNREAD_S` seconds is disconnected.
+
+A user token's open sockets count against its share. Sockets that wait for their first frame are limited in all.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from perdure.channels import WEB
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, decide_as, require_turn
+from perdure.channels.http.errors import problem_of
 from perdure.channels.http.gateway import Gateway
-from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, Unauthorized
+from perdure.channels.http.unread import Unread
+from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, Unauthorized, Unavailable
 from perdure.events.event import EventId
 from perdure.text.untrusted import load_object
 from perdure.turns.calls.approvals import parse_decision
@@ -49,7 +53,7 @@ MOST_FOLLOWED = 50
 """The most turns that one connection follows at once."""
 PING_S = 20.0
 
-UNAUTHORIZED, LATE, STOPPING = 4401, 4408, status.WS_1012_SERVICE_RESTART
+UNAUTHORIZED, LATE, STOPPING, NO_ROOM = 4401, 4408, status.WS_1012_SERVICE_RESTART, status.WS_1013_TRY_AGAIN_LATER
 _PAUSE_S = 60.0
 _MESSAGE = frozenset(
     {"user_id", "text", "conversation", "message_id", "session_id", "agent", "priority", "on_busy", "metadata"}
@@ -72,30 +76,42 @@ async def socket(connection: WebSocket) -> None:
     if not _same_origin(connection):
         await connection.close(status.WS_1008_POLICY_VIOLATION, "another origin")
         return
+    try:
+        gateway.require_room()
+    except Unavailable as error:
+        if "websocket.http.response" in connection.scope.get("extensions", {}):
+            await connection.send_denial_response(problem_of(error))
+        else:
+            await connection.close(NO_ROOM)
+        return
     await connection.accept()
-    signed_in = await _authenticated(connection, gateway)
-    if signed_in is not None:
-        with suppress(WebSocketDisconnect):
-            await _Client(connection, gateway, *signed_in).serve()
+    with suppress(WebSocketDisconnect):
+        signed_in = await _authenticated(connection, gateway)
+        if signed_in is None:
+            return
+        try:
+            with gateway.requests.held(signed_in[0].user):
+                await _Client(connection, gateway, *signed_in).serve()
+        except RateLimited as error:
+            await connection.close(NO_ROOM, error.message[:100])
 
 
 async def _authenticated(connection: WebSocket, gateway: Gateway) -> tuple[Caller, Request] | None:
     """The caller, and the request that authenticates the caller.
 
-    Returns `None` if the client has disconnected, sent its first frame late, or cannot be authenticated.
+    Returns `None` if the client's first frame is late, or the client cannot be authenticated.
+
+    Raises:
+        WebSocketDisconnect: the client has disconnected.
     """
     try:
-        request = _own_request(connection) if gateway.authenticate else await _signed_request(connection)
+        request = _own_request(connection) if gateway.authenticate else await _signed_request(connection, gateway)
         caller = await gateway.caller(request)
     except TimeoutError:
         await connection.close(LATE, f"no auth frame within {AUTH_S:g} s")
-    except WebSocketDisconnect:
-        pass
     except PerdureError as error:
         await connection.close(UNAUTHORIZED, error.message[:100])
     else:
-        user = None if caller.user is None else user_of(caller.user)
-        await connection.send_text(json.dumps({"type": "ready", "user_id": user}))
         return caller, request
     return None
 
@@ -110,6 +126,7 @@ class _Client:
         self._signed = signed
         self._users = Users(caller, caller.tenant, all_users=caller.is_operator)
         self._sending = asyncio.Lock()
+        self._unread: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._followed: dict[UUID, asyncio.Task[None]] = {}
         self._actions: dict[str, Callable[[_Frame], Awaitable[dict[str, Any]]]] = {
             "send": self._send,
@@ -125,13 +142,16 @@ class _Client:
         """Answer frames until the client disconnects or the gateway stops."""
         stopping = asyncio.ensure_future(self._gateway.stopped())
         try:
+            user = None if self._caller.user is None else user_of(self._caller.user)
+            await self._write({"type": "ready", "user_id": user})
             await self._note_presence()
             while True:
                 receiving = asyncio.ensure_future(_received(self._connection))
-                await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
-                if stopping.done():
+                await asyncio.wait((receiving, stopping, self._unread), return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done() or self._unread.done():
                     receiving.cancel()
-                    await self._connection.close(STOPPING, "the gateway is shutting down")
+                    if stopping.done():
+                        await self._connection.close(STOPPING, "the gateway is shutting down")
                     return
                 text = receiving.result()
                 try:
@@ -252,8 +272,19 @@ class _Client:
             log.debug("the client of turn %s has disconnected", turn_id)
 
     async def _write(self, frame: dict[str, Any]) -> None:
+        """Send a frame.
+
+        Raises:
+            WebSocketDisconnect: the client has disconnected, or does not read.
+        """
         async with self._sending:
-            await self._connection.send_text(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
+            if self._unread.done():
+                raise WebSocketDisconnect(status.WS_1006_ABNORMAL_CLOSURE)
+            try:
+                await self._connection.send_text(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
+            except Unread:
+                self._unread.set_result(None)
+                raise WebSocketDisconnect(status.WS_1006_ABNORMAL_CLOSURE) from None
 
 
 async def _received(connection: WebSocket) -> str:
@@ -291,15 +322,18 @@ def _members(frame: _Frame) -> dict[str, Any]:
     return frame.model_extra or {}
 
 
-async def _signed_request(connection: WebSocket) -> Request:
+async def _signed_request(connection: WebSocket, gateway: Gateway) -> Request:
     """The connection as a request whose `Authorization` header has the token of the first frame.
 
     Raises:
-        TimeoutError: the frame is late.
+        TimeoutError: the frame is late, or too many sockets wait for theirs.
         Unauthorized, InvalidRequest: the frame is not an `auth` frame.
+        WebSocketDisconnect: the client has disconnected.
     """
-    async with asyncio.timeout(AUTH_S):
-        frame = _parsed(await _received(connection))
+    address = connection.client.host if connection.client else ""
+    async with asyncio.timeout(AUTH_S) as limit:
+        with gateway.newcomers.held(address, limit):
+            frame = _parsed(await _received(connection))
     if frame.type != "auth":
         raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
     token = getattr(frame, "token", None)
