@@ -17,6 +17,10 @@ ACCEPTED_AT_ONCE = 128
 BACKLOG = 2048
 """The most connections that the system keeps until the event loop accepts them."""
 
+SEND_BUFFER_BYTES = 2**18
+"""The system's buffer for the unsent bytes of a connection. By default it grows to some MiB, and reports a slow
+client's progress only in steps of a third of its size."""
+
 
 def bind(host: str, port: int, option: str) -> socket.socket:
     """A socket that listens on the address.
@@ -27,6 +31,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # its connections inherit this
     except (socket.gaierror, UnicodeError):
         raise Failure(f"Cannot listen on {host!r}: it is not an address and does not resolve.", WRONG_USAGE) from None
     except OSError as error:

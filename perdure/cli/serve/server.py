@@ -22,13 +22,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from perdure.channels.http.stream.websocket import MAX_FRAME_BYTES, PING_S
-from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit
+from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit, shedding
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, FINISH_S
 from perdure.settings import ShutdownSettings
 from perdure.workers import logs
@@ -71,9 +72,12 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=FINISH_S,
             )
         )
+        connections = self.server_state.connections
+        self.config.app = shedding(app, door, connections)
         self.signalled_at: float | None = None
         self.cut_off = 0
         self._gateway = app.state.gateway
+        self._gateway.is_crowded = partial(door.is_crowded, connections)
         self._on_signal = on_signal
         self._signals = 0
         self._hurried = asyncio.Event()
@@ -122,7 +126,11 @@ class Server(uvicorn.Server):
 def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
     """Serve `app` until SIGINT or SIGTERM, then call `close`. Returns the exit status."""
     logs.repeat_sparingly(
-        "uvicorn.error", "asyncio", "perdure.channels.http.errors", "perdure.cli.serve.connection_limits"
+        "uvicorn.error",
+        "asyncio",
+        "perdure.channels.http.errors",
+        "perdure.channels.http.unread",
+        "perdure.cli.serve.connection_limits",
     )
     door = Door(connection_limit(raise_descriptor_limit()))
     server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
