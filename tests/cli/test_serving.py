@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import socket
 import struct
 import subprocess
@@ -12,74 +11,30 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 
-from perdure.channels.http.app import create_app
 from perdure.cli.errors import Failure
 from perdure.cli.serve.connection_limits import Door, Phase, connection_limit
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, bind
-from perdure.cli.serve.server import Server
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from tests.cli.conftest import Environment
+from tests.cli.serving import PATIENCE_S, Served, connect, rest, serving
 
 MOST, MOST_PER_ADDRESS = 40, 20
 LIMITS_S = {Phase.HEADER: 0.5, Phase.BODY: 0.5}
 
-_PATIENCE_S = 30.0
-
-
-@dataclass(frozen=True)
-class Served:
-    """A gateway running in a thread."""
-
-    app: FastAPI
-    server: Server
-    address: tuple[str, int]
-    listener: socket.socket
-
-    def interrupt(self) -> None:
-        """Send the server a SIGTERM."""
-        self.server.handle_exit(signal.SIGTERM, None)
-
-    def waiting(self) -> int:
-        """The number of turns that requests wait for."""
-        return len(self.app.state.gateway._settlements._waiting)
-
-    def until(self, waiting: int) -> None:
-        """Wait until requests wait for exactly `waiting` turns."""
-        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
-        while self.waiting() != waiting:
-            assert time.monotonic() < deadline, f"requests wait for {self.waiting()} turns"
-            pause.wait(0.01)
-
-    def until_refused(self) -> None:
-        """Wait until `/readyz` responds with 503."""
-        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
-        while httpx2.get("http://{}:{}/readyz".format(*self.address)).status_code != 503:
-            assert time.monotonic() < deadline, "the gateway stays ready"
-            pause.wait(0.01)
-
 
 @pytest.fixture
 def served(runtime: Runtime) -> Iterator[Served]:
-    """A gateway on a free port."""
-    app = create_app(runtime, lambda: True)
-    listener = bind("127.0.0.1", 0, "--port")
-    server = Server(app, lambda: None, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    yield Served(app, server, listener.getsockname(), listener)
-    server.should_exit = True
-    thread.join(timeout=_PATIENCE_S)
-    assert not thread.is_alive()
+    """A gateway on a free port, with low limits."""
+    with serving(runtime, Door(most=MOST, most_per_address=MOST_PER_ADDRESS, limits_s=LIMITS_S)) as made:
+        yield made
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the length of the queue")
@@ -110,7 +65,7 @@ def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:
     served.interrupt()
     served.until_refused()
     served.interrupt()
-    waiting.join(timeout=_PATIENCE_S)
+    waiting.join(timeout=PATIENCE_S)
 
     assert (answers[0].status_code, answers[0].json()["status"]) == (200, "accepted")
 
@@ -126,7 +81,7 @@ def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
 
 def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
     """A client that sends a whole oversized body before it reads the response gets a 413, not a connection reset."""
-    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    client = http.client.HTTPConnection(*served.address, timeout=PATIENCE_S)
     client.request("POST", "/v1/messages", b" " * (20 * 2**20))
     answer = client.getresponse()
 
@@ -169,26 +124,6 @@ def test_a_host_that_does_not_resolve_is_reported() -> None:
         bind("a..b", 0, "--port")
 
 
-def _connect(served: Served, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
-    client = socket.create_connection(served.address, timeout=_PATIENCE_S, source_address=(source, 0))
-    client.sendall(sent)
-    return client
-
-
-def _rest(client: socket.socket) -> bytes:
-    """Everything that the server sends until it closes the connection."""
-    received = b""
-    with client:
-        while True:
-            try:
-                chunk = client.recv(65_536)
-            except ConnectionResetError:
-                return received
-            if not chunk:
-                return received
-            received += chunk
-
-
 @pytest.mark.parametrize(
     ("sent", "missing"),
     [
@@ -199,7 +134,7 @@ def _rest(client: socket.socket) -> bytes:
 )
 def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, sent: bytes, missing: bytes) -> None:
     """An unfinished request gets a 408, and its connection is closed. Otherwise, clients could hold it for ever."""
-    received = _rest(_connect(served, sent))
+    received = rest(connect(served.address, sent))
 
     assert b" 408 " in received
     assert b"The %b of the request did not arrive within 0.5 s." % missing in received
@@ -220,7 +155,7 @@ def test_a_request_that_does_not_arrive_is_answered_and_closed(served: Served, s
 )
 def test_what_is_not_http_is_refused_in_the_gateways_form(served: Served, sent: bytes) -> None:
     """An invalid HTTP request gets a problem document with a code, instead of uvicorn's plain text."""
-    head, _, body = _rest(_connect(served, sent)).partition(b"\r\n\r\n")
+    head, _, body = rest(connect(served.address, sent)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"content-type: application/problem+json" in head
@@ -233,20 +168,20 @@ def test_an_upgrade_to_a_websocket_elsewhere_is_refused(served: Served) -> None:
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     for path, key, status in (("/v1/turns", "dGhlIHNhbXBsZSBub25jZQ==", 403), ("/v1/ws", "AAAA", 400)):
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{upgrade}Sec-WebSocket-Key: {key}\r\n\r\n"
-        answer = _rest(_connect(served, head.encode()))
+        answer = rest(connect(served.address, head.encode()))
         assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
     """A connection that sends nothing is closed without an answer. Browsers open such connections in advance."""
-    assert _rest(_connect(served)) == b""
+    assert rest(connect(served.address)) == b""
 
 
 def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
     """A client cannot prolong a header's time limit by sending one byte at a time."""
-    with _connect(served, b"GET /healthz HTTP/1.1\r\n") as client:
+    with connect(served.address, b"GET /healthz HTTP/1.1\r\n") as client:
         client.settimeout(0.02)
-        deadline, received = time.monotonic() + _PATIENCE_S, b""
+        deadline, received = time.monotonic() + PATIENCE_S, b""
         while not received and time.monotonic() < deadline:
             client.sendall(b"X")
             try:
@@ -258,12 +193,12 @@ def test_bytes_one_at_a_time_do_not_prolong_a_header(served: Served) -> None:
 
 
 def test_unfinished_headers_are_limited_per_address(served: Served) -> None:
-    """If an address exceeds its limit of connections with unfinished headers, the oldest of them is closed."""
-    half = [_connect(served, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS)]
-    waiting = _connect(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    """If an address exceeds its limit of connections with slow headers, the oldest of them is closed."""
+    half = [connect(served.address, b"GET /healthz HTTP/1.1\r\n") for _ in range(MOST_PER_ADDRESS + 1)]
+    waiting = connect(served.address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 " in waiting.recv(65_536)
 
-    assert _rest(half[0]) == b"", "closed before its time limit"
+    assert rest(half[0]) == b"", "closed before its time limit"
     for client in (*half[1:], waiting):
         client.close()
 
@@ -274,14 +209,14 @@ def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Se
     A connection whose request waits for a turn stays open.
     """
     host, port = served.address
-    waiting = _connect(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    waiting = connect(served.address, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     served.until(waiting=1)
     half = [
-        _connect(served, b"GET /healthz HTTP/1.1\r\n", source=f"127.0.0.{2 + number // MOST_PER_ADDRESS}")
+        connect(served.address, b"GET /healthz HTTP/1.1\r\n", source=f"127.0.0.{2 + number // MOST_PER_ADDRESS}")
         for number in range(MOST)
     ]
     assert httpx2.get(f"http://{host}:{port}/healthz").status_code == 200
-    assert _rest(half[0]) == b""
+    assert rest(half[0]) == b""
     assert served.waiting() == 1
     for client in (*half[1:], waiting):
         client.close()
@@ -289,7 +224,7 @@ def test_connections_beyond_the_limit_close_the_oldest_unfinished_one(served: Se
 
 def test_a_kept_connection_answers_at_once(served: Served) -> None:
     """A response on a kept-alive connection arrives at once. Without `TCP_NODELAY`, it would take 40 ms more."""
-    client = http.client.HTTPConnection(*served.address, timeout=_PATIENCE_S)
+    client = http.client.HTTPConnection(*served.address, timeout=PATIENCE_S)
     taken = []
     for _ in range(30):
         began = time.monotonic()

@@ -184,7 +184,7 @@ class Door:
             self._sweeps = True
             connection.loop.call_later(_SWEEP_S, self._sweep, connection.loop)
         surplus = len(connection.connections) - self._most
-        if surplus > 0 and not self._close_waiting() and surplus > min(ACCEPTED_AT_ONCE, self._most // 8):
+        if surplus > 0 and not self._close_waiting() and surplus > ACCEPTED_AT_ONCE:
             self._close(self._in_phase[Phase.HEADER], "no file descriptors are left for new ones")
 
     def moved(self, connection: GuardedProtocol, phase: Phase | None) -> None:
