@@ -1,0 +1,127 @@
+"""Clients that do not read what they asked for, and one that reads slowly."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx2
+import psutil
+import pytest
+from websockets.sync.client import connect as connect_socket
+
+from perdure.cli.serve.connection_limits import Door
+from perdure.runtime import Runtime
+from perdure.sessions.reading import read_messages
+from tests.cli.conftest import Perdure
+from tests.cli.serving import PATIENCE_S, Served, connect, long_transcript, rest, serving
+from tests.processes.faults import wait_until
+from tests.processes.gateway import GatewayProcess
+
+_UNREAD_S = 1.5
+_MESSAGES, _SIZE = 800, 10_000
+
+
+@pytest.fixture
+def served(runtime: Runtime) -> Iterator[Served]:
+    """A gateway that resets unread connections soon."""
+    with serving(runtime, Door(1_000, unread_s=_UNREAD_S)) as made:
+        yield made
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def _until_released(served: Served) -> None:
+    gateway = served.app.state.gateway
+    wait_until(
+        lambda: (gateway._unsent._in_all, gateway._hub._open, gateway._streams._held) == (0, 0, {}),
+        "streams and memory are released",
+        PATIENCE_S,
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/{}/messages", "/v1/users/ann/export", "/v1/turns/{}/events"])
+def test_an_unread_response_is_cut_off(served: Served, database_url: str, path: str) -> None:
+    """Otherwise a client that does not read holds a connection, and what the gateway has read for it, for ever."""
+    session_id, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    sent = _get(path.format(turn_id if "turns" in path else session_id))
+    clients = [connect(served.address, sent) for _ in range(8)]
+    served.until_connections(len(clients))
+    served.until_connections(0)
+    for client in clients:
+        assert len(rest(client)) < _MESSAGES * _SIZE / 2
+    _until_released(served)
+
+
+def test_an_unread_socket_is_cut_off(served: Served, database_url: str) -> None:
+    """A client whose WebSocket's frames are unread is disconnected, and follows nothing any more."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    url = served.url("/v1/ws").replace("http", "ws")
+    with connect_socket(url, compression=None, max_queue=1, close_timeout=0.1) as client:
+        client.send('{"type": "auth"}')
+        client.send(json.dumps({"type": "follow", "turn_id": str(turn_id)}))
+        served.until_connections(1)
+        served.until_connections(0)
+    _until_released(served)
+
+
+def test_a_slow_reader_gets_the_whole_transcript(served: Served, runtime: Runtime, database_url: str) -> None:
+    """A client that goes on reading is not cut off, although its response takes longer than the time limit."""
+    session_id, _ = long_transcript(database_url, _MESSAGES, _SIZE)
+    received, pause = bytearray(), threading.Event()
+    with connect(served.address) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        client.sendall(_get(f"/v1/sessions/{session_id}/messages").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        while chunk := client.recv(2**17):
+            received += chunk
+            pause.wait(0.03)
+    assert json.loads(received.partition(b"\r\n\r\n")[2]) == read_messages(runtime.database, session_id)
+
+
+def test_the_process_has_a_bound_on_unsent_bytes(runtime: Runtime, database_url: str) -> None:
+    """Above the bound, the connections whose clients have not read for the longest time are reset at once."""
+    session_id, _ = long_transcript(database_url, _MESSAGES, _SIZE)
+    with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9, most_unsent=100_000)) as served, ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connect(served.address, _get(f"/v1/sessions/{session_id}/messages")))
+        served.until_connections(8)
+        wait_until(lambda: len(served.server.server_state.connections) <= 2, "most are reset", PATIENCE_S)
+
+
+@pytest.mark.long
+def test_unread_transcripts_take_little_memory(perdure: Perdure, database_url: str) -> None:
+    """Unread transcripts of 20 MB each do not grow the gateway, and their connections end."""
+    session_id, _ = long_transcript(database_url, 2_000, _SIZE)
+    gateway = GatewayProcess(perdure)
+    gateway.start()
+    try:
+        assert gateway._process is not None
+        process = psutil.Process(gateway._process.pid)
+        port = int(gateway.url.rpartition(":")[2])
+        path = f"/v1/sessions/{session_id}/messages"
+        assert len(httpx2.get(gateway.url + path, timeout=60).json()) == 2_000
+        before = process.memory_info().rss
+
+        def established() -> int:
+            found = process.net_connections("tcp")
+            return sum(each.status == psutil.CONN_ESTABLISHED and each.laddr[1] == port for each in found)
+
+        with ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(connect(("127.0.0.1", port), _get(path)))
+            wait_until(lambda: established() == 40, "the requests are open", 60)
+            grown = []
+            wait_until(
+                lambda: grown.append(process.memory_info().rss - before) or established() == 0,
+                "unread connections end",
+                120,
+            )
+            assert max(grown) < 100 * 2**20
+        gateway.stop()
+    finally:
+        gateway.kill()
