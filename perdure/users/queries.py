@@ -10,6 +10,8 @@ from perdure.database.paging import sized
 from perdure.database.tables import metadata
 from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
 
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy does not annotate it
+
 # Fences the processes that run the user's sessions: these processes can no longer write. Locks the sessions.
 RAISE_TOKENS = Statement(
     "erasure.raise_tokens",
@@ -113,7 +115,7 @@ def _export(user_table: UserTable) -> tuple[Statement, dict[str, str]]:
     columns = list(metadata.tables[table].primary_key.columns)
     key = ", ".join(column.name for column in columns)
     after = {f"after_{column.name}": column for column in columns}
-    values = [f"%({name})s::{column.type.compile(postgresql.dialect())}" for name, column in after.items()]
+    values = [f"%({name})s::{column.type.compile(_DIALECT)}" for name, column in after.items()]
     # The keys first: the rows that are not on the page are not converted.
     rows = f"""
         SELECT {key}, to_jsonb(m) - ARRAY[{left_out}]::text[] || {user_table.added} AS kept

@@ -18,6 +18,7 @@ import pytest
 
 from perdure.workers import logs
 from tests.cli.conftest import Environment
+from tests.cli.test_connections import UPGRADES
 from tests.processes.faults import wait_until
 
 _DESCRIPTORS, _HALF_SENT = 1_024, 1_100
@@ -72,6 +73,22 @@ def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
 
     assert slowest_s < 2
     assert log.stat().st_size < 100_000
+
+
+@pytest.mark.long
+def test_sockets_do_not_end_service(port: int) -> None:
+    """More sockets than file descriptors do not end service. When they close, there is room again."""
+    upgrade = UPGRADES["without an auth frame"][0]
+    with ExitStack() as stack:
+        for number in range(_HALF_SENT):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S))
+            client.sendall(upgrade)
+            client.recv(12)
+            if number % 100 == 99:
+                assert _lives(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S) as client:
+        client.sendall(upgrade)
+        assert b" 101 " in client.recv(100)
 
 
 def test_a_repeated_line_is_written_once_a_second(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from perdure import Agent, ToolContext, tool
 from perdure.agents import Agents
-from perdure.database import engine
+from perdure.database import engine, paging
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
@@ -477,3 +477,14 @@ def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: R
     assert made["tables"].keys() == {holding.table for holding in USER_TABLES}
     with pytest.raises(NotFound):
         export_user(lived.database, lived.clock, redis_memory, "nobody")
+
+
+@pytest.mark.parametrize("limit", ["PAGE_ROWS", "PAGE_BYTES"])
+def test_an_export_is_read_page_by_page(
+    lived: Harness, redis_memory: RedisMemory, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Pages of one row, in each table and for each type of primary key, have the same rows as one page."""
+    whole = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
+    monkeypatch.setattr(paging, limit, 1)
+    paged = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
+    assert paged["tables"] == whole["tables"]

@@ -11,11 +11,12 @@ import pytest
 from perdure import tool
 from perdure.access.tenants import user_key
 from perdure.clock import MovedClock
+from perdure.database import paging
 from perdure.database.engine import Database
 from perdure.errors import NotFound
 from perdure.sessions import queries
 from perdure.sessions.ending import request_end
-from perdure.sessions.reading import list_sessions, read_messages, read_session
+from perdure.sessions.reading import list_sessions, message_pages, read_messages, read_session
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
@@ -111,6 +112,18 @@ def test_a_transcript_is_read_in_pieces(harness: Harness) -> None:
     assert read_messages(harness.database, session_id, after=10) == []
     assert read_messages(harness.database, session_id, limit=0) == []
     assert read_messages(harness.database, session_id, after=9, limit=100) == everything[9:]
+
+
+@pytest.mark.parametrize("limit", ["PAGE_ROWS", "PAGE_BYTES"])
+def test_a_transcript_is_read_page_by_page(harness: Harness, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """A page has a bounded number of rows and bytes, and all pages together are the transcript."""
+    sent = [harness.send(str(number)) for number in range(5)]
+    session_id = sent[0].session_id
+    harness.run(session_id)
+    everything = read_messages(harness.database, session_id)
+    monkeypatch.setattr(paging, limit, 1)
+    assert list(message_pages(harness.database, session_id)) == [[message] for message in everything]
+    assert read_messages(harness.database, session_id, after=3, limit=4) == everything[3:7]
 
 
 def test_unknown_ids_are_not_found(harness: Harness) -> None:

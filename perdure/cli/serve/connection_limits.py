@@ -284,10 +284,11 @@ class GuardedProtocol(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection to the WebSocket's protocol, which must answer the upgrade before the deadline."""
-        before: int = self.transport.written  # type: ignore[attr-defined]  # see `connection_made`
+        metered: Any = self.transport  # see `connection_made`
+        before = metered.written
         super().handle_websocket_upgrade(event)
         self._enter(None)
-        self.loop.call_later(self._door.limits_s[Phase.HEADER], _end_if_silent, self.transport, before)
+        self.loop.call_later(self._door.limits_s[Phase.HEADER], _end_if_silent, metered, before)
 
     def _update_phase(self) -> None:
         if self.transport.get_protocol() is not self:  # upgraded
