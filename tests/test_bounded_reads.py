@@ -18,6 +18,9 @@ from perdure.turns.inbox import route_queries
 from tests.databases import engine_of
 from tests.plans import outline, plans, rows_read
 
+SMALL = {"sweeps"}
+"""A table of a few rows, for which a sequential scan is right."""
+
 _MANY = 20_000
 _OTHERS = 4_000
 
@@ -124,7 +127,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (sessions.EXPIRE_IDLE, {"reason": "idle"}, 4_100),
     (sessions.COUNT_FROM_NOW, {}, 4_100),
     (consolidation.GIVEN_UP, {}, 60),
-    (route_queries.DUE_USERS, {}, 60),
+    (route_queries.DUE_USERS, {}, 110),
     (reminder_queries.TAKE_DUE, {}, 110),
     (reminder_queries.LIST_OF_USER, {"user_id": "user 7"}, 1),
     (exchange.EXPORT, {}, 400),
@@ -147,5 +150,5 @@ def test_statements_that_list_or_delete_use_an_index(large: Database) -> None:
     for statement, given, most in BOUNDED:
         for nodes in plans(large, statement, {**_GIVEN, **given}):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
-            assert not scanned, f"{statement.name} scans {scanned}"
+            assert not scanned - SMALL, f"{statement.name} scans {scanned}"
             assert rows_read(nodes) <= most, (statement.name, given, rows_read(nodes), outline(nodes))

@@ -225,6 +225,12 @@ unrouted = Table(
     Column("settled_at", _timestamp, comment="when routed_to or error_code was set"),
     Index("unrouted_due_at_idx", "due_at", "position", postgresql_where=text("settled_at IS NULL")),
     Index("unrouted_user_id_idx", "user_id", "position"),
+    Index(
+        "unrouted_user_idx",
+        text("(md5(user_id) || user_id)"),
+        "position",
+        postgresql_where=text("settled_at IS NULL"),
+    ),
     Index("unrouted_settled_at_idx", "settled_at", postgresql_where=text("settled_at IS NOT NULL")),
     comment="Messages of applications, inserted in their transactions. A routed one becomes a turn and is deleted.",
 )
@@ -313,6 +319,7 @@ sessions = Table(
     ),
     Column("blamed_token", BigInteger, comment="token of the claim whose process died; the death is charged to a turn"),
     Column("unequipped_since", _timestamp, comment="when a worker first lacked the agent or a tool of its turn"),
+    Column("parked_for", Text, comment="while paced is set: the model for which its turn waits"),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -325,7 +332,7 @@ sessions = Table(
         "session_id",
         postgresql_where=text("strpos(user_id, chr(31)) > 0"),
     ),
-    Index("sessions_open_idx", "session_id", postgresql_where=text("end_requested_at IS NULL")),
+    Index("sessions_idle_idx", "last_activity_at", postgresql_where=text("end_requested_at IS NULL")),
     Index(
         "sessions_ending_idx",
         "end_requested_at",
@@ -338,6 +345,18 @@ sessions = Table(
         text("priority DESC"),
         "queued_at",
         postgresql_where=text("unsettled > 0 AND queued_at IS NOT NULL"),
+    ),
+    Index(
+        "sessions_queued_user_idx",
+        text("(md5(user_id) || user_id)"),
+        postgresql_where=text("unsettled > 0 AND queued_at IS NOT NULL"),
+    ),
+    Index(
+        "sessions_parked_idx",
+        text("coalesce(parked_for, '')"),
+        text("least(wakes, 6)"),
+        "not_before",
+        postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL AND paced"),
     ),
     Index(
         "sessions_wake_idx",
@@ -523,6 +542,11 @@ _RECEIVER = (
     "(coalesce(target ->> 'channel', '') || ' ') || coalesce(target #>> '{place,chat}', ''))"
 )
 
+_SERVICE = (
+    "coalesce(lower(substring(target ->> 'url', '^[^:/?#]+://(?:[^/?#@]*@)?([^/?#]*)')), "
+    "'task ' || coalesce(target ->> 'queue', target ->> 'task'), 'channel ' || (target ->> 'channel'), '')"
+)
+
 deliveries = Table(
     "deliveries",
     metadata,
@@ -551,6 +575,12 @@ deliveries = Table(
         "scope",
         text(f"md5({_RECEIVER})"),
         "delivery_id",
+        postgresql_where=text("status = 'pending'"),
+    ),
+    Index(
+        "deliveries_service_idx",
+        text(f"md5({_SERVICE})"),
+        text("greatest(due_at, wake_at)"),
         postgresql_where=text("status = 'pending'"),
     ),
     Index("deliveries_refused_idx", "user_id", postgresql_where=text("scope IS NULL AND user_id IS NOT NULL")),
@@ -607,6 +637,8 @@ sweeps = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("due_at", _timestamp, nullable=False),
+    Column("after", Text, comment="where the last round stopped; NULL: it visited all"),
+    Column("paces", JSONB, comment="by model: the turns that it takes at once, and those that it has"),
     comment="When each kind of sweep is due: the worker that moves the time ahead does it.",
 )
 

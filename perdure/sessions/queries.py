@@ -293,7 +293,8 @@ COUNT_FROM_NOW = Statement(
     """,
 )
 
-# Requests the end of idle sessions, forks included. The index covers only live sessions, which are few.
+# Requests the end of idle sessions, forks included, the longest idle first. `sessions_idle_idx` has the sessions by
+# their last activity. Sessions with unsettled turns are in the index, too, but few of them are that old.
 EXPIRE_IDLE = Statement(
     "sessions.expire_idle",
     """
@@ -301,7 +302,7 @@ EXPIRE_IDLE = Statement(
         SELECT session_id FROM sessions
         WHERE end_requested_at IS NULL AND unsettled = 0
           AND last_activity_at <= perdure_now() - make_interval(secs => %(idle_s)s)
-        LIMIT %(most)s
+        ORDER BY last_activity_at LIMIT (SELECT %(most)s::bigint)
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s

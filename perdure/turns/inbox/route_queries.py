@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.rounds import visiting
 
-# The users of the oldest due messages, ordered by each user's oldest due message.
+ANY_DUE = Statement(
+    "unrouted.any_due",
+    "SELECT FROM unrouted WHERE settled_at IS NULL AND due_at <= perdure_now() LIMIT 1",
+    writes=False,
+)
+
+# Users whose oldest unrouted message is due, ordered by its due time. A round visits at most `most` users, and the next
+# round continues behind them, so that a user with many messages hides no other user.
 DUE_USERS = Statement(
     "unrouted.due_users",
-    """
-    SELECT user_id FROM (
-        SELECT user_id, due_at, position FROM unrouted
-        WHERE settled_at IS NULL AND due_at <= perdure_now() ORDER BY due_at, position LIMIT %(most)s
-    ) AS due
-    GROUP BY user_id ORDER BY min(due_at), min(position)
+    f"""
+    WITH RECURSIVE {
+        visiting(
+            "routing", table="unrouted", place="(md5(user_id) || user_id)", where="settled_at IS NULL", most="%(most)s"
+        )
+    }
+    SELECT substr(place, 33) AS user_id FROM visited, LATERAL (
+        SELECT due_at, position FROM unrouted
+        WHERE (md5(user_id) || user_id) = place AND settled_at IS NULL ORDER BY position LIMIT 1) AS oldest
+    WHERE oldest.due_at <= perdure_now() ORDER BY due_at, position
     """,
-    writes=False,
 )
 
 # A user's unrouted messages in order of insertion. A message that is not due blocks the later ones.

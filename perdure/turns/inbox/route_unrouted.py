@@ -43,29 +43,32 @@ _MOST_ATTEMPTS = 8
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     """Route due messages for about `_LONGEST_S` seconds; returns the number of users whose messages were due.
 
-    Reads the oldest `most` due messages, and routes all messages of their users. A user whose rows are locked does not
-    delay other users.
+    Considers `most` users, and the next call considers the next users. Each of them has an equal share of the time. A
+    user whose rows are locked does not delay other users.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    began = time.monotonic()
+    if not runtime.database.run(queries.ANY_DUE, {}):
+        return 0
+    until = time.monotonic() + _LONGEST_S
     users = [row.user_id for row in runtime.database.run(queries.DUE_USERS, {"most": most})]
-    for user in users:
-        if time.monotonic() - began > _LONGEST_S:
+    for number, user in enumerate(users):
+        now = time.monotonic()
+        if now > until:
             break
         try:
-            route_user(runtime, user)
+            route_user(runtime, user, now + (until - now) / (len(users) - number))
         except Unavailable as error:
             log.info("an application's messages for a user wait: %s", loggable(error))
-            runtime.database.run(queries.DUE_USERS, {"most": 1})  # raises if the database cannot be reached
+            runtime.database.run(queries.ANY_DUE, {})  # raises if the database cannot be reached
     return len(users)
 
 
-def route_user(runtime: Runtime, user: str) -> None:
+def route_user(runtime: Runtime, user: str, until: float | None = None) -> None:
     """Route this user's messages in order; returns immediately if another process is routing them.
 
-    `user` is a user's key.
+    `user` is a user's key. No message is begun after `until`, a time of the monotonic clock.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -74,7 +77,7 @@ def route_user(runtime: Runtime, user: str) -> None:
     # lock that this process held.
     while rows := runtime.database.run(queries.OF_USER, {"user_id": user, "most": _MOST_OF_USER}):
         for row in rows:
-            if not row.due:
+            if not row.due or (until is not None and time.monotonic() > until):
                 return
             try:
                 if not _route(runtime, user, row):
