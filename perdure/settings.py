@@ -137,6 +137,7 @@ class TurnSettings(_Group):
     lease_s: Seconds = 30
     heartbeat_s: Seconds = 10
     sweep_s: Seconds = 5
+    priority_aging_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30
     on_busy: OnBusy = OnBusy.ENQUEUE
     on_unavailable: OnUnavailable = OnUnavailable.FAIL
     hook_timeout_s: Seconds = 5

@@ -9,7 +9,15 @@ from uuid import UUID
 
 from perdure.network.queues import ReplyTask, reply_queue
 from perdure.tasks.task import PerdureTask, declare
-from perdure.turns.outbox import DeliveryFailed, NotDue, Undeliverable, deliver
+from perdure.turns.outbox import (
+    Delivered,
+    DeliveryFailed,
+    NotDue,
+    Undeliverable,
+    deliver,
+    leave_to_sweeper,
+    service_of,
+)
 
 
 class Publisher(Protocol):
@@ -47,13 +55,21 @@ class TaskCarrier:
 
 @declare("deliveries.send", base=PerdureTask)
 def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery if it is due. If `DELIVERIES` attempts already run, the sweeper publishes the task again."""
-    process = self.process
-    if not process.deliveries.acquire(blocking=False):
+    """Attempt the delivery if it is due.
+
+    If the deliveries to its service take their share of this process's attempts, the sweeper publishes the task again.
+    """
+    process, wanted = self.process, UUID(delivery_id)
+    database = process.runtime.database
+    service = service_of(database, wanted)
+    if service is None:
         return
-    try:
-        outcome = deliver(process.runtime.database, process.carriers, UUID(delivery_id))
-        if not isinstance(outcome, NotDue) and outcome.next_id is not None:
-            process.runtime.wake.delivery(outcome.next_id)
-    finally:
-        process.deliveries.release()
+    with process.deliveries.slot(service) as taken:
+        if not taken:
+            leave_to_sweeper(database, wanted)
+            return
+        outcome = deliver(database, process.carriers, wanted)
+    if not isinstance(outcome, NotDue) and outcome.next_id is not None:
+        process.runtime.wake.delivery(outcome.next_id)
+    if isinstance(outcome, Delivered) and outcome.following_id is not None:
+        process.runtime.wake.delivery(outcome.following_id)

@@ -11,6 +11,7 @@ from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.schedule.entry import Entry
 from perdure.tasks.metrics import TaskMetrics
+from perdure.tasks.shares import Shares
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.runner import Runner
@@ -24,7 +25,8 @@ Returns `None` if the session's next worker must write the turns: the fence is s
 DELIVERIES = 20
 """The maximum number of concurrent deliveries in a process.
 
-A receiver that hangs occupies a thread until the timeout.
+A receiver that hangs occupies a thread until the timeout. Deliveries to one service (a URL's host, a channel, or the
+queue of a task) take at most half of the number.
 """
 
 ENDINGS = 20
@@ -62,7 +64,7 @@ class Process:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
     leaving: threading.Event = field(default_factory=threading.Event)
-    deliveries: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(DELIVERIES))
+    deliveries: Shares = field(default_factory=lambda: Shares(DELIVERIES))
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

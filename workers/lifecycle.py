@@ -194,7 +194,10 @@ class Lifecycle:
     def _sweep(self, process: Process, fleet_drain: FleetDrain, embedding: Embedding) -> None:
         runtime, stopped_after = process.runtime, self._shutdown.begun.wait
         duties = runtime.duties
-        while not stopped_after(fleet_drain.pause_s):
+        began = time.monotonic()
+        # The pause counts from the beginning of the last round, which may itself go on until the next one is due.
+        while not stopped_after(max(fleet_drain.pause_s - (time.monotonic() - began), 0)):
+            began = time.monotonic()
             duties.run("intake", fleet_drain.follow_intake)
             turns = fleet_drain.is_open
             if duties.run("sweep", partial(sweep, runtime, turns=turns, stopped_after=stopped_after)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -35,6 +35,12 @@ LONGEST_RETRY_S = 3_600.0
 REFUSALS_FORGIVEN_S = 86_400.0
 """The greatest age of a delivery, in seconds, at which an attempt that raises `NotAsked` does not count."""
 
+_MOST_POSTPONED = 20_000
+"""The most deliveries to a service that one statement postpones."""
+
+_FOLLOWING_S = 5.0
+"""Seconds after which the sweeper publishes a delivery again that followed another one, if no worker attempts it."""
+
 
 class DeliveryFailed(Exception):
     """The receiver has not confirmed the delivery. `status_code` is the HTTP status of the response, if any."""
@@ -52,12 +58,13 @@ class NotAsked(DeliveryFailed):
     """The delivery must wait: the receiver's circuit breaker is open, or the receiver asks for a pause.
 
     `retry_s` is the number of seconds to wait. The attempt does not count, unless the delivery is older than
-    `REFUSALS_FORGIVEN_S`.
+    `REFUSALS_FORGIVEN_S`. If `alone` is false, the other deliveries to the same service wait, too.
     """
 
-    def __init__(self, message: str, retry_s: float) -> None:
+    def __init__(self, message: str, retry_s: float, *, alone: bool = False) -> None:
         super().__init__(message)
         self.retry_s = retry_s
+        self.alone = alone
 
 
 class Carrier(Protocol):
@@ -78,10 +85,12 @@ class Carrier(Protocol):
 class Delivered:
     """The receiver confirmed the delivery.
 
-    `next_id` is the conversation's next delivery to the same receiver, if that delivery is due.
+    `next_id` is the conversation's next delivery to the same receiver, if that delivery is due. `following_id` is
+    another delivery that is due to the same service; the caller must publish its wake-up.
     """
 
     next_id: UUID | None = None
+    following_id: UUID | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,8 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
         return _postpone(database, delivery_id, MAX_ATTEMPTS, str(error))
     except DeliveryFailed as error:
         return _postpone(database, delivery_id, rows[0].attempts, str(error))
-    return Delivered(_next(database.run(queries.DELIVERED, {"delivery_id": delivery_id})))
+    rows = database.run(queries.DELIVERED, {"delivery_id": delivery_id, "backoff_s": _FOLLOWING_S})
+    return Delivered(_next(rows), rows[0].following_id if rows else None)
 
 
 def retry_after(attempts: int) -> float | None:
@@ -139,11 +149,28 @@ def retry_after(attempts: int) -> float | None:
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
-def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
-    """Up to `most` due deliveries, longest wait first. The caller must publish their wake-ups.
+def service_of(executor: Executor, delivery_id: UUID) -> str | None:
+    """A key for the service of a delivery: the URL's host, the channel or the task's queue. `None`: it is erased."""
+    rows = executor.run(queries.SERVICE, {"delivery_id": delivery_id})
+    return rows[0].service if rows else None
 
-    If no worker attempts a delivery, it is returned again after `backoff_s` seconds. The pause then doubles each time,
-    up to 64 times `backoff_s`.
+
+def leave_to_sweeper(database: Database, delivery_id: UUID) -> None:
+    """Leave a delivery to the sweeper, because its service has its share of this process's attempts."""
+    database.run(queries.WITHOUT_SHARE, {"delivery_id": delivery_id})
+
+
+def untaken(database: Database, delivery_ids: Sequence[UUID]) -> list[UUID]:
+    """The deliveries among `delivery_ids` that no worker has attempted since `due` returned them."""
+    return [row.delivery_id for row in database.run(queries.UNTAKEN_DELIVERIES, {"delivery_ids": list(delivery_ids)})]
+
+
+def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
+    """Up to `most` due deliveries. The caller must publish their wake-ups.
+
+    Each service has an equal share; of its deliveries, the one with the longest wait comes first. If no worker attempts
+    a delivery, it is returned again after `backoff_s` seconds. The pause then doubles each time, up to 64 times
+    `backoff_s`.
     """
     given = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, given)]
@@ -188,17 +215,35 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
 def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
     """Postpone a delivery that must wait. The attempt counts only if the delivery is older than `REFUSALS_FORGIVEN_S`.
 
-    The pause grows with the delivery's age, to limit the number of attempts.
+    The pause grows with the delivery's age, to limit the number of attempts. Unless the delivery waits `alone`, one
+    statement postpones all due deliveries to the same service, and one line of the log says so.
     """
     if row.age_s > REFUSALS_FORGIVEN_S:
         return _postpone(database, delivery_id, row.attempts, str(error))
-    retry_s = min(max(error.retry_s, FIRST_RETRY_S, row.age_s / 2), LONGEST_RETRY_S)
-    log.info("delivery %s waits: %s; next attempt in %g s", delivery_id, error, retry_s)
-    database.run(
-        queries.POSTPONE_DELIVERY,
-        {"delivery_id": delivery_id, "error": str(error)[:1_000], "retry_s": retry_s, "forgiven": True},
-    )
-    return Postponed(retry_s)
+    retry_s = max(error.retry_s, FIRST_RETRY_S)
+    reason = str(error)[:1_000]
+    if error.alone:
+        retry_s = min(max(retry_s, row.age_s / 2), LONGEST_RETRY_S)
+        log.info("delivery %s waits: %s; next attempt in %g s", delivery_id, error, retry_s)
+        database.run(
+            queries.POSTPONE_DELIVERY,
+            {"delivery_id": delivery_id, "error": reason, "retry_s": retry_s, "forgiven": True},
+        )
+        return Postponed(retry_s)
+    found = database.run(
+        queries.POSTPONE_SERVICE,
+        {
+            "delivery_id": delivery_id,
+            "error": reason,
+            "retry_s": retry_s,
+            "longest_s": LONGEST_RETRY_S,
+            "forgiven_s": REFUSALS_FORGIVEN_S,
+            "most": _MOST_POSTPONED,
+        },
+    )[0]
+    level = logging.DEBUG if found.known else logging.INFO
+    log.log(level, "%d deliveries wait: %s; next attempt in %g s or later", found.postponed, error, retry_s)
+    return Postponed(retry_s if found.retry_s is None else found.retry_s)
 
 
 def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:

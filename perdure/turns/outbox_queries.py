@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.rounds import visiting
 
 # The condition that a delivery is due. TAKE_DELIVERY moves `due_at` ahead, so that attempts never overlap. A `due_at`
 # further ahead than the longest pause (`furthest_s`) was written while the server's clock was ahead, and counts as
@@ -19,6 +20,17 @@ def _receiver(delivery: str) -> str:
     target = f"{delivery}.target"
     return f"""md5(coalesce({target} ->> 'url', {target} ->> 'task',
                          coalesce({target} ->> 'channel', '') || ' ' || coalesce({target} #>> '{{place,chat}}', '')))"""
+
+
+def _service(delivery: str) -> str:
+    """The SQL expression that identifies the service of a delivery: a URL's host, a channel, or a task's queue.
+
+    It must equal the expression in the index `deliveries_service_idx`. Each service has a share of the deliveries.
+    """
+    target = f"{delivery}.target"
+    return f"""md5(coalesce(lower(substring({target} ->> 'url', '^[^:/?#]+://(?:[^/?#@]*@)?([^/?#]*)')),
+                         'task ' || coalesce({target} ->> 'queue', {target} ->> 'task'),
+                         'channel ' || ({target} ->> 'channel'), ''))"""
 
 
 def _place(delivery: str, turn: str, session: str) -> str:
@@ -74,6 +86,8 @@ _NEXT = f"""
     FROM over
 """
 
+# `following_id` is the delivery to the same service that has been due for longest. The caller publishes it, so that a
+# service gets its deliveries as fast as it takes them.
 DELIVERED = Statement(
     "deliveries.delivered",
     f"""
@@ -81,8 +95,19 @@ DELIVERED = Statement(
         UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
         WHERE delivery_id = %(delivery_id)s
         RETURNING turn_id, target, asking_seq
+    ), following AS (
+        SELECT d.delivery_id FROM deliveries AS d
+        WHERE d.status = 'pending' AND {_service("d")} = (SELECT {_service("over")} FROM over)
+          AND greatest(d.due_at, d.wake_at) <= perdure_now() AND d.delivery_id <> %(delivery_id)s
+        ORDER BY greatest(d.due_at, d.wake_at) LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE deliveries
+        SET wake_at = perdure_now() + make_interval(secs => %(backoff_s)s * 2 ^ least(wakes, 6)), wakes = wakes + 1
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM following))
+        RETURNING delivery_id
     )
-    {_NEXT}
+    {_NEXT.replace("FROM over", ", (SELECT delivery_id FROM marked) AS following_id FROM over")}
     """,
 )
 
@@ -105,22 +130,87 @@ POSTPONE_DELIVERY = Statement(
     """,
 )
 
-# Returns the due deliveries, whose wake-ups the caller publishes. Sets `wake_at`, the time before which a delivery is
-# not returned again. The pause doubles with each wake-up until a worker attempts the delivery. A time further ahead
-# than the longest pause was written while the server's clock was ahead, and counts as past.
+# Postpones the delivery `delivery_id`, which its service's breaker has refused, and at most `most` other deliveries to
+# this service that are due and not being attempted. No attempt counts. A delivery's pause grows with its age. If a
+# delivery is older than `forgiven_s`, it is not postponed with the others, because its attempts count. `known`: other
+# deliveries to this service already wait for the same reason.
+POSTPONE_SERVICE = Statement(
+    "deliveries.postpone_service",
+    f"""
+    WITH own AS (
+        SELECT {_service("d")} AS service FROM deliveries AS d WHERE d.delivery_id = %(delivery_id)s
+    ), held AS (
+        SELECT d.delivery_id FROM own, deliveries AS d
+        WHERE d.status = 'pending' AND {_service("d")} = own.service AND d.due_at <= perdure_now()
+          AND greatest(d.due_at, d.wake_at) <= perdure_now() + interval '10 seconds'
+          AND d.created_at > perdure_now() - make_interval(secs => %(forgiven_s)s)
+        LIMIT (SELECT %(most)s::bigint)
+        FOR NO KEY UPDATE OF d SKIP LOCKED
+    ), postponed AS (
+        UPDATE deliveries
+        SET attempts = attempts - CASE WHEN delivery_id = %(delivery_id)s THEN 1 ELSE 0 END,
+            last_error = %(error)s, wake_at = NULL, wakes = 0,
+            due_at = perdure_now() + make_interval(secs => least(
+                greatest(%(retry_s)s::float, extract(epoch FROM perdure_now() - created_at)::float / 2),
+                %(longest_s)s::float))
+        WHERE status = 'pending'
+          AND delivery_id = ANY (ARRAY(SELECT delivery_id FROM held UNION SELECT %(delivery_id)s::uuid))
+        RETURNING delivery_id, extract(epoch FROM due_at - perdure_now())::float AS retry_s
+    )
+    SELECT (SELECT count(*) FROM postponed) AS postponed,
+           (SELECT retry_s FROM postponed WHERE delivery_id = %(delivery_id)s) AS retry_s,
+           EXISTS (SELECT FROM own, deliveries AS d
+                   WHERE d.status = 'pending' AND {_service("d")} = own.service
+                     AND greatest(d.due_at, d.wake_at) > perdure_now() AND d.last_error = %(error)s
+                     AND d.delivery_id <> %(delivery_id)s) AS known
+    """,
+)
+
+# Keeps the pause of a delivery from growing: a worker took its wake-up, and had no share left for its service.
+WITHOUT_SHARE = Statement(
+    "deliveries.without_share",
+    "UPDATE deliveries SET wakes = least(wakes, 1) WHERE delivery_id = %(delivery_id)s AND status = 'pending'",
+)
+
+SERVICE = Statement(
+    "deliveries.service",
+    f"SELECT {_service('d')} AS service FROM deliveries AS d WHERE d.delivery_id = %(delivery_id)s",
+    writes=False,
+)
+
+# Returns the due deliveries, whose wake-ups the caller publishes. Each service has an equal share, so that many
+# deliveries to one service do not delay those to another. A round visits at most `most` services, and the next round
+# continues behind them. Sets `wake_at`, the time before which a delivery is not returned again. The pause doubles with
+# each wake-up until a worker attempts the delivery. A time further ahead than the longest pause was written while the
+# server's clock was ahead, and counts as past.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
-    """
-    WITH due AS (
-        (SELECT delivery_id, greatest(due_at, wake_at) AS since FROM deliveries
-         WHERE status = 'pending' AND greatest(due_at, wake_at) <= perdure_now()
-         ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
+    f"""
+    WITH RECURSIVE {
+        visiting(
+            "deliveries", table="deliveries AS v", place=_service("v"), where="v.status = 'pending'", most="%(most)s"
+        )
+    },
+    services AS MATERIALIZED (
+        SELECT place FROM visited
+        WHERE (SELECT min(greatest(d.due_at, d.wake_at)) FROM deliveries AS d
+               WHERE d.status = 'pending' AND {_service("d")} = place) <= perdure_now()
+    ), share AS (
+        SELECT ceil(%(most)s::float / count(*))::bigint AS most FROM services HAVING count(*) > 0
+    ), found AS (
+        (SELECT found.delivery_id, found.number, found.since FROM services, LATERAL (
+            SELECT each.*, row_number() OVER (ORDER BY since) AS number FROM (
+                SELECT d.delivery_id, greatest(d.due_at, d.wake_at) AS since FROM deliveries AS d
+                WHERE d.status = 'pending' AND {_service("d")} = place
+                  AND greatest(d.due_at, d.wake_at) <= perdure_now()
+                ORDER BY greatest(d.due_at, d.wake_at) LIMIT (SELECT most FROM share)) AS each) AS found)
         UNION ALL
-        (SELECT delivery_id, greatest(due_at, wake_at) FROM deliveries
+        (SELECT delivery_id, 1, greatest(due_at, wake_at) FROM deliveries
          WHERE status = 'pending'
            AND greatest(due_at, wake_at) > perdure_now() + make_interval(secs => %(furthest_s)s)
          ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint))
-        LIMIT %(most)s
+    ), due AS (
+        SELECT * FROM found ORDER BY number, since LIMIT %(most)s
     ), locked AS (
         SELECT delivery_id FROM deliveries
         WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM due)) AND status = 'pending'
@@ -131,8 +221,19 @@ DELIVERIES_DUE = Statement(
         WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM locked))
         RETURNING delivery_id
     )
-    SELECT delivery_id FROM due JOIN marked USING (delivery_id) ORDER BY since
+    SELECT delivery_id FROM due JOIN marked USING (delivery_id) ORDER BY number, since
     """,
+)
+
+# Of the deliveries whose wake-ups were published, those that no worker has attempted.
+UNTAKEN_DELIVERIES = Statement(
+    "deliveries.untaken",
+    """
+    SELECT delivery_id FROM deliveries
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending' AND wakes > 0
+      AND wake_at > perdure_now()
+    """,
+    writes=False,
 )
 
 # Undoes DELIVERIES_DUE for deliveries whose wake-ups the broker refused: they are due in the sweeper's next round.

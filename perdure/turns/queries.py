@@ -7,6 +7,8 @@ from perdure.database.engine import Statement
 from perdure.database.failures import FAILURE_OF
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
+from perdure.turns.lease.aging import HIGHEST, effective, levels
+from perdure.turns.lease.queries import PARKED, PARKED_FOR
 
 # Cancels a turn. A turn that has not begun is settled. For a turn that has begun, the request is recorded, and
 # `not_before` is cleared, so that a waiting turn is due at once. If the session has no other unsettled turn, the
@@ -75,7 +77,7 @@ TAKE_SWEEP = Statement(
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
     -- A later `due_at` was written while the clock was ahead. Within 1 s, two rounds merely committed out of order.
     WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
-    RETURNING s.name
+    RETURNING s.name, s.paces
     """,
 )
 
@@ -84,15 +86,33 @@ _UNLEASED = """
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
 """.strip()
 
+# The seconds for which a session that was woken `level` times has been due.
+_DUE_FOR = """
+    extract(epoch FROM perdure_now() - {since})::float - CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END
+""".strip()
+
+_FIRST = f"""
+    least(priority + aged, {HIGHEST}) DESC, CASE WHEN aged > 0 AND priority + aged >= {HIGHEST} THEN 0 ELSE wakes END,
+    since
+""".strip()
+
+# Since when a due session waits for a worker: since the end of another wait, or since its turn was accepted.
+_WAITS_SINCE = """
+    coalesce(due.began, (SELECT accepted_at FROM turns
+                         WHERE turns.session_id = due.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1),
+             perdure_now())
+""".strip()
+
 # Wakes sessions that have unsettled turns and that no worker holds. A session is due `backoff_s` seconds after its last
 # wake-up. The pause doubles with each wake-up after which no worker claimed the session (`wakes`). The order is by
-# priority, then fewest wake-ups, then longest wait. So no session is woken twice while another session of the same
-# priority waits for its first wake-up.
+# effective priority, which grows while a session is due (`aging`), then fewest wake-ups, then longest wait. A session
+# that its wait has raised to the highest priority is ordered by its wait alone, so that no number of newer sessions can
+# delay it further. The published priority counts the whole wait since the turn was accepted.
 #
 # `ready` has the sessions whose turn may run. `waiting` has the sessions whose turn waited until `not_before`, for
-# example for a person or a model. Their wait is counted from `not_before`. Of the sessions that waited for a model
-# (`paced`), a round wakes only `most_paced`, so that a recovered model is not overloaded. `marked` sets `not_before` to
-# the present time, so that a worker can claim the session.
+# example for a person or a model. Their wait is counted from `not_before`. Of the sessions that wait for a model
+# (`parked`), it wakes only as many as `paces` has for this model, or `most_paced`, so that a recovered model is not
+# overloaded. `marked` sets `not_before` to the present time, so that a worker can claim the session.
 #
 # Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_wake_idx`. A range is read in
 # index order up to the limit. The limit is a subquery, so that the planner does not know the number. If the planner
@@ -101,43 +121,63 @@ _UNLEASED = """
 WAKE_DUE = Statement(
     "sweep.wake_due",
     f"""
-    WITH ready AS (
-        SELECT found.session_id, rank AS priority, found.wakes, found.since
+    WITH RECURSIVE models (model) AS (
+        SELECT min({PARKED_FOR}) FROM sessions WHERE {PARKED}
+        UNION ALL
+        SELECT (SELECT min({PARKED_FOR}) FROM sessions WHERE {PARKED} AND {PARKED_FOR} > models.model)
+        FROM models WHERE models.model IS NOT NULL
+    ), ready AS (
+        SELECT found.session_id, rank AS priority, found.wakes, found.since, found.idle_since, level
         FROM generate_series(0, 9) AS rank, generate_series(0, 6) AS level, LATERAL (
-            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since FROM sessions
+            (SELECT session_id, wakes, coalesce(woken_at, '-infinity') AS since,
+                    coalesce(woken_at, last_activity_at) AS idle_since FROM sessions
              WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity')
                    <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
                AND {_UNLEASED}
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
             UNION ALL
-            (SELECT session_id, wakes, '-infinity' FROM sessions
+            (SELECT session_id, wakes, '-infinity', perdure_now() FROM sessions
              WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
                AND {_UNLEASED}
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
     ), waiting AS (
-        SELECT found.*
-        FROM (VALUES (false, %(most)s::int), (true, least(%(most_paced)s::int, %(most)s::int))) AS kind (paced, most),
-             LATERAL (
-                 SELECT each.* FROM generate_series(0, 6) AS level, LATERAL (
-                     SELECT session_id, priority, wakes, not_before AS since FROM sessions
-                     WHERE unsettled > 0 AND not_before IS NOT NULL AND paced = kind.paced AND least(wakes, 6) = level
-                       AND not_before <= perdure_now()
-                           - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
-                       AND {_UNLEASED}
-                     ORDER BY not_before LIMIT kind.most) AS each
-                 ORDER BY each.wakes, each.since LIMIT kind.most) AS found
+        SELECT each.*, level FROM generate_series(0, 6) AS level, LATERAL (
+            SELECT session_id, priority, wakes, not_before AS since FROM sessions
+            WHERE unsettled > 0 AND not_before IS NOT NULL AND NOT paced AND least(wakes, 6) = level
+              AND not_before <= perdure_now()
+                  - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
+              AND {_UNLEASED}
+            ORDER BY not_before LIMIT (SELECT %(most)s::bigint)) AS each
+    ), parked AS (
+        SELECT found.*, models.model FROM models, LATERAL (
+            SELECT each.*, level FROM generate_series(0, 6) AS level, LATERAL (
+                SELECT session_id, priority, wakes, not_before AS since FROM sessions
+                WHERE {PARKED} AND {PARKED_FOR} = models.model AND least(wakes, 6) = level
+                  AND not_before <= perdure_now()
+                      - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
+                  AND {_UNLEASED}
+                ORDER BY not_before LIMIT (SELECT %(most)s::bigint)) AS each
+            ORDER BY each.wakes, each.since
+            LIMIT least(coalesce((%(paces)s::jsonb ->> models.model)::int, %(most_paced)s::int), %(most)s::int)
+        ) AS found
+        WHERE models.model IS NOT NULL
+    ), found AS (
+        SELECT session_id, priority, wakes, since, NULL::text AS model, NULL::timestamptz AS began,
+               {levels(_DUE_FOR.format(since="idle_since"))} AS aged FROM ready
         UNION ALL
-        (SELECT session_id, priority, wakes, '-infinity' FROM sessions
+        SELECT session_id, priority, wakes, since, NULL, since, {levels(_DUE_FOR.format(since="since"))} FROM waiting
+        UNION ALL
+        SELECT session_id, priority, wakes, since, model, NULL, {levels(_DUE_FOR.format(since="since"))} FROM parked
+        UNION ALL
+        (SELECT session_id, priority, wakes, '-infinity', CASE WHEN paced THEN {PARKED_FOR} END, perdure_now(), 0
+         FROM sessions
          WHERE unsettled > 0 AND not_before IS NOT NULL
            AND woken_at > perdure_now() + interval '1 second' AND not_before > perdure_now()
          ORDER BY woken_at LIMIT (SELECT %(most)s::bigint))
     ), due AS (
-        SELECT session_id, priority, wakes, since FROM ready
-        UNION ALL SELECT session_id, priority, wakes, since FROM waiting
-        ORDER BY priority DESC, wakes, since
-        LIMIT %(most)s
+        SELECT * FROM found ORDER BY {_FIRST} LIMIT %(most)s
     ), locked AS (
         SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
         FOR NO KEY UPDATE SKIP LOCKED
@@ -148,8 +188,23 @@ WAKE_DUE = Statement(
         WHERE session_id = ANY (ARRAY(SELECT session_id FROM locked))
         RETURNING session_id
     )
-    SELECT session_id, priority FROM due JOIN marked USING (session_id) ORDER BY priority DESC, due.wakes, since
+    SELECT session_id, {effective("priority", _WAITS_SINCE)} AS priority, model
+    FROM due JOIN marked USING (session_id) ORDER BY {_FIRST}
     """,
+)
+
+NOW = Statement("sweep.now", "SELECT perdure_now() AS now", writes=False)
+
+# Of the sessions for which the sweeper has published wake-ups, those that no worker has taken: since `asked_at`, the
+# time of the publication, no worker has claimed, postponed or released them.
+UNTAKEN = Statement(
+    "sweep.untaken",
+    f"""
+    SELECT session_id FROM sessions
+    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at <= %(asked_at)s::timestamptz AND {_UNLEASED}
+      AND (unsettled > 0 OR end_requested_at IS NOT NULL AND ended_at IS NULL)
+    """,
+    writes=False,
 )
 
 # Undoes wake-ups that the broker refused: the sessions are due in the next round.

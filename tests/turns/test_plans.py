@@ -104,6 +104,8 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "held": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
         "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,
+        "aging_s": 30.0, "paces": "{}", "model": "m", "longest_s": 3_600.0, "forgiven_s": 86_400.0,
+        "asked_at": "2026-01-01T00:00:00Z",
     }  # fmt: skip
 
 
@@ -122,7 +124,10 @@ HOT = [
     calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
     turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, outbox_queries.UNWAKE_DELIVERIES,
     outbox_queries.TAKE_DELIVERY, outbox_queries.DELIVERED, outbox_queries.POSTPONE_DELIVERY,
-    outbox_queries.DELIVERIES_DUE, turns_queries.READ, turns_queries.SETTLED_AMONG,
+    outbox_queries.DELIVERIES_DUE, outbox_queries.POSTPONE_SERVICE, outbox_queries.SERVICE,
+    outbox_queries.WITHOUT_SHARE, outbox_queries.UNTAKEN_DELIVERIES, turns_queries.UNTAKEN,
+    lease_queries.OVERTAKES, lease_queries.RETURNED, lease_queries.KEEP_PACES,
+    turns_queries.READ, turns_queries.SETTLED_AMONG,
 ]  # fmt: skip
 
 SMALL = {"sweeps", "intake"}
@@ -132,6 +137,7 @@ MOST_ROWS = 25
 MORE_ROWS = {
     "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
+    "deliveries.postpone_service": 610,
 }  # fmt: skip
 """The row limits of the statements that must read more than `MOST_ROWS` rows.
 

@@ -98,13 +98,13 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
 
 @pytest.mark.long
 def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
-    """With 10,000 sessions, each statement of a round reads at most 1,200 rows and scans no table sequentially."""
+    """With 10,000 sessions, each statement of a round reads at most 1,400 rows and scans no table sequentially."""
     _check(large, BACKLOGS)
 
 
 @pytest.mark.long
 def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
-    """With 10,000 queued sessions, each statement that admits sessions reads at most 1,200 rows.
+    """With 10,000 queued sessions, each statement that admits sessions reads at most 1,400 rows.
 
     No statement scans a table sequentially.
     """
@@ -121,12 +121,13 @@ def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> N
         for nodes in plans(large.database, statement, _parameters()):
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert not scanned, (name, outline(nodes))
-            # Up to MOST rows are selected for each of three priorities. MOST rows are then locked and updated by key.
-            assert rows_read(nodes) <= 6 * MOST, (name, outline(nodes))
+            # Up to MOST rows are selected for each of three priorities. MOST rows are then locked and updated by key,
+            # and the time of MOST turns is read.
+            assert rows_read(nodes) <= 7 * MOST, (name, outline(nodes))
         assert len(large.database.run(statement, _parameters())) == found, name
 
 
 def _parameters() -> dict[str, Any]:
     share: dict[str, Any] = {"user_id": "ana", "user_concurrency": 10, "most_users": MOST}
-    share |= {"least_s": 5.0, "most_s": 60.0}
+    share |= {"least_s": 5.0, "most_s": 60.0, "aging_s": 30.0, "paces": "{}"}
     return {"most": MOST, "most_paced": 10, "backoff_s": 5.0, "lease_s": 30.0, "furthest_s": 3_600.0, **share}

@@ -102,7 +102,10 @@ class ChatCarrier:
         for number in range(self._sent.get(message_id, 0), len(parts)):
             # Only the first part answers an interaction.
             where = place if number == 0 else replace(place, token=None)
-            channel.send(where, parts[number].text, parts[number].buttons, f"{message_id}:{number}")
+            try:
+                channel.send(where, parts[number].text, parts[number].buttons, f"{message_id}:{number}")
+            except NotAsked as pause:  # a service may ask for a pause in one chat only
+                raise NotAsked(str(pause), pause.retry_s, alone=True) from pause
             self._remember(message_id, number + 1)
 
     def _remember(self, message_id: str, sent: int) -> None:

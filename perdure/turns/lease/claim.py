@@ -55,6 +55,8 @@ class TurnRef:
     started_at: datetime | None = None
     attempt_error: str | None = None
     """The error of the last failed attempt."""
+    may_overtake: bool = False
+    """Whether other turns may wait for this turn's model."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The message's metadata."""
 
@@ -240,6 +242,7 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         started_at=row.started_at,
         attempt_error=row.attempt_error,
         metadata=_metadata(row),
+        may_overtake=getattr(row, "may_overtake", False),
     )
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.rounds import visiting
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import DRAINING
+from perdure.turns.lease.aging import HIGHEST, effective
 
 # A session is *admitted* while one of its turns runs or may run. An admitted session takes one of its user's
 # `user_concurrency` places. If all places are taken, the user's other sessions that have unsettled turns are *queued*:
@@ -29,18 +31,25 @@ ADMITTED = """
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
             woken_at = perdure_now(), wakes = 0, paced = false"""
 
-# A user's queued sessions in the order of admission: highest priority first, then longest wait.
-_NEXT = """
-    SELECT session_id FROM sessions
-    WHERE user_id = {user_id} AND unsettled > 0 AND queued_at IS NOT NULL
-    ORDER BY priority DESC, queued_at
+# The sessions whose turn waits for a model, and the model's name, as in the index `sessions_parked_idx`.
+PARKED = "unsettled > 0 AND not_before IS NOT NULL AND paced"
+PARKED_FOR = "coalesce(parked_for, '')"
+
+# A user's queued sessions in the order of admission: highest effective priority first, then longest wait. For each
+# priority, one range of `sessions_queued_idx` is read up to the limit.
+_NEXT = f"""
+    SELECT found.session_id FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
+        SELECT session_id, priority, queued_at FROM sessions
+        WHERE user_id = {{user_id}} AND unsettled > 0 AND queued_at IS NOT NULL AND priority = rank
+        ORDER BY queued_at LIMIT {{most}}) AS found
+    ORDER BY {effective("found.priority", "found.queued_at")} DESC, found.queued_at
 """.strip()
 
-_ADMIT = """
+_ADMIT = f"""
     UPDATE sessions AS s
     SET queued_at = NULL, not_before = NULL, woken_at = perdure_now(), wakes = 0
-    WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM locked))
-    RETURNING s.session_id, s.priority
+    FROM locked WHERE s.session_id = locked.session_id
+    RETURNING s.session_id, {effective("s.priority", "locked.queued_at")} AS priority
 """.strip()
 
 # Admits one queued session of a user, if the user has a free place. If two places become free concurrently, two
@@ -52,8 +61,12 @@ ADMIT = Statement(
         SELECT count(*) AS places FROM (
             SELECT FROM sessions WHERE user_id = %(user_id)s AND {ADMITTED}
             LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+    ), next AS (
+        {_NEXT.format(user_id="%(user_id)s", most="%(user_concurrency)s::bigint")}
     ), locked AS (
-        {_NEXT.format(user_id="%(user_id)s")}
+        SELECT s.session_id, s.queued_at FROM sessions AS s
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM next)) AND s.unsettled > 0 AND s.queued_at IS NOT NULL
+        ORDER BY {effective("s.priority", "s.queued_at")} DESC, s.queued_at
         LIMIT CASE WHEN (SELECT places FROM taken) < %(user_concurrency)s THEN 1 ELSE 0 END
         FOR NO KEY UPDATE SKIP LOCKED
     )
@@ -61,29 +74,41 @@ ADMIT = Statement(
     """,
 )
 
-# Run by the sweeper: admits queued sessions of all users who have free places. Finds the users by a loose index scan of
-# `sessions_queued_idx`. The scan reads one row per user, however many sessions are queued.
+# The place of a session's user in the order of the sweeper's rounds, as in the index `sessions_queued_user_idx`.
+_USER = "md5(user_id) || user_id"
+
+# Run by the sweeper: admits queued sessions of all users who have free places, with an equal share for each user. A
+# round visits at most `most_users` users, and the next round continues behind them.
 ADMIT_DUE = Statement(
     "sweep.admit_due",
     f"""
-    WITH RECURSIVE waiting (user_id) AS (
-        (SELECT user_id FROM sessions WHERE unsettled > 0 AND queued_at IS NOT NULL ORDER BY user_id LIMIT 1)
-        UNION ALL
-        SELECT (SELECT user_id FROM sessions
-                WHERE unsettled > 0 AND queued_at IS NOT NULL AND user_id > waiting.user_id ORDER BY user_id LIMIT 1)
-        FROM waiting WHERE waiting.user_id IS NOT NULL
-    ), free AS (
-        SELECT few.user_id, %(user_concurrency)s - (
-            SELECT count(*) FROM (
-                SELECT FROM sessions WHERE user_id = few.user_id AND {ADMITTED}
-                LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted) AS places
-        FROM (SELECT user_id FROM waiting WHERE user_id IS NOT NULL LIMIT %(most_users)s) AS few
+    WITH RECURSIVE {
+        visiting(
+            "admissions",
+            table="sessions",
+            place=f"({_USER})",
+            where="unsettled > 0 AND queued_at IS NOT NULL",
+            most="%(most_users)s",
+        )
+    },
+    free AS MATERIALIZED (
+        SELECT each.user_id, each.places FROM (
+            SELECT few.user_id, %(user_concurrency)s - (
+                SELECT count(*) FROM (
+                    SELECT FROM sessions WHERE user_id = few.user_id AND {ADMITTED}
+                    LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted) AS places
+            FROM (SELECT substr(place, 33) AS user_id FROM visited) AS few) AS each
+        WHERE each.places > 0
+    ), share AS (
+        SELECT ceil(%(most)s::float / count(*))::bigint AS most FROM free HAVING count(*) > 0
     ), due AS (
-        SELECT chosen.session_id FROM free, LATERAL ({_NEXT.format(user_id="free.user_id")}
-                                                     LIMIT greatest(free.places, 0)) AS chosen
+        SELECT chosen.session_id FROM free, share, LATERAL (
+            {_NEXT.format(user_id="free.user_id", most="least(free.places, share.most)")}
+            LIMIT least(free.places, share.most)) AS chosen
         LIMIT %(most)s
     ), locked AS (
-        SELECT session_id FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM due))
+        SELECT session_id, queued_at FROM sessions
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM due)) AND queued_at IS NOT NULL
         FOR NO KEY UPDATE SKIP LOCKED
     )
     {_ADMIT}
@@ -126,11 +151,14 @@ _BEFORE = f"""
 # protects the count of leased sessions: concurrent claims for one user do not see each other. So the user may exceed
 # the limit until enough of these turns are settled. A turn that is cancelled or out of attempts needs no place, because
 # the turn is not run, only settled.
+#
+# `may_overtake`: turns of other sessions wait for a model and are due, and the sweeper has not returned this turn to its
+# model (see OVERTAKES).
 CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, priority, token, nonce,
+        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, paced, priority, token, nonce,
                lease_until IS NULL OR lease_owner IS NULL OR blamed_token IS NOT DISTINCT FROM token AS blamed,
                unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue
         FROM sessions
@@ -203,6 +231,10 @@ CLAIM = Statement(
                   t.started_at, t.metadata::text AS metadata, t.held::text AS held, t.attempt_error
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
+           NOT (candidate.paced AND candidate.not_before IS NOT NULL AND candidate.wakes > 0) AND EXISTS (
+               SELECT FROM sessions
+               WHERE unsettled > 0 AND not_before IS NOT NULL AND paced AND least(wakes, 6) = 0
+                 AND not_before <= perdure_now() AND session_id <> candidate.session_id) AS may_overtake,
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
@@ -383,6 +415,7 @@ PARK_FOR = Statement(
         UPDATE sessions
         SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
             not_before = perdure_now() + make_interval(secs => %(wait_s)s), paced = true,
+            parked_for = %(model)s,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}
         WHERE {HELD}
@@ -404,16 +437,16 @@ MAKE_DUE = Statement(
     """,
 )
 
-# Makes all turns due that wait for a model. The sweeper wakes them in the order of acceptance (see WAKE_DUE).
-# `woken_at` is set to the present time. If a later statement finds `woken_at` in the future, the clock was set back in
-# between, and `not_before` is ignored (see `_IN_TIME`).
+# Makes all turns due that wait for a model. The sweeper wakes them in the order of acceptance (see WAKE_DUE), those
+# included whose time had already come. `woken_at` is set to the present time. If a later statement finds `woken_at` in
+# the future, the clock was set back in between, and `not_before` is ignored (see `_IN_TIME`).
 RECALL = Statement(
     "turns.recall",
     """
     WITH parked AS (
         SELECT s.session_id, t.accepted_at FROM turns AS t JOIN sessions AS s USING (session_id)
-        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before > perdure_now() AND s.queued_at IS NULL
-          AND s.paced
+        WHERE t.settled_at IS NULL AND t.status = 'parked' AND s.not_before IS NOT NULL AND s.queued_at IS NULL
+          AND s.paced AND (s.wakes = 0 OR s.not_before > perdure_now())
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE sessions AS s SET not_before = least(parked.accepted_at, perdure_now()), woken_at = perdure_now()
@@ -421,6 +454,34 @@ RECALL = Statement(
     RETURNING s.session_id
     """,
 )
+
+# Whether more turns than `most` wait for the model `model`, are due and were not returned to the model yet.
+OVERTAKES = Statement(
+    "turns.overtakes",
+    f"""
+    SELECT count(*) > %(most)s AS overtakes FROM (
+        SELECT FROM sessions
+        WHERE {PARKED} AND {PARKED_FOR} = %(model)s AND least(wakes, 6) = 0 AND not_before <= perdure_now()
+        LIMIT (SELECT %(most)s::bigint + 1)) AS earlier
+    """,
+    writes=False,
+)
+
+# Of the sessions whose turns returned to a model: those whose turn waits again, because the model has failed, and those
+# whose turn no worker has claimed, or is in its first model call since the claim.
+RETURNED = Statement(
+    "sweep.returned",
+    """
+    SELECT session_id, paced AND not_before IS NOT NULL AND wakes = 0 AS failed,
+           paced AND unsettled > 0
+           AND CASE WHEN not_before IS NULL THEN lease_until IS NOT NULL AND strikes > 0 ELSE wakes > 0 END
+           AS unanswered
+    FROM sessions WHERE session_id = ANY (%(session_ids)s::uuid[])
+    """,
+    writes=False,
+)
+
+KEEP_PACES = Statement("sweep.keep_paces", "UPDATE sweeps SET paces = %(paces)s::jsonb WHERE name = 'turns'")
 
 # Releases all sessions of a process that exits, and parks their running turns. A session that is being ended or
 # consolidated keeps its state.

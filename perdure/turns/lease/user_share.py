@@ -22,12 +22,13 @@ from perdure.turns.lease import queries
 log = logging.getLogger(__name__)
 
 MOST_USERS = 2_000
-"""The most users whose queued sessions one round of the sweeper considers."""
+"""The most users whose queued sessions one round of the sweeper considers. The next round considers the next users."""
 
 
 def admit_next(runtime: Runtime, user_id: str) -> None:
     """Admit and wake the user's next queued session, if the user has a free place."""
-    given = {"user_id": user_id, "user_concurrency": runtime.settings.turn.user_concurrency}
+    limits = runtime.settings.turn
+    given = {"user_id": user_id, "user_concurrency": limits.user_concurrency, "aging_s": limits.priority_aging_s}
     try:
         rows = runtime.database.run(queries.ADMIT, given)
     except Unavailable as error:
@@ -37,10 +38,10 @@ def admit_next(runtime: Runtime, user_id: str) -> None:
         runtime.wake.session(row.session_id, row.priority)
 
 
-def admit_due(executor: Executor, user_concurrency: int, most: int) -> list[tuple[UUID, int]]:
-    """Admit up to `most` queued sessions of users with free places.
+def admit_due(executor: Executor, user_concurrency: int, most: int, aging_s: float) -> list[tuple[UUID, int]]:
+    """Admit up to `most` queued sessions of users with free places, with an equal share for each user.
 
-    Returns the sessions with their priorities. The caller must wake the sessions.
+    Returns the sessions with their effective priorities. The caller must wake the sessions.
     """
-    given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS}
+    given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS, "aging_s": aging_s}
     return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]

@@ -3,8 +3,9 @@
 The worker releases the session, and sets a time before which no worker claims the session. The wait counts neither as
 an attempt nor towards the turn's time limit. The session's later turns wait too.
 
-When the circuit breaker of a model closes in any process, all turns that wait for a model become due. The sweeper wakes
-a few of them per round, the oldest first, so that a recovered model is not overloaded.
+When the circuit breaker of a model closes in any process, all turns that wait for a model become due. The sweeper
+returns a few of them at once to each model, the oldest first, and more while the model answers (see `pace`). While many
+turns wait for their return, a newer turn with the same model waits behind them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from perdure.errors import CircuitBreakerOpen, PerdureError
 from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.failures import Verdict, requested_pause_s, verdict
 from perdure.resilience.shared import Transition
-from perdure.turns.lease import queries
+from perdure.turns.lease import pace, queries
 from perdure.turns.lease.claim import LeaseLost, TurnRef
 from perdure.turns.lease.hold import Hold
 
 log = logging.getLogger(__name__)
 
-MOST_A_ROUND = 10
-"""The most parked turns that one round of the sweeper wakes."""
+MOST_A_ROUND = pace.FIRST
+"""The most parked turns that the sweeper returns at once to a model that has just recovered. If no more of them wait, a
+newer turn need not wait behind them."""
 
 LONGEST = timedelta(days=1)
 """The greatest age at which a turn is parked. An older turn fails if its models are unavailable."""
@@ -54,7 +56,7 @@ def may_wait(turn: TurnRef, clock: Clock) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """No model answers: the turn continues after `wait_s` seconds.
+    """No model answers: the turn continues after `wait_s` seconds. `model` is the name of the turn's model.
 
     `steps` is the number of the turn's steps so far. `spent_s` is the turn's run time in seconds, without the failed
     model call.
@@ -64,6 +66,14 @@ class Delayed:
     wait_s: float
     spent_s: float
     steps: int
+    model: str = ""
+
+
+def overtakes(executor: Executor, turn: TurnRef, model: str) -> bool:
+    """Whether the turn would overtake turns that wait for their return to `model`, so that it must wait behind them."""
+    if not turn.may_overtake:
+        return False
+    return bool(executor.run(queries.OVERTAKES, {"model": model, "most": MOST_A_ROUND})[0].overtakes)
 
 
 def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
@@ -83,6 +93,7 @@ def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> boo
             "steps": delayed.steps,
             "wait_s": delayed.wait_s,
             "spent_s": delayed.spent_s,
+            "model": delayed.model,
         },
     )
     if not rows:

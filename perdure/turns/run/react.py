@@ -97,7 +97,8 @@ class Turn:
         self._hold = hold
         self._began = runtime.clock.monotonic() - spent_s
         self._agent: Agent = runtime.agents.get(ref.agent)
-        self._model: Model = runtime.models(self._agent.model or runtime.settings.model)
+        self._model_name = self._agent.model or runtime.settings.model
+        self._model: Model = runtime.models(self._model_name)
         self._briefing: Briefing | None = None
         self._limits = runtime.settings.memory
         self._halvings = 0
@@ -136,13 +137,27 @@ class Turn:
             Unavailable: the database cannot be reached; the transcript must be read again.
         """
         self._events.state("running")
-        left = self._call_before_hooks() or self._loop()
+        left = self._give_way() or self._call_before_hooks() or self._loop()
         if isinstance(left, Stop):
             return left
         ending = self._call_after_hooks(left)
         if isinstance(ending, Failed):
             self._events.rewind()
         return ending
+
+    def _give_way(self) -> wait_for_model.Delayed | None:
+        """The wait behind older turns that wait for the model; `None` if the turn may run."""
+        if not self._may_park or self._hold.stopping.is_set() or self.transcript.asking() is not None:
+            return None
+        if not wait_for_model.overtakes(self._runtime.database, self.ref, self._model_name):
+            return None
+        busy = ProviderError("Earlier turns wait for the model.", transient=True)
+        return wait_for_model.Delayed(busy, 0, self.spent_s, self.transcript.steps, self._model_name)
+
+    @property
+    def _may_park(self) -> bool:
+        setting = self._runtime.settings.turn.on_unavailable
+        return (self._agent.on_unavailable or setting) == OnUnavailable.PARK
 
     def _loop(self) -> Ending | Stop:
         while True:
@@ -260,15 +275,14 @@ class Turn:
 
     def _delay(self, error: PerdureError) -> wait_for_model.Delayed | None:
         """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
-        settings = self._runtime.settings
-        if (self._agent.on_unavailable or settings.turn.on_unavailable) != OnUnavailable.PARK:
+        if not self._may_park:
             return None
-        wait_s = wait_for_model.pause_s(error, settings.breaker.cooldown_s)
+        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
         if wait_s is None or self.spent_s >= self._timeout_s:
             return None
         if not wait_for_model.may_wait(self.ref, self._runtime.clock):
             return None
-        return wait_for_model.Delayed(error, wait_s, self._before_call_s, self.transcript.steps)
+        return wait_for_model.Delayed(error, wait_s, self._before_call_s, self.transcript.steps, self._model_name)
 
     def _stop_reason(self) -> Ending | Parked | None:
         if self._hold.lost:
