@@ -12,9 +12,11 @@ from perdure import tool
 from perdure.errors import CircuitBreakerOpen
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Scope
+from perdure.turns import sweep as sweeping
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
+from perdure.turns.lease import user_share
 from perdure.turns.lease.claim import Claimed, NotNeeded, Queued, claim
 from perdure.turns.run import runner
 from perdure.turns.run.runner import Ran
@@ -202,6 +204,43 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
     woken = _round(harness)
     assert len(woken) == len(set(woken)) == 5 * MOST
     assert set(woken) == expected
+
+
+def test_users_behind_others_without_places_are_admitted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round considers a limited number of users, and the next rounds consider the others, whatever their names."""
+    monkeypatch.setattr(user_share, "MOST_USERS", 2)
+    for number in range(4):
+        for session_id in [each.session_id for each in _flood(harness, MOST + 1, user_id=f"user {number}")][:MOST]:
+            harness.claimed(session_id)
+    harness.waker.away = True
+    free = {f"{name} free": _flood(harness, MOST + 1, user_id=f"{name} free") for name in ("aa", "mm", "zz")}
+    for sent in free.values():
+        for each in sent[:MOST]:
+            with harness.crashing("after", "turns.settle"):
+                harness.run(each.session_id)
+    harness.waker.away = False
+    woken = {session_id for _ in range(4) for session_id in _round(harness)}
+    assert woken == {sent[MOST].session_id for sent in free.values()}
+
+
+def test_a_round_admits_sessions_of_each_user(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more sessions could be admitted than a round wakes, each user has a share of them."""
+    monkeypatch.setattr(sweeping, "MOST_A_ROUND", 4)
+    users = {f"user {number}": _flood(harness, 8, user_id=f"user {number}") for number in range(4)}
+    harness.sql("UPDATE turns SET settled_at = now(), status = 'done' WHERE session_id IN "
+                "(SELECT session_id FROM sessions WHERE not_before IS NULL)")  # fmt: skip
+    harness.sql("UPDATE sessions SET unsettled = 0, turn_count = 1 WHERE not_before IS NULL")
+    assert set(_round(harness)) == {sent[MOST].session_id for sent in users.values()}
+
+
+def test_the_place_of_a_round_names_no_user(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a round stores for the next one does not identify a user, who may be erased in between."""
+    monkeypatch.setattr(user_share, "MOST_USERS", 1)
+    _flood(harness, MOST + 1, user_id="ana")
+    _flood(harness, MOST + 1, user_id="bea")
+    _round(harness)
+    ((place,),) = harness.sql("SELECT after FROM sweeps WHERE name = 'admissions'")
+    assert len(place) == 9
 
 
 def test_a_turn_that_waits_for_approval_takes_no_place(harness: Harness) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
-from perdure.sessions.queries import ENDINGS_DUE
+from perdure.sessions.queries import COUNT_FROM_NOW, ENDINGS_DUE, EXPIRE_IDLE
 from perdure.settings import Settings
 from perdure.turns.calls.queries import PROBE_DUE
 from perdure.turns.lease.queries import ADMIT, ADMIT_DUE
@@ -78,6 +78,27 @@ BACKLOGS = {
     "tasks, clock set back": (PROBE_DUE, "UPDATE tool_effects SET probe_at = now() + interval '1 day'", MOST),
 }  # fmt: skip
 
+OPEN = "UPDATE turns SET settled_at = now(), status = 'done'; UPDATE sessions SET unsettled = 0, last_activity_at ="
+
+IDLE = {
+    "sessions in use": (EXPIRE_IDLE, f"{OPEN} now()", 0),
+    "idle sessions": (EXPIRE_IDLE, f"{OPEN} now() - interval '1 day'", MOST),
+    "no session is ahead": (COUNT_FROM_NOW, f"{OPEN} now()", 0),
+}
+
+MANY_SERVICES = {
+    "deliveries to many hosts": (
+        DELIVERIES_DUE,
+        """UPDATE deliveries SET target = jsonb_build_object('url', 'https://' || md5(delivery_id::text) || '/')""",
+        MOST,
+    ),
+    "deliveries to a few channels": (
+        DELIVERIES_DUE,
+        "UPDATE deliveries SET target = jsonb_build_object('channel', left(md5(delivery_id::text), 1))",
+        MOST,
+    ),
+}
+
 SHARES = {
     "queued behind their user's turns": (WAKE_DUE, QUEUED, 0),
     "admitted": (ADMIT_DUE, QUEUED, 10),
@@ -111,6 +132,18 @@ def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
     _check(large, SHARES)
 
 
+@pytest.mark.long
+def test_idle_sessions_are_found_by_their_last_activity(large: Harness) -> None:
+    """With 10,000 open sessions, the task that ends idle ones reads only these."""
+    _check(large, IDLE)
+
+
+@pytest.mark.long
+def test_the_shares_of_receivers_read_no_more_than_the_limit(large: Harness) -> None:
+    """With 10,000 due deliveries, the shares of few or many hosts are found without reading the others."""
+    _check(large, MANY_SERVICES)
+
+
 def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> None:
     for name, (statement, arranged, found) in backlogs.items():
         large.sql(RESET)
@@ -129,5 +162,5 @@ def _check(large: Harness, backlogs: dict[str, tuple[Statement, str, int]]) -> N
 
 def _parameters() -> dict[str, Any]:
     share: dict[str, Any] = {"user_id": "ana", "user_concurrency": 10, "most_users": MOST}
-    share |= {"least_s": 5.0, "most_s": 60.0, "aging_s": 30.0, "paces": "{}"}
+    share |= {"least_s": 5.0, "most_s": 60.0, "aging_s": 30.0, "paces": "{}", "idle_s": 1_800.0, "reason": "idle"}
     return {"most": MOST, "most_paced": 10, "backoff_s": 5.0, "lease_s": 30.0, "furthest_s": 3_600.0, **share}

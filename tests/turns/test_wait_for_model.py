@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure import Agent, tool
 from perdure.agents import Agents
@@ -18,8 +21,9 @@ from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease import queries
+from perdure.turns.lease import pace, queries
 from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.pace import Pace
 from perdure.turns.lease.wait_for_model import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
 from perdure.turns.run.runner import Ran
@@ -272,6 +276,146 @@ def test_parked_turns_are_woken_a_few_at_a_time_oldest_first(parking: Harness) -
     for session_id in (*waiting[:MOST_A_ROUND], other.session_id):
         parking.run(session_id)
     assert _swept(parking) == waiting[MOST_A_ROUND:]
+
+
+def _park(harness: Harness, number: int, agent: str = "assistant", name: str = "user") -> list[UUID]:
+    """Park the turns of `number` users; returns their sessions, the oldest first."""
+    parked = []
+    for each in range(number):
+        harness.script(OPEN)
+        parked.append(harness.send(user_id=f"{name} {each}", agent=agent).session_id)
+        harness.run(parked[-1])
+    return parked
+
+
+def _returns(harness: Harness, capacity: int | None = None, most: int = 500) -> list[list[UUID]]:
+    """Sweep until no parked turn is left; returns the sessions that returned to the model between two passes.
+
+    A worker runs the sessions after each pass. The model answers `capacity` of them in a second, or all if it is
+    `None`. Fails if the model has more than `most` turns at once.
+    """
+    returned: list[list[UUID]] = []
+    harness.waker.sessions.clear()
+    waiting: list[UUID] = []
+
+    def stopped_after(seconds: float) -> bool:
+        harness.move(seconds)
+        if harness.waker.sessions:
+            returned.append(list(harness.waker.sessions))
+            waiting.extend(harness.waker.sessions)
+            harness.waker.sessions.clear()
+        assert len(waiting) <= most
+        for _ in range(len(waiting) if capacity is None else min(round(capacity * seconds), len(waiting))):
+            harness.run(waiting.pop(0))
+        return False
+
+    for _ in range(100):
+        harness.move(0.1)
+        sweep(harness.runtime, stopped_after=stopped_after)
+        stopped_after(0.25)
+        if not harness.sql("SELECT FROM turns WHERE settled_at IS NULL"):
+            return returned
+    raise AssertionError("turns are left")
+
+
+def test_the_number_of_returning_turns_grows_while_the_model_answers(parking: Harness) -> None:
+    """Each time that as many turns were answered, twice as many return, within one round of the sweeper."""
+    parked = _park(parking, 100)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    returned = _returns(parking)
+    assert [len(each) for each in returned] == [10, 20, 40, 30]
+    assert [each for group in returned for each in group] == parked
+
+
+def test_the_number_of_returning_turns_stops_growing_at_the_rate_of_the_model(parking: Harness) -> None:
+    """A model that answers 40 turns a second gets a second's turns at once, although more turns wait."""
+    parked = _park(parking, 150)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    returned = _returns(parking, capacity=40, most=40)
+    assert [each for group in returned for each in group] == parked
+
+
+def test_the_number_of_returning_turns_shrinks_while_the_model_fails(parking: Harness) -> None:
+    """If the model fails again, fewer turns return. Once it answers, the number grows again."""
+    parked = _park(parking, 40)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    sizes = []
+    for _ in range(5):
+        woken = _swept(parking)
+        sizes.append(len(woken))
+        parking.script(*[OPEN] * len(woken))
+        for session_id in woken:
+            parking.run(session_id)
+    assert sizes == [10, 5, 2, 1, 1]
+    parking.script()
+    _close_a_breaker(parking)
+    assert sorted(each for group in _returns(parking) for each in group) == sorted(parked)
+
+
+def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:
+    """Each model has a pace of its own: while one fails again and again, the turns of the other return."""
+    parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])
+    failing = _park(parking, 40)
+    waiting = _park(parking, 30, agent="other", name="other")
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    answered: list[UUID] = []
+    for _ in range(4):
+        for session_id in _swept(parking):
+            parking.script(*[OPEN] * (session_id in failing))
+            parking.run(session_id)
+            if session_id in waiting:
+                answered.append(session_id)
+    assert answered == waiting
+
+
+@pytest.mark.parametrize("model", ["the same", "another"])
+def test_a_newer_turn_waits_behind_those_that_wait_for_its_model(parking: Harness, model: str) -> None:
+    """While many turns wait for their return, a newer turn with the same model returns after them."""
+    parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])
+    parked = _park(parking, 30)
+    _close_a_breaker(parking)
+    newer = parking.send(user_id="newer", agent="assistant" if model == "the same" else "other")
+    parking.run(newer.session_id)
+    if model == "another":
+        assert parking.turn(newer.turn_id)["status"] == "done"
+        return
+    turn = parking.turn(newer.turn_id)
+    assert (turn["status"], turn["attempts"], turn["delayed"]["code"]) == ("parked", 1, "PROVIDER_ERROR")
+    parking.move(5.1)
+    assert [each for group in _returns(parking) for each in group] == [*parked, newer.session_id]
+    assert parking.turn(newer.turn_id)["attempts"] == 1
+
+
+def test_a_turn_that_fails_without_its_model_waits_behind_no_other(harness: Harness) -> None:
+    """An agent that does not park its turns runs them at once, whatever waits for the model."""
+    harness.agents = Agents([Agent("assistant", "You help.", on_unavailable="park"), Agent("other", "You do, too.")])
+    _park(harness, 30)
+    _close_a_breaker(harness)
+    newer = harness.send(user_id="newer", agent="other")
+    harness.run(newer.session_id)
+    assert harness.turn(newer.turn_id)["status"] == "done"
+
+
+@given(
+    st.integers(1, 40), st.lists(st.integers(0, 20), min_size=1, max_size=40), st.sets(st.integers(0, 39), max_size=3)
+)
+def test_a_pace_stays_within_its_bounds(seconds: int, answers: list[int], failures: set[int]) -> None:
+    """However many turns are answered or fail, at least one may return, and never more than `pace.MOST` at once."""
+    found, now = Pace(), 0.0
+    for number, answered in enumerate(answers):
+        found = found.wake([uuid4() for _ in range(found.room)], now)
+        now += seconds
+        failed = found.woken[:1] if number in failures else ()
+        before = found
+        found = found.after(set(failed), set(found.woken[answered:]), now)
+        assert 1 <= found.most <= pace.MOST
+        assert found.room >= 0
+        assert not failed or found.most <= max(before.most // 2, 1)
+        assert found == Pace.parse(json.loads(json.dumps(found.record())))
 
 
 def _close_a_breaker(harness: Harness) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.rounds import visiting
 
-ANY_DUE = Statement(
-    "unrouted.any_due",
-    "SELECT FROM unrouted WHERE settled_at IS NULL AND due_at <= perdure_now() LIMIT 1",
+# The users of the oldest due messages, ordered by each user's oldest due message, with the number of these messages.
+DUE_USERS = Statement(
+    "unrouted.due_users",
+    """
+    SELECT user_id, count(*) AS messages FROM (
+        SELECT user_id, due_at, position FROM unrouted
+        WHERE settled_at IS NULL AND due_at <= perdure_now() ORDER BY due_at, position LIMIT %(most)s
+    ) AS due
+    GROUP BY user_id ORDER BY min(due_at), min(position)
+    """,
     writes=False,
 )
 
-# Users whose oldest unrouted message is due, ordered by its due time. A round visits at most `most` users, and the next
-# round continues behind them, so that a user with many messages hides no other user.
-DUE_USERS = Statement(
-    "unrouted.due_users",
+# For a long backlog: users whose oldest unrouted message is due, ordered by its due time. A round visits at most `most`
+# users, and the next round continues behind them, so that a user with many messages hides no other user.
+NEXT_USERS = Statement(
+    "unrouted.next_users",
     f"""
     WITH RECURSIVE {
         visiting(

@@ -43,16 +43,18 @@ _MOST_ATTEMPTS = 8
 def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     """Route due messages for about `_LONGEST_S` seconds; returns the number of users whose messages were due.
 
-    Considers `most` users, and the next call considers the next users. Each of them has an equal share of the time. A
-    user whose rows are locked does not delay other users.
+    Reads the oldest `most` due messages, and routes all messages of their users. If more messages are due, considers
+    `most` users instead, and the next call considers the next users. Each user has an equal share of the time. A user
+    whose rows are locked does not delay other users.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    if not runtime.database.run(queries.ANY_DUE, {}):
-        return 0
     until = time.monotonic() + _LONGEST_S
-    users = [row.user_id for row in runtime.database.run(queries.DUE_USERS, {"most": most})]
+    rows = runtime.database.run(queries.DUE_USERS, {"most": most})
+    if sum(row.messages for row in rows) >= most:
+        rows = runtime.database.run(queries.NEXT_USERS, {"most": most})
+    users = [row.user_id for row in rows]
     for number, user in enumerate(users):
         now = time.monotonic()
         if now > until:
@@ -61,7 +63,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
             route_user(runtime, user, now + (until - now) / (len(users) - number))
         except Unavailable as error:
             log.info("an application's messages for a user wait: %s", loggable(error))
-            runtime.database.run(queries.ANY_DUE, {})  # raises if the database cannot be reached
+            runtime.database.run(queries.DUE_USERS, {"most": 1})  # raises if the database cannot be reached
     return len(users)
 
 

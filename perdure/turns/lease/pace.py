@@ -23,7 +23,7 @@ FIRST = 10
 
 MOST = 500
 
-_FASTER = 1.2
+_FASTER = 1.5
 """The growth of the rate of answers that justifies a larger number."""
 
 

@@ -152,8 +152,8 @@ _BEFORE = f"""
 # the limit until enough of these turns are settled. A turn that is cancelled or out of attempts needs no place, because
 # the turn is not run, only settled.
 #
-# `may_overtake`: turns of other sessions wait for a model and are due, and the sweeper has not returned this turn to its
-# model (see OVERTAKES).
+# `may_overtake`: turns of other sessions wait for a model and are due, and this turn was not returned to its model (see
+# OVERTAKES).
 CLAIM = Statement(
     "turns.claim",
     f"""

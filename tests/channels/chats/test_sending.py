@@ -125,6 +125,25 @@ def test_an_unreachable_service_is_a_failed_attempt(
     channel.close()
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_services_pause_holds_back_only_its_delivery(
+    installation: Installation, slack: SlackServer, *, guarded: bool
+) -> None:
+    """A service may ask for a pause in one chat only. A breaker that is open holds back all chats of its service."""
+    breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
+    carrier = ChatCarrier(installation.channels, Buttons(b""), breakers if guarded else None)
+    target = {"channel": "slack", "place": {"chat": "D1"}}
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    slack.fail("chat.postMessage", 429, "ratelimited", times=9, Retry_After="7")
+    with pytest.raises(NotAsked) as paused:
+        carrier.carry(target, body, "one delivery")
+    assert (paused.value.retry_s, paused.value.alone) == (7.0, True)
+    if guarded:
+        with pytest.raises(NotAsked, match="breaker") as refused:
+            carrier.carry(target, body, "another delivery")
+        assert not refused.value.alone
+
+
 HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!channel> <http://evil|bank> &lt; a<b"
 
 
