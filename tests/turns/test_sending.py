@@ -28,6 +28,7 @@ from perdure.turns import queries
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import states_of
 from perdure.turns.inbox import route_unrouted
+from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import Delivered, deliver, list_deliveries
 from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
@@ -360,7 +361,7 @@ def test_a_user_with_many_messages_takes_a_share_of_the_time(
         now += 1
         return accepting(*given, **more)
 
-    accepting = route_unrouted.accept
+    accepting = accept
     monkeypatch.setattr(route_unrouted, "accept", routed_in_a_second)
     monkeypatch.setattr(route_unrouted, "time", SimpleNamespace(monotonic=monotonic))
     with application.begin() as connection:

@@ -31,7 +31,7 @@ from tests.turns.test_outbox import Recipient
 MOST = 6
 MANY = 40
 
-DEAD_AND_OTHER = [
+DEAD_AND_OTHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"url": "http://dead.example/1"}, {"url": "http://other.example/1"}),
     ({"url": "https://ana:secret@Dead.example:8443/a?b#c"}, {"url": "https://dead.example/a"}),
     ({"task": "shop.answered", "queue": "dead"}, {"task": "shop.answered", "queue": "other"}),
@@ -42,7 +42,7 @@ DEAD_AND_OTHER = [
     ),
     ({"channel": "slack", "place": {"chat": "C1"}}, {"url": "https://slack/"}),
 ]
-_IDS = [f"{next(iter(dead))} {number}" for number, (dead, _) in enumerate(DEAD_AND_OTHER)]
+_IDS = ["host", "port", "queue", "task", "channel", "kind"]
 
 
 class Closed:
