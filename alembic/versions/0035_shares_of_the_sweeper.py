@@ -3,7 +3,7 @@
 `sweeps.after` is a place in the order in which the rounds visit users or receivers. `sweeps.paces` has the pace of the
 turns that waited for a model, by model. `sessions.parked_for` names the model for which a session waits.
 
-Revision: 0035, after 0032.
+Revision: 0035, after 0033.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0035"
-down_revision = "0032"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 

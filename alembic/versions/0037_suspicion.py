@@ -1,6 +1,6 @@
 """Which turn is charged with the death of its process, and since when a turn waits for a worker that can run it.
 
-Revision: 0037, after 0032.
+Revision: 0037, after 0036.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0037"
-down_revision = "0032"
+down_revision = "0036"
 branch_labels = None
 depends_on = None
 

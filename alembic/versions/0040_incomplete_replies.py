@@ -1,6 +1,6 @@
 """A column for the reason why a model's reply is incomplete.
 
-Revision: 0040, after 0032.
+Revision: 0040, after 0037.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0040"
-down_revision = "0032"
+down_revision = "0037"
 branch_labels = None
 depends_on = None
 

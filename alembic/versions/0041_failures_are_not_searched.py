@@ -2,7 +2,7 @@
 
 The trigger on `messages` runs at the end of the statement that settles the turn, so it sees the turn's new status.
 
-Revision: 0041, after 0032.
+Revision: 0041, after 0040.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0041"
-down_revision = "0032"
+down_revision = "0040"
 branch_labels = None
 depends_on = None
 

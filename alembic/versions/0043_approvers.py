@@ -2,7 +2,7 @@
 
 Earlier releases leave the columns empty: the user of the turn approves such a call.
 
-Revision: 0043, after 0032.
+Revision: 0043, after 0041.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0043"
-down_revision = "0032"
+down_revision = "0041"
 branch_labels = None
 depends_on = None
 

@@ -1,6 +1,6 @@
 """Requests that begin no turn and count as messages: side requests of chat front ends, and forks.
 
-Revision: 0045, after 0032.
+Revision: 0045, after 0043.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0045"
-down_revision = "0032"
+down_revision = "0043"
 branch_labels = None
 depends_on = None
 

@@ -40,7 +40,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from perdure.database.hiding import hide_values
 from perdure.database.schema import EXTENSION_SCHEMA, Names
-from perdure.database.session import ServerSettings, connect_arguments, with_driver
+from perdure.database.session import LOCK_TIMEOUT_S, ServerSettings, connect_arguments, with_driver
 from perdure.errors import IllegalTransition, Unavailable
 from perdure.settings import SCHEMA
 from perdure.text.untrusted import first_line
@@ -76,25 +76,20 @@ _TRIES = 3
 _OVER_A_LIMIT = "54"
 """The class of error codes for statements that exceed a limit of the server, such as the size of an index row."""
 
-_CONFLICTS = "40"
-"""Prefixes of the error codes for statements that the server ended because of other transactions or a time limit."""
-
-_NO_ROOM = "53"
-"""The class of error codes for a server that lacks disk space, memory or connections."""
-
 _POOL_SIZE = 32
 _POOL_WAIT_S = 30
 _RESERVED = 2
 """The number of connections that are reserved for urgent statements."""
 
 _BUSY = "The database is busy; please try again."
-_FULL = "The database lacks disk space, memory or connections; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
-_TOO_SLOW = {
+_REFUSED = {
+    "40": _BUSY,
+    "53": "The database lacks disk space, memory or connections; please try again.",
     "55P03": "The database is busy (a lock was not granted in time); please try again.",
     "57014": "The database is busy (a statement was cancelled, or exceeded statement_timeout); please try again.",
 }
-"""The messages for errors of statements that a limit ended, by the errors' codes."""
+"""The messages for errors of statements that a reachable server ended, by the errors' codes or classes of codes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ _UNLIMITED = """
     SELECT set_config(name, '0', {local}) FROM pg_catalog.pg_settings
     WHERE name IN ('statement_timeout', 'transaction_timeout', 'lock_timeout');
 """
-_LOCK_LIMIT = f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_S * 1000}"
+_LOCK_LIMIT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_S * 1000}"
 
 Moment = Literal["before", "after"]
 Observer = Callable[[Moment, str], None]
@@ -413,12 +408,8 @@ def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
     code = _code(error.orig) or ""
     if code == _READ_ONLY or (code == _NOT_ON_A_STANDBY and (error.statement or "").startswith("SET TRANSACTION")):
         return Unavailable("The database accepts no writes at present; please try again.")
-    if code in _TOO_SLOW:
-        return Unavailable(_TOO_SLOW[code])
-    if code.startswith(_CONFLICTS):
-        return Unavailable(_BUSY)
-    if code.startswith(_NO_ROOM):
-        return Unavailable(_FULL)
+    if (refused := _REFUSED.get(code) or _REFUSED.get(code[:2])) is not None:
+        return Unavailable(refused)
     if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
         return Unavailable(_UNREACHABLE)
     if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):

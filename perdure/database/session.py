@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from perdure.database.schema import quoted
 
 _CONNECT_TIMEOUT_S = 5
-_LOCK_TIMEOUT_S = 2
+LOCK_TIMEOUT_S = 2
 
 _SEARCH_WIDTH = 200
 """The value of pgvector's `hnsw.ef_search`. With this value, a search finds 98% of the ten nearest among 100,000
@@ -69,7 +69,7 @@ class ServerSettings:
         """
         defaults = {
             "idle_in_transaction_session_timeout": str(int(min(lease_s / 3, 10) * 1000)),
-            "lock_timeout": str(_LOCK_TIMEOUT_S * 1000),
+            "lock_timeout": str(LOCK_TIMEOUT_S * 1000),
             "hnsw.iterative_scan": "relaxed_order",
             "hnsw.ef_search": str(_SEARCH_WIDTH),
             **_UNTIMED,

@@ -73,6 +73,4 @@ class ToolHooks:
     def _calling(self, effect_id: UUID, tool: str, arguments: Mapping[str, Any]) -> ToolCalling:
         user, tenant = user_of(self.turn.user_id), tenant_of(self.turn.user_id)
         metadata = self.turn.own_metadata()
-        return ToolCalling(
-            user, self.hold.session_id, self.turn.turn_id, effect_id, tool, arguments, tenant, metadata
-        )
+        return ToolCalling(user, self.hold.session_id, self.turn.turn_id, effect_id, tool, arguments, tenant, metadata)

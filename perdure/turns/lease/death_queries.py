@@ -79,5 +79,5 @@ FAILED_START = Statement(
             WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
       AND t.settled_at IS NULL
     RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
-    """,  # noqa: S608 (a constant)
+    """,
 )

@@ -25,7 +25,7 @@ LEAVE = Statement(
         RETURNING t.turn_id
     )
     SELECT fenced.priority FROM fenced, parked
-    """,  # noqa: S608 (constants)
+    """,
 )
 
 # Whether the session's turn still waits for a worker that has its agent and tools.
