@@ -65,8 +65,10 @@ assistant = perdure.Agent("assistant", "You help.")
 
 APPLICATIONS = {"Django": (DJANGO, "shop.agents", {}), "a loader": (LOADER, "helpers", {})}
 DJANGO_BY_ENVIRONMENT = (
-    {**DJANGO, "shop/__init__.py": "", "shop/celery.py": ""}, "shop.agents", {"DJANGO_SETTINGS_MODULE": "shop.settings"},
-)  # fmt: skip
+    {**DJANGO, "shop/__init__.py": "", "shop/celery.py": ""},
+    "shop.agents",
+    {"DJANGO_SETTINGS_MODULE": "shop.settings"},
+)
 
 
 def _write(directory: Path, files: dict[str, str]) -> None:

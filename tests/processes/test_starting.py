@@ -15,7 +15,7 @@ from tests.processes.installation import ROOT, Installation
 from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker, WorkerContainer
 
-WITHIN_S = 90.0
+WITHIN_S = 60.0
 QUEUES = "turns,ingress,deliveries,sessions,memory,maintenance"
 
 FAILURES = {
@@ -77,7 +77,7 @@ def _application(installation: Installation, directory: Path) -> Worker:
     """Start a worker of a Django application whose agents use its models."""
     for name, text in DJANGO.items():
         path = directory / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     environment: dict[str, Any] = {
         **installation.environment,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD
 
 # Run before BLAME in the same transaction, so that concurrent claims charge a death once.
 LOCK_DEATH = Statement(
@@ -60,12 +59,13 @@ BLAME = Statement(
 # that of the session when the process was started: a claim by another process voids the statement.
 FAILED_START = Statement(
     "turns.failed_start",
-    f"""
+    """
     WITH struck AS (
         UPDATE sessions
         SET strikes = strikes + 1, spent_s = spent_s + %(elapsed_s)s, lease_until = NULL, lease_owner = NULL,
             wakes = least(strikes, 6), woken_at = CASE WHEN strikes + 1 < %(max_attempts)s THEN perdure_now() END
-        WHERE {HELD} AND unsettled > 0
+        WHERE session_id = %(session_id)s AND token = %(token)s AND nonce IS NOT DISTINCT FROM %(nonce)s::uuid
+          AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
         RETURNING session_id, strikes, spent_s
