@@ -126,6 +126,9 @@ class Databases:
             admit_ordinary_role(self._server)
             # `_emptied` disables foreign key checks with this parameter; perdure does not use it.
             self.administer(f"GRANT SET ON PARAMETER session_replication_role TO {ORDINARY}")
+            if not self._prepare:
+                # The tests' own statements have no `SET LOCAL search_path` before them.
+                self.administer(f"ALTER ROLE {ORDINARY} SET search_path = perdure, public")
             self.administer(f"DROP DATABASE IF EXISTS {_UNFINISHED}")
             self._create(_UNFINISHED)
             migrate(self._ordinary.set(database=_UNFINISHED))
