@@ -45,7 +45,7 @@ PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The numbers of wake-ups that a round published. `refused` counts the wake-ups that the broker refused."""
+    """The numbers of wake-ups that a round published. `refused` counts the sessions that the broker refused."""
 
     sessions: int = 0
     deliveries: int = 0
@@ -84,7 +84,7 @@ class Round:
     def swept(self) -> Swept:
         """The numbers of wake-ups so far."""
         published = {name: each.published for name, each in self.wakes.items()}
-        refused = sum(each.refused for each in self.wakes.values())
+        refused = sum(self.wakes[name].refused for name in ("turns", "admission", "endings"))
         sessions = published["turns"] + published["admission"]
         return Swept(sessions, published["deliveries"], published["endings"], refused, self.consolidations)
 

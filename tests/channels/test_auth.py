@@ -162,6 +162,7 @@ ROUTES = [
     ("POST", "/v1/consolidation/run"),
     ("POST", "/v1/consolidation/dry-run"),
     ("GET", "/v1/consolidation/runs"),
+    ("GET", "/v1/approvals"),
     ("GET", "/v1/consolidation/runs/here"),
     ("POST", "/v1/consolidation/runs/here/approve"),
     ("POST", "/v1/consolidation/runs/here/reject"),

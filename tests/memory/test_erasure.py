@@ -178,6 +178,9 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         turn_id=sent.turn_id,
     )
     harness.sql(
+        "INSERT INTO metered_requests VALUES (%(turn_id)s, %(user)s, 'fork', now())", user=user, turn_id=sent.turn_id
+    )
+    harness.sql(
         "INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, created_at, next_due) "
         "VALUES (%(id)s, %(user)s, %(word)s, '0 7 1 1 *', 'UTC', 'http', now(), now() + interval '9 years')",
         id=uuid4(),

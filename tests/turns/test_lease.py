@@ -159,7 +159,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     assert not harness.database.run(calls_queries.LOCK_HELD, mine)
     asking = {"spent_s": 9.0, "message_seq": 1, "delivery_id": uuid4()}
     assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, **asking})
-    waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1}
+    waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1, "model": "scripted"}
     assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
     harness.database.run(lease_queries.MAKE_DUE, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}

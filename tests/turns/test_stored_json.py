@@ -282,7 +282,8 @@ COLUMNS = {
     "snapshots.variables": "any JSON object is valid",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
     "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",
-    "reminders.reply_to": "is copied as it is",
+    "reminders.reply_to": "is copied as it is", "metered_requests.usage": "is exported as it is",
+    "sweeps.paces": "a round that cannot parse it begins anew",
 }  # fmt: skip
 
 

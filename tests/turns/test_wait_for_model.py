@@ -44,8 +44,15 @@ def look() -> str:
 
 
 @pytest.fixture
-def parking(harness: Harness) -> Harness:
-    """A harness that parks turns while the model is unavailable."""
+def parking(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """A harness that parks turns while the model is unavailable. Its clock stands still unless the test moves it.
+
+    The pace of returning turns depends on the time that they take, and a busy machine would change it.
+    """
+    began, clock = harness.clock.now(), harness.clock
+    monkeypatch.setattr(clock, "now", lambda: began + clock.offset - offset)
+    monkeypatch.setattr(clock, "monotonic", lambda: 1e6 + clock.offset.total_seconds())
+    offset = clock.offset
     harness.set(on_unavailable="park")
     return harness
 

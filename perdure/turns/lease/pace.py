@@ -88,7 +88,10 @@ class Paces:
 
     def __init__(self, database: Executor, stored: Mapping[str, Any] | None) -> None:
         self._database = database
-        self._paces = {model: Pace.parse(record) for model, record in (stored or {}).items()}
+        try:
+            self._paces = {model: Pace.parse(record) for model, record in (stored or {}).items()}
+        except (AttributeError, LookupError, TypeError, ValueError):  # of another release: the paces begin anew
+            self._paces = {}
         self._stored = dict(self._paces)
 
     def rooms(self) -> str:
