@@ -63,7 +63,10 @@ assistant = perdure.Agent("assistant", "You help.")
 """,
 }
 
-APPLICATIONS = {"Django": (DJANGO, "shop.agents", {}), "a loader": (LOADER, "helpers", {})}
+APPLICATIONS: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
+    "Django": (DJANGO, "shop.agents", {}),
+    "a loader": (LOADER, "helpers", {}),
+}
 DJANGO_BY_ENVIRONMENT = (
     {**DJANGO, "shop/__init__.py": "", "shop/celery.py": ""},
     "shop.agents",

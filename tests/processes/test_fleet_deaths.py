@@ -11,6 +11,8 @@ from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 
 TURNS = 16
+LEASE = {"PERDURE_TURN__LEASE_S": "8", "PERDURE_TURN__HEARTBEAT_S": "2", "PERDURE_TURN__SWEEP_S": "1"}
+"""The start of an interpreter must be short in comparison with the lease, as it is with the default of 30 s."""
 WITHIN_S = 60.0
 
 
@@ -41,8 +43,8 @@ def _answered_after(installation: Installation, prefix: str, deaths: int) -> flo
 @pytest.mark.timeout(240)
 def test_a_fleet_that_dies_twice_answers_as_soon_as_one_that_dies_once(installation: Installation) -> None:
     """After the second death, one turn of each process runs in a child process. The other turns are not suspected."""
-    installation.worker()
-    installation.worker()
+    for _ in range(2):
+        installation.worker(**LEASE)
     once = _answered_after(installation, "once", 1)
     twice = _answered_after(installation, "twice", 2)
     logs = "".join(worker.logs() for worker in installation.workers)

@@ -78,7 +78,7 @@ def _application(installation: Installation, directory: Path) -> Worker:
     for name, text in DJANGO.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text.replace('"assistant"', '"tester"'))
     environment: dict[str, Any] = {
         **installation.environment,
         "PERDURE_AGENTS": "shop.agents",
