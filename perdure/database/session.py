@@ -38,8 +38,12 @@ _WRITABLE = {"default_transaction_read_only": "off"}
 _UNTIMED = {"statement_timeout": "0", "idle_session_timeout": "0"}
 """A role's time limits for web requests must not end an erasure or a pooled connection."""
 
-_FIXED = {"default_transaction_isolation": "read committed", "standard_conforming_strings": "on"}
-"""Settings that decide what perdure's statements mean; the functions of the tables contain string constants."""
+_FIXED = {
+    "default_transaction_isolation": "read committed",
+    "standard_conforming_strings": "on",
+    "DateStyle": "ISO",
+}
+"""Settings that decide what perdure's statements, the functions of its tables and the driver's answers mean."""
 
 _OF_SESSIONS = ("default_", "idle_session")
 """Prefixes of the settings that have no effect on a transaction that has begun."""
