@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Caller, KeyKind, Keys
-from perdure.channels.http.throttle import MAX_ADDRESSES, MAX_WRONG_KEYS, WINDOW_S, WrongKeys
+from perdure.channels.http.limits.throttle import MAX_ADDRESSES, MAX_WRONG_KEYS, WINDOW_S, WrongKeys
 from perdure.clock import MovedClock
 from perdure.errors import RateLimited, SettingsError, Unauthorized
 from perdure.runtime import Runtime

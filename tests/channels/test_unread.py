@@ -9,8 +9,8 @@ import pytest
 from fastapi import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.channels.http import unread
-from perdure.channels.http.unread import CutsOffUnread, Unread, held_by
+from perdure.channels.http import middleware
+from perdure.channels.http.middleware import CutsOffUnread, Unread, held_by
 
 
 async def _never() -> Message:
@@ -20,7 +20,7 @@ async def _never() -> Message:
 
 def test_a_response_of_a_mounted_gateway_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an application's own server, too, an unread response releases what it holds."""
-    monkeypatch.setattr(unread, "UNREAD_S", 0.05)
+    monkeypatch.setattr(middleware, "UNREAD_S", 0.05)
     sent: list[Message] = []
     released: list[str] = []
 
@@ -60,7 +60,7 @@ def test_a_long_body_is_sent_whole_and_in_pieces() -> None:
 
 def test_a_sockets_writer_learns_that_a_frame_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The route of a WebSocket must end itself; the error tells it that its client does not read."""
-    monkeypatch.setattr(unread, "UNREAD_S", 0.05)
+    monkeypatch.setattr(middleware, "UNREAD_S", 0.05)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         with pytest.raises(Unread):

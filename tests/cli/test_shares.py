@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
-from perdure.channels.http.shares import Newcomers, Unsent
+from perdure.channels.http.limits.shares import Newcomers, Unsent
 from perdure.cli.serve.connection_limits import Door
 from perdure.errors import RateLimited
 from perdure.runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 from perdure import cli
-from perdure.channels.http import throttle
+from perdure.channels.http.limits import throttle
 
 
 def main() -> None:

@@ -6,11 +6,11 @@
     body.py           reads request bodies: strict JSON of limited size
     parameters.py     path and query parameters
     dependencies.py   FastAPI dependencies: the gateway, the caller, the caller's access
-    auth.py           identifies the caller by a key or a token; throttle.py limits requests with wrong keys
+    auth.py           identifies the caller by a key or a token
     gateway.py        the state that requests share, such as the pool of threads (threads.py)
     errors.py         errors as `application/problem+json`
-    shares.py         what one user may hold open; unread.py cuts off responses that clients do not read
-    middleware.py     adds headers to each response, handles escaped slashes in paths
+    limits/           requests with wrong keys; what one user holds open, and the memory for responses
+    middleware.py     adds headers, cuts off unread responses, handles escaped slashes in paths
     openapi.py        /openapi.json
 
 Only this package imports FastAPI. The package imports no server: `perdure.cli.serve` serves the application, binds the

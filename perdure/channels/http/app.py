@@ -28,12 +28,11 @@ from perdure.channels.http.api import (
 )
 from perdure.channels.http.auth import Authenticate, Keys, MayApprove
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.middleware import SafeHeaders, WholeSegments
+from perdure.channels.http.middleware import CutsOffUnread, SafeHeaders, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
 from perdure.channels.http.stream import websocket
-from perdure.channels.http.unread import CutsOffUnread
 from perdure.runtime import Runtime
 
 

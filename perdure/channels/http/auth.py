@@ -30,7 +30,7 @@ from pydantic import SecretStr
 from perdure.access.keys import ACCEPTED, OF_A_LINE, SHORTEST, Key, parse_entry, parse_key
 from perdure.access.tenants import tenant_of, user_key
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
-from perdure.channels.http.throttle import WrongKeys
+from perdure.channels.http.limits.throttle import WrongKeys
 from perdure.clock import Clock
 from perdure.errors import Forbidden, SettingsError, Unauthorized, loggable
 from perdure.settings import Settings

@@ -21,9 +21,9 @@ from fastapi import Depends, Query, Request
 from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key, user_of
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.middleware import held_by
 from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.channels.http.schemas.turns import Incoming as NewMessage
-from perdure.channels.http.unread import held_by
 from perdure.errors import Forbidden, InvalidRequest, NotFound
 from perdure.sessions import reading as sessions
 from perdure.tools import around

@@ -25,12 +25,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
+from perdure.channels.http.limits.shares import Newcomers, Shares, Unsent
+from perdure.channels.http.middleware import UNREAD_S, held_by
 from perdure.channels.http.openai.side_requests import SideRequests
-from perdure.channels.http.shares import Newcomers, Shares, Unsent
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
-from perdure.channels.http.unread import UNREAD_S, held_by
 from perdure.errors import NotFound, PerdureError, Unavailable, loggable
 from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime

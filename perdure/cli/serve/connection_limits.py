@@ -38,8 +38,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.channels.http.errors import problem
-from perdure.channels.http.middleware import with_safe_headers
-from perdure.channels.http.unread import UNREAD_S
+from perdure.channels.http.middleware import UNREAD_S, with_safe_headers
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE
 from perdure.errors import InvalidRequest, Unavailable
 

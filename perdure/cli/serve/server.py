@@ -129,7 +129,7 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
         "uvicorn.error",
         "asyncio",
         "perdure.channels.http.errors",
-        "perdure.channels.http.unread",
+        "perdure.channels.http.middleware",
         "perdure.cli.serve.connection_limits",
     )
     door = Door(connection_limit(raise_descriptor_limit()))

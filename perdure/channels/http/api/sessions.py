@@ -14,9 +14,9 @@ from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
+from perdure.channels.http.limits.shares import CHUNKED_BYTES
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
-from perdure.channels.http.shares import CHUNKED_BYTES
 from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end

@@ -12,10 +12,10 @@ from perdure.channels.http import parameters
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.limits.shares import CHUNKED_BYTES
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.tokens import NewToken, Token
 from perdure.channels.http.schemas.users import Erased, Export
-from perdure.channels.http.shares import CHUNKED_BYTES
 from perdure.errors import Forbidden
 from perdure.text.chunks import joined
 from perdure.users.export import export_text

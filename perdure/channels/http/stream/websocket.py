@@ -33,7 +33,7 @@ from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, decide_as, require_turn
 from perdure.channels.http.errors import problem_of
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.unread import Unread
+from perdure.channels.http.middleware import Unread
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, Unauthorized, Unavailable
 from perdure.events.event import EventId
 from perdure.text.untrusted import load_object
