@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 
 from perdure.database.engine import Database
+from perdure.turns.reading import read_turn
 from tests.examples.conftest import QUEUES, Example
 from tests.processes.faults import wait_until
 
@@ -103,58 +103,31 @@ def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) 
             assert ana.get(f"/agents/v1/turns/{turn}").status_code == 200
 
 
-DEADLY = '''
-import os
-import sys
-
-from django.contrib.admin.models import LogEntry
-from perdure import Agent, tool
-
-
-@tool(effect="idempotent")
-def count() -> str:
-    """Count the entries, and end a process that runs other turns, too."""
-    if "isolated" not in sys.argv[0]:
-        os._exit(9)
-    return f"{LogEntry.objects.count()} entries"
-
-
-@tool(effect="pure", requires_approval=True, approver="staff")
-def look() -> str:
-    """Count the entries."""
-    return f"{LogEntry.objects.count()} entries"
-
-
-assistant = Agent("assistant", instructions="You count.", tools=[count, look])
-'''
-
-
 @pytest.mark.long
-def test_models_work_in_a_child_process_and_in_commands(shop: Example, tmp_path: Path, database: Database) -> None:
+def test_models_work_in_a_child_process_and_in_commands(shop: Example, database: Database) -> None:
     """A turn that has ended two workers runs in a child process; a command imports the agents, too."""
-    (tmp_path / "counting.py").write_text(DEADLY)
     shop.environment |= {
-        "PERDURE_AGENTS": "counting",
-        "PYTHONPATH": f"{shop.environment['PYTHONPATH']}{os.pathsep}{tmp_path}",
+        "PERDURE_AGENTS": "tests.examples.deadly_shop",
         "PERDURE_TURN__LEASE_S": "1.5",
         "PERDURE_TURN__HEARTBEAT_S": "0.5",
         "PERDURE_TURN__SWEEP_S": "0.3",
         "PERDURE_TURN__TOOL_TIMEOUT_S": "5",
     }
     shop.script_of("perdure.cli:main", "perdure", "send", "--user", "1", "call count with {}")
-    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "2", "call look with {}")
+    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "2", 'call refund with {"item": "a lamp"}')
 
-    def statuses() -> dict[str, str]:
+    def turns() -> dict[str, tuple[str, str]]:
         with database.engine.connect() as connection:
-            rows = connection.exec_driver_sql("SELECT user_id, status FROM turns").all()
-            return {row.user_id: row.status for row in rows}
+            rows = connection.exec_driver_sql("SELECT user_id, turn_id, status FROM turns").all()
+            return {row.user_id: (row.status, str(row.turn_id)) for row in rows}
 
     for _ in range(2):
         shop.worker("shop", f"celery,{QUEUES}")
         shop.wait_for_death()
     shop.worker("shop", f"celery,{QUEUES}")
-    wait_until(lambda: statuses() == {"1": "done", "2": "waiting_approval"}, "both turns have run")
-    with database.engine.connect() as connection:
-        turn = str(connection.exec_driver_sql("SELECT turn_id FROM turns WHERE user_id = '2'").scalar_one())
-    shop.script_of("perdure.cli:main", "perdure", "turns", "approve", turn, "call_0")
-    wait_until(lambda: statuses()["2"] == "done", "the approved call has run")
+    wait_until(lambda: turns()["1"][0] == "done", "the turn has run in a child process")
+    wait_until(lambda: turns()["2"][0] == "waiting_approval", "the refund waits")
+    turn_id = turns()["2"][1]
+    [waiting] = read_turn(database, UUID(turn_id))["pending_approvals"]
+    shop.script_of("perdure.cli:main", "perdure", "turns", "approve", turn_id, waiting["call_id"])
+    wait_until(lambda: turns()["2"][0] == "done", "the approved call has run")
