@@ -9,7 +9,7 @@ from uuid import UUID
 from perdure.application.process import parts
 from perdure.application.sending import Sent
 from perdure.errors import DeadlineExceeded, InvalidRequest
-from perdure.tools import event_loop
+from perdure.tools import around
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
@@ -44,7 +44,7 @@ def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str
     own, turn_id = parts(), _parse(turn)
     ends = None if timeout is None else own.clock.monotonic() + timeout
     while (found := read_turn(own.database, turn_id))["status"] not in SETTLED:
-        if timeout != 0 and (waiting := event_loop.running.get()) is not None:
+        if timeout != 0 and (waiting := around.running.get()) is not None:
             raise InvalidRequest(_STARVES.format(waiting=waiting))
         left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
         if left_s <= 0:

@@ -9,6 +9,7 @@ returns a context manager, which perdure enters around each call.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import sys
@@ -23,6 +24,12 @@ from perdure.errors import SettingsError
 log = logging.getLogger(__name__)
 
 AroundCall = Callable[[], AbstractContextManager[object]]
+
+running: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_running", default=None)
+"""The function of an agent that runs in this context, such as `the tool pay`; `None` outside of a turn.
+
+Tasks and threads with a copy of the context, such as those of `asyncio.to_thread`, have the same value.
+"""
 
 _around_call: AroundCall = nullcontext
 
@@ -41,18 +48,21 @@ def set_around_call(given: AroundCall) -> None:
 
 
 @contextmanager
-def surrounded(*, thread_ends: bool = False) -> Iterator[None]:
-    """Surround a call in this thread.
+def surrounded(name: str | None = None, *, thread_ends: bool = False) -> Iterator[None]:
+    """Surround a call in this thread. `name` is what `running` contains during the call; `None` leaves it as it is.
 
     If `thread_ends`, the thread ends after the call, and all of Django's connections in it are closed. Otherwise those
     connections are closed that are broken or older than Django's `CONN_MAX_AGE`, before and after the call.
     """
+    before = None if name is None else running.set(name)
     if not thread_ends:
         _close(lambda db: (db.reset_queries(), db.close_old_connections()))
     try:
         with _around_call():
             yield
     finally:
+        if before is not None:
+            running.reset(before)
         _close(lambda db: db.connections.close_all() if thread_ends else db.close_old_connections())
 
 

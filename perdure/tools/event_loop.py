@@ -28,12 +28,6 @@ from perdure.tools import around
 
 log = logging.getLogger(__name__)
 
-running: contextvars.ContextVar[str | None] = contextvars.ContextVar("perdure_running", default=None)
-"""The function of an agent that runs in this context, such as `the tool pay`; `None` outside of a turn.
-
-Tasks and threads with a copy of the context, such as those of `asyncio.to_thread`, have the same value.
-"""
-
 _WATCH_S = 0.1
 """Seconds between two checks by `_watch` for calls that no turn waits for any longer."""
 
@@ -166,13 +160,9 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
     """
     if inspect.iscoroutinefunction(work) and is_over():
         raise Cancelled(unwanted=True)
-    before = running.set(name)
-    try:
-        with around.surrounded(thread_ends=True):
-            found = work()
-            return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found
-    finally:
-        running.reset(before)
+    with around.surrounded(name, thread_ends=True):
+        found = work()
+        return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:

@@ -314,15 +314,12 @@ def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]
     """Whether a call of `tool` needs approval according to `declared`; True if `declared` is a function that raises."""
     if not callable(declared):
         return declared
-    before = event_loop.running.set(f"the requires_approval of {tool}")
     try:
-        with around.surrounded():
+        with around.surrounded(f"the requires_approval of {tool}"):
             return bool(declared(arguments))
     except Exception:
         log.exception("the requires_approval of tool %s failed, so the call needs approval", tool)
         return True
-    finally:
-        event_loop.running.reset(before)
 
 
 def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) -> str:
@@ -330,7 +327,7 @@ def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) ->
     if not callable(declared):
         return declared
     try:
-        with around.surrounded():
+        with around.surrounded(f"the approver of {tool}"):
             found = declared(arguments)
     except Exception:
         log.exception("the approver of tool %s failed, so staff approves the call", tool)

@@ -33,12 +33,5 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield _dotted("perdure" / path.relative_to(ROOT)), path
 
 
-def modules_of_tests() -> Iterator[tuple[str, Path]]:
-    """The import name and the file of each module of the tests and the benchmarks."""
-    for top in ("tests", "benchmarks"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            yield _dotted(path.relative_to(ROOT)), path
-
-
 def _dotted(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")

@@ -49,10 +49,9 @@ def parking(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
 
     The pace of returning turns depends on the time that they take, and a busy machine would change it.
     """
-    began, clock = harness.clock.now(), harness.clock
+    began, clock, offset = harness.clock.now(), harness.clock, harness.clock.offset
     monkeypatch.setattr(clock, "now", lambda: began + clock.offset - offset)
     monkeypatch.setattr(clock, "monotonic", lambda: 1e6 + clock.offset.total_seconds())
-    offset = clock.offset
     harness.set(on_unavailable="park")
     return harness
 
