@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +27,6 @@ from perdure.turns import queries
 from perdure.turns.cancel import cancel
 from perdure.turns.committed import states_of
 from perdure.turns.inbox import route_unrouted
-from perdure.turns.inbox.accept import accept
 from perdure.turns.outbox import Delivered, deliver, list_deliveries
 from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
@@ -345,49 +343,6 @@ def test_many_workers_route_in_order_and_once(harness: Harness, application: Eng
     for user in range(3):
         found = harness.sql("SELECT turn_id FROM turns WHERE user_id = %(user)s ORDER BY seq", user=f"user {user}")
         assert [row.turn_id for row in found] == [each.turn_id for each in sent[user::3]]
-
-
-def test_a_user_with_many_messages_takes_a_share_of_the_time(
-    harness: Harness, application: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Routing checks its time within a user's messages, too, so that the other users' messages are routed."""
-    now = 0.0
-
-    def monotonic() -> float:
-        return now
-
-    def routed_in_a_second(*given: Any, **more: Any) -> Any:
-        nonlocal now
-        now += 1
-        return accepting(*given, **more)
-
-    accepting = accept
-    monkeypatch.setattr(route_unrouted, "accept", routed_in_a_second)
-    monkeypatch.setattr(route_unrouted, "time", SimpleNamespace(monotonic=monotonic))
-    with application.begin() as connection:
-        many = [send(connection, user_id="ana", text=f"message {number}") for number in range(60)]
-        one = send(connection, user_id="bob", text="hello")
-    route_unrouted.route_due(harness.runtime)
-    left = {row.turn_id for row in harness.sql("SELECT turn_id FROM unrouted WHERE settled_at IS NULL")}
-    assert one.turn_id not in left
-    assert now <= 12
-    assert 0 < len(left) < len(many)
-
-
-def test_a_user_with_many_messages_hides_no_other(
-    harness: Harness, application: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If more messages are due than a round reads, it goes on to further users, round by round."""
-    with application.begin() as connection:
-        for number in range(20):
-            send(connection, user_id="ana", text=f"message {number}")
-        for number in range(6):
-            send(connection, user_id=f"user {number}", text="hello")
-    asked: list[str] = []
-    monkeypatch.setattr(route_unrouted, "route_user", lambda _, user, __: asked.append(user))
-    for _ in range(4):
-        route_unrouted.route_due(harness.runtime, most=2)
-    assert set(asked) == {"ana", *(f"user {number}" for number in range(6))}
 
 
 def test_an_erased_users_messages_are_not_routed(harness: Harness, application: Engine) -> None:
