@@ -7,7 +7,6 @@ error.
 
 from __future__ import annotations
 
-import logging
 from uuid import UUID
 
 from perdure.events.event import news_channel
@@ -19,8 +18,6 @@ from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import Verdict
 from perdure.turns.run.transcript import Transcript
 
-log = logging.getLogger(__name__)
-
 
 def remember(
     runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
@@ -28,18 +25,8 @@ def remember(
     """Write a turn that `verdict` settled under the fencing `token`, unless the turn has no messages.
 
     The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn's
-    channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream. An error
-    is only logged, because working memory may lack a turn.
+    channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream.
     """
-    try:
-        _write(runtime, session_id, token, turn, transcript, verdict)
-    except Exception:
-        log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
-
-
-def _write(  # noqa: PLR0917 (as above)
-    runtime: Runtime, session_id: UUID, token: int, turn: TurnRef, transcript: Transcript, verdict: Verdict
-) -> None:
     committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):
         return

@@ -249,7 +249,10 @@ class Runner:
             except NotSaved as error:
                 return self._postpone(claimed, ref, hold, str(error))
         settled = self._settle(ref, hold, verdict, saved=saved)
-        remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
+        try:
+            remember(self._runtime, hold.session_id, hold.token, turn=ref, transcript=transcript, verdict=verdict)
+        except Exception:  # working memory may lack a turn
+            log.exception("turn %s is settled, but not written to working memory", ref.turn_id)
         if settled.may_end:  # only now: ending the session removes its working memory
             self._runtime.wake.ending(hold.session_id)
         return settled
@@ -403,10 +406,7 @@ class Runner:
         return settled
 
     def _count_end(self, turn: TurnRef, ended: Settled | Parked | Unequipped, hold: Hold) -> None:
-        """Count a turn that was settled or parked.
-
-        If the turn was parked, also admit the user's next session. For a settled turn, `_settle` has already done so.
-        """
+        """Count a turn that was settled or parked. For a parked turn, also admit the user's next session."""
         parked = not isinstance(ended, Settled)
         if parked and not hold.draining:
             user_share.admit_next(self._runtime, turn.user_id)
