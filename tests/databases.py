@@ -37,7 +37,7 @@ from perdure.database.engine import Database
 from perdure.database.migrate import migrate
 from perdure.database.tables import metadata
 
-ORDINARY = "ordinary"
+ADMINISTRATOR, ORDINARY = "perdure", "ordinary"
 """The name of the role with which the tests and the processes under test connect."""
 
 _TEMPLATE = "template_perdure"

@@ -21,6 +21,7 @@ import psycopg2
 import pytest
 from sqlalchemy.engine import URL, make_url
 
+from tests.databases import ADMINISTRATOR
 from tests.processes.faults import wait_until
 
 _START_S = 20.0
@@ -88,7 +89,8 @@ def _allow_account(direct: URL, access: Path) -> None:
     line = f'{direct.username} "{account}" {direct.username}\n'
     if line not in ident.read_text():
         ident.write_text(ident.read_text() + line)
-    with psycopg2.connect(direct.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
+    administrator = direct.set(drivername="postgresql", username=ADMINISTRATOR)
+    with psycopg2.connect(administrator.render_as_string(hide_password=False)) as connection:
         connection.cursor().execute("SELECT pg_reload_conf()")
     connection.close()
 

@@ -252,9 +252,8 @@ def test_a_front_ends_title_request_is_no_turn(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
     """The gateway answers a front end's request for a title or tags without a turn."""
-    title = _ask(client, "### Task:\nGenerate a title.")
-    assert title == answer_to("### Task:\nGenerate a title.")
-    assert _ask(client, "Tag this", extra_headers={"X-OpenWebUI-Task": "tags_generation"}) == answer_to("Tag this")
+    for name, prompt in (("X-OpenWebUI-Task", "### Task:\nGenerate a title."), ("X-Perdure-Task", "Tag this")):
+        assert _ask(client, prompt, extra_headers={name: "tags_generation"}) == answer_to(prompt)
     assert _turns(installation) == 0
 
 
