@@ -148,3 +148,15 @@ def test_a_stuck_turn_of_a_living_process_is_charged_alone(harness: Harness) -> 
     assert isinstance(claim(harness.database, stuck, "next", harness.settings.turn), Claimed)
     assert _counts(harness) == [2, 1, 1]
     assert _counts(harness, "deaths") == [1, 0, 0]
+
+
+def test_a_turn_stays_in_a_process_of_its_own(harness: Harness) -> None:
+    """A step in a dedicated process does not return the turn to a worker, which the turn's next call could hang."""
+    harness.equip(deadly)
+    sent = harness.send()
+    harness.sql("UPDATE sessions SET claims = %(claims)s", claims=ISOLATE_FROM_CLAIM)
+    harness.script(calls(("deadly", {})))
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(sent.session_id, alone=True)
+    harness.move(LEASE_S * 2)
+    assert isinstance(harness.run(sent.session_id), NeedsIsolation)

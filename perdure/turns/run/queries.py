@@ -9,6 +9,7 @@ from perdure.database.fencing import HELD
 from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
 
 LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
 """A turn that failed with one of these codes is left out of later prompts: its messages would fail them, too."""
@@ -56,8 +57,9 @@ _WITH_MESSAGES = """
     )
 """.strip()
 
-_INTERRUPTED = """
-                          claims > 1 AND (%(results)s::jsonb @> '[{"status": "unknown"}]' OR EXISTS (
+_SUSPECT = f"""
+                          claims > {ISOLATE_FROM_CLAIM}
+                          OR claims > 1 AND (%(results)s::jsonb @> '[{{"status": "unknown"}}]' OR EXISTS (
                               SELECT FROM tool_effects WHERE turn_id = %(turn_id)s AND status = 'unknown'))
 """.strip()
 
@@ -65,7 +67,8 @@ _INTERRUPTED = """
 # condition on the tick makes a repeated commit a no-op. `strikes = 1`: the present claim counts as the first attempt at
 # the next step, so that a tool that kills its process has used one attempt. The step also ends the suspicion that the
 # turn kills its processes (`claims`, `deaths`), unless the outcome of one of its calls is unknown: a model may call
-# such a tool again after each crash, and each of these replies is a step.
+# such a tool again after each crash, and each of these replies is a step. A turn in a process of its own stays suspect
+# until it is settled: its process may hang or die after each step.
 STEP = Statement(
     "turns.step",
     f"""
@@ -75,8 +78,8 @@ STEP = Statement(
             tick = tick + 1,
             state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
-            claims = CASE WHEN {_INTERRUPTED} THEN claims ELSE 1 END,
-            deaths = CASE WHEN {_INTERRUPTED} THEN deaths ELSE 0 END,
+            claims = CASE WHEN {_SUSPECT} THEN claims ELSE 1 END,
+            deaths = CASE WHEN {_SUSPECT} THEN deaths ELSE 0 END,
             unequipped_since = NULL,
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
