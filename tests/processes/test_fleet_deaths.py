@@ -11,7 +11,7 @@ from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 
 TURNS = 16
-LEASE = {"PERDURE_TURN__LEASE_S": "8", "PERDURE_TURN__HEARTBEAT_S": "2", "PERDURE_TURN__SWEEP_S": "1"}
+LEASE = {"PERDURE_TURN__LEASE_S": "15", "PERDURE_TURN__HEARTBEAT_S": "5", "PERDURE_TURN__SWEEP_S": "1"}
 """The start of an interpreter must be short in comparison with the lease, as it is with the default of 30 s."""
 WITHIN_S = 60.0
 

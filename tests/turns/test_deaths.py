@@ -7,7 +7,10 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
+from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, NeedsIsolation, claim
+from perdure.turns.reading import read_attempt_error
+from perdure.turns.run.isolated import ChildEnd, count_failed_start
 from perdure.turns.run.runner import Ran, Runner
 from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
@@ -160,3 +163,21 @@ def test_a_turn_stays_in_a_process_of_its_own(harness: Harness) -> None:
         harness.run(sent.session_id, alone=True)
     harness.move(LEASE_S * 2)
     assert isinstance(harness.run(sent.session_id), NeedsIsolation)
+
+
+def test_a_failed_start_is_counted_and_a_cancellation_settles(harness: Harness) -> None:
+    """A process that cannot start uses an attempt. If the turn is then cancelled, no process is started for it."""
+    sent = harness.send()
+    harness.sql("UPDATE sessions SET claims = %(claims)s", claims=ISOLATE_FROM_CLAIM)
+    runner = Runner(harness.runtime, "worker")
+    found = runner.run(sent.session_id)
+    assert isinstance(found, NeedsIsolation)
+    assert found.fence is not None
+    ended = ChildEnd(2.0, "SettingsError: no registry")
+    count_failed_start(harness.runtime, runner, sent.session_id, found.fence, ended)
+    row, turn = harness.session(sent.session_id), harness.turn(sent.turn_id)
+    assert (row.strikes, row.spent_s, turn["status"], turn["attempts"]) == (1, 2.0, "parked", 1)
+    assert "no registry" in str(read_attempt_error(harness.database, sent.turn_id))
+    cancel(harness.runtime, sent.turn_id)
+    assert runner.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"

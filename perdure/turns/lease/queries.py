@@ -160,7 +160,8 @@ CLAIM = Statement(
     WITH candidate AS (
         SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, paced, priority, token, nonce,
                lease_until IS NULL OR lease_owner IS NULL OR blamed_token IS NOT DISTINCT FROM token AS blamed,
-               unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue
+               unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue,
+               lease_until IS NULL AS unleased
         FROM sessions
         WHERE session_id = %(session_id)s AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
@@ -238,7 +239,7 @@ CLAIM = Statement(
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
-           coalesce((SELECT cancelled FROM oldest), false) AS cancelled, (SELECT agent FROM oldest) AS agent_wanted,
+           candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled, (SELECT agent FROM oldest) AS agent_wanted,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate CROSS JOIN known CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
