@@ -1,7 +1,7 @@
 """The invariants hold after minutes of random faults in workers and servers.
 
 Some replies go to a receiver that accepts connections and never answers. Some turns have a row that perdure cannot
-read. After the first third of the time, another Celery application starts on the same Redis database. From that moment,
+read. Some messages are for an agent that only one of four workers has, as in a rolling deploy. After the first third of the time, another Celery application starts on the same Redis database. From that moment,
 the faults remove only perdure's keys. They neither flush nor restart Redis, because that would lose the tasks of the
 other application.
 
@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 from redis import Redis
 
+from perdure.agents import Agent, Agents
 from perdure.errors import Unavailable
 from perdure.network.queues import QUEUES
 from perdure.redis import client_url
@@ -47,6 +49,9 @@ USERS = 24
 KINDS = ("hello", "pure", "idempotent", "unsafe", "probed", "all")
 OWED = 10
 """One turn in `OWED` has a `reply_to`. About half of these turns use the receiver that never answers."""
+
+NEW = 8
+"""One message in `NEW` is for the agent that only the worker of the newer deployment has."""
 
 DOOMED = 3
 """The number of turns that get an unreadable row."""
@@ -180,6 +185,9 @@ def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures,
     """No message is lost or repeated, no effect class is violated, and each task of the neighbour runs once."""
     drawn = random.Random(SEED)  # noqa: S311 (draws of a test)
     print(f"PERDURE_CHAOS_SEED={SEED}")  # noqa: T201 (shown with a failure)
+    installation.worker(PERDURE_AGENTS="tests.processes.newer_agents")
+    agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "newer")])
+    installation.runtime = replace(installation.runtime, agents=agents)
     sender = Sender(installation, random.Random(SEED + 1), [receiver.url, silence.url])  # noqa: S311 (as above)
     chaos = Chaos(installation, server, drawn)
     done: Counter[str] = Counter()
@@ -242,8 +250,9 @@ class Sender:
             owed = {"reply_to": {"url": self._drawn.choice(self._receivers)}} if number % OWED == 0 else {}
             while not self._over.is_set():
                 try:
+                    given = {**owed, **({"agent": "newer"} if number % NEW == 0 else {})}
                     self.accepted.append(
-                        self._installation.accept(text, user=user, message_id=f"message {number}", **owed)
+                        self._installation.accept(text, user=user, message_id=f"message {number}", **given)
                     )
                     break
                 except Unavailable:
