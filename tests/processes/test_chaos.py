@@ -1,9 +1,9 @@
 """The invariants hold after minutes of random faults in workers and servers.
 
 Some replies go to a receiver that accepts connections and never answers. Some turns have a row that perdure cannot
-read. Some messages are for an agent that only one of four workers has, as in a rolling deploy. After the first third of the time, another Celery application starts on the same Redis database. From that moment,
-the faults remove only perdure's keys. They neither flush nor restart Redis, because that would lose the tasks of the
-other application.
+read. Some messages are for an agent that only one of four workers has, as in a rolling deploy. After the first third of
+the time, another Celery application starts on the same Redis database. From that moment, the faults remove only
+perdure's keys. They neither flush nor restart Redis, because that would lose the tasks of the other application.
 
 `make chaos` runs this test. `PERDURE_CHAOS_MINUTES` sets the duration (default 3). `PERDURE_CHAOS_SEED` sets the random
 seed.
