@@ -122,8 +122,8 @@ class NotNeeded:
 class NeedsIsolation:
     """The turn was claimed `claims` times without ending: it must run in a dedicated process.
 
-    `fence` is the fence of the last claim. `cancelled`: the turn is cancelled, and no process may still run it, so it is
-    only settled.
+    `fence` is the fence of the last claim. `cancelled`: the turn is cancelled, and no process may still run it, so it
+    is only settled.
     """
 
     claims: int

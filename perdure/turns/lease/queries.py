@@ -239,7 +239,8 @@ CLAIM = Statement(
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
-           candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled, (SELECT agent FROM oldest) AS agent_wanted,
+           candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled,
+           (SELECT agent FROM oldest) AS agent_wanted,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
     FROM candidate CROSS JOIN known CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
