@@ -334,7 +334,8 @@ class Runner:
                 log.info("turn %s waits for a task or a time", ref.turn_id)
                 return Parked()
             case Delayed(error, wait_s):
-                log.warning("turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
+                level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns
+                log.log(level, "turn %s waits %g s for a model: %s", ref.turn_id, wait_s, loggable(error))
                 if wait_for_model.park(self._runtime.database, hold, ref, stop):
                     self._runtime.wake.session(hold.session_id, DEFAULT_PRIORITY)
                 return Parked()
