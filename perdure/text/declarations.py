@@ -9,15 +9,16 @@ argument, the value and what is accepted:
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from perdure.errors import SettingsError
 from perdure.text.patterns import Pattern
 from perdure.text.untrusted import first_line, is_storable
 
-COUNT = "a whole number of 1 or more"
-SECONDS = "a number of seconds above 0"
+MOST = 2**31 - 1
+COUNT = f"a whole number from 1 to {MOST}"
+YEAR_S = 31_536_000
+SECONDS = "a number of seconds above 0, at most a year"
 
 _SHOWN_CHARS = 200
 _PLAIN = (str, bytes, bool, int, float, type(None))
@@ -39,8 +40,8 @@ def is_text(value: object) -> bool:
 
 
 def is_name(value: object, longest: int) -> bool:
-    """Whether `value` is text of 1 to `longest` characters that is not blank."""
-    return isinstance(value, str) and is_text(value) and bool(value.strip()) and len(value) <= longest
+    """Whether `value` is one line of 1 to `longest` characters that is not blank."""
+    return isinstance(value, str) and value.isprintable() and bool(value.strip()) and len(value) <= longest
 
 
 def matches(value: object, pattern: Pattern, longest: int = 1_000) -> bool:
@@ -49,15 +50,13 @@ def matches(value: object, pattern: Pattern, longest: int = 1_000) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether `value` is a whole number of 1 or more. True and 1.0 are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    """Whether `value` is a whole number from 1 to `MOST`. True and 1.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
 
 
-def is_seconds(value: object, longest: float = math.inf) -> bool:
-    """Whether `value` is a finite number above 0, and at most `longest`. True and "5" are not."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return 0 < value <= longest and value < math.inf
+def is_seconds(value: object) -> bool:
+    """Whether `value` is a number above 0, and at most `YEAR_S`. True and "5" are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= YEAR_S
 
 
 def is_list(value: object) -> bool:

@@ -58,9 +58,9 @@ class Shop:
         self.client = client
         self.runtime = runtime
 
-    def wait(self, user: str, tenant: str | None = None) -> str:
+    def wait(self, user: str, tenant: str | None = None, **more: Any) -> str:
         """Run a turn of the user until it waits for approval; returns its id."""
-        sent = accept(self.runtime, parse_incoming({"user_id": user, "text": "refund"}, tenant=tenant))
+        sent = accept(self.runtime, parse_incoming({"user_id": user, "text": "refund", **more}, tenant=tenant))
         runner = Runner(self.runtime, owner="test")
         runner.run(sent.session_id)
         runner.close()
@@ -209,6 +209,29 @@ def test_without_may_approve_nobody_approves_for_staff(make: Callable[..., Shop]
     refused(shop.decide("ana", turn_id), 403, "FORBIDDEN")
     refused(shop.decide(STAFF, turn_id), 404, "NOT_FOUND")
     assert shop.listed(STAFF) == []
+
+
+def test_an_error_of_may_approve_allows_nothing_and_tells_nothing(make: Callable[..., Shop]) -> None:
+    """An outsider gets the same answer for an existing and an unknown turn. The user's own approvals go on."""
+
+    def broken(user: str, approval: dict[str, Any]) -> bool:
+        raise RuntimeError("the application's directory is unavailable")
+
+    shop = make(_visitor, broken)
+    turn = shop.wait("ana")
+    theirs, nothings = shop.decide("ben", turn), shop.decide("ben", str(uuid4()))
+    assert (theirs.status_code, theirs.content) == (404, nothings.content)
+    assert shop.listed("ben") == []
+    assert shop.decide("ana", turn).status_code == 403
+    assert shop.decide("ana", turn, "call_1").status_code == 202
+
+
+def test_a_decider_sees_no_metadata_of_another_users_turn(make: Callable[..., Shop]) -> None:
+    """The metadata of a message may hold what the application knows about its user."""
+    shop = make(_visitor, _is_boss)
+    turn = shop.wait("ana", metadata={"iban": "SECRET"})
+    decided = shop.decide(STAFF, turn)
+    assert (decided.status_code, "SECRET" in decided.text) == (202, False)
 
 
 def test_may_approve_sees_the_arguments_that_would_run(make: Callable[..., Shop]) -> None:

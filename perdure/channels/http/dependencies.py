@@ -11,6 +11,7 @@ user further calls, but never calls of another tenant.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -33,6 +34,8 @@ from perdure.turns.calls.approvals import Decider, Decision
 from perdure.turns.calls.waiting import WaitingCall, find_waiting, list_waiting
 from perdure.turns.inbox import route_unrouted
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
+
+log = logging.getLogger(__name__)
 
 Tenant = Annotated[
     str | None,
@@ -257,8 +260,15 @@ async def waiting_for_user(
 async def _may_approve(
     gateway: Gateway, caller: Caller, call: WaitingCall, arguments: dict[str, Any] | None = None
 ) -> bool:
-    """Whether `may_approve` allows the user `caller` a call, if the call runs with `arguments` (`None`: its own)."""
+    """Whether `may_approve` allows the user `caller` a call, if the call runs with `arguments` (`None`: its own).
+
+    False if `may_approve` fails: an error must not tell a caller that the call exists.
+    """
     if gateway.may_approve is None or caller.user is None or tenant_of(call.user) != caller.tenant:
         return False
     approval = call.body if arguments is None else {**call.body, "arguments": arguments}
-    return bool(await around.call(gateway.may_approve, user_of(caller.user), approval))
+    try:
+        return bool(await around.call(gateway.may_approve, user_of(caller.user), approval))
+    except Exception:
+        log.exception("may_approve failed, so it allows nothing")
+        return False

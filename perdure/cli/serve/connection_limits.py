@@ -348,10 +348,10 @@ def _end_if_silent(transport: Metered, before: int) -> None:
 
 
 def shedding(app: ASGIApp, door: Door, connections: Sized) -> ASGIApp:
-    """`app`, but requests get 503 while more connections are busy than may be open."""
+    """`app`, but requests get 503 while more connections are busy than may be open. `/healthz` is answered always."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not door.is_full(connections):
+        if scope["type"] == "lifespan" or scope["path"] == "/healthz" or not door.is_full(connections):
             await app(scope, receive, send)
             return
         detail = "This gateway has too many open connections. Try again later."

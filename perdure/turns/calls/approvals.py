@@ -30,7 +30,7 @@ from perdure.database.engine import Executor, as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import what_is_wrong
+from perdure.text.untrusted import load_object, what_is_wrong
 from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
 from perdure.turns.lease.claim import LeaseLost
@@ -141,7 +141,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
     wanted = {"turn_id": turn_id, "call_id": decision.call_id}
     # Before the transaction: the tool checks edited arguments, and its author's function may name the approver.
     asked = [row for row in runtime.database.run(queries.FIND_CALL, wanted) if row.status == "asked"]
-    arguments, approver = _edited(runtime, asked[0], decision.arguments) if asked else (None, USER)
+    arguments, approver = _examined(runtime, asked[0], decision.arguments) if asked else (None, USER)
     with runtime.database.transaction("turns.decide") as transaction:
         locked = transaction.run(queries.LOCK_OF_TURN, {"turn_id": turn_id})
         if not locked:
@@ -238,23 +238,28 @@ def _require_open(row: Row[Any], *, ending: bool) -> None:
         raise Conflict("The time to approve that call has expired: it is denied.")
 
 
-def _edited(runtime: Runtime, row: Row[Any], arguments: Mapping[str, Any] | None) -> tuple[str | None, str]:
-    """Return edited arguments as JSON, and who approves a call with them. `None`: they are not edited.
+def _examined(runtime: Runtime, row: Row[Any], edited: Mapping[str, Any] | None) -> tuple[str | None, str]:
+    """Return edited arguments as JSON (`None`: they are not edited), and who approves the call by the present tool.
 
-    Validates the arguments with the tool, unless the tool is an MCP server's.
+    The call may have been asked by a worker of another deployment, whose tool names another approver. Validates edited
+    arguments with the tool, unless the tool is an MCP server's.
     """
-    if arguments is None:
-        return None, row.approver
-    agent, text = runtime.agents.get(row.agent), as_json(arguments)
+    agent = runtime.agents.get(row.agent)
     tool = agent.find_tool(row.tool)
+    text = None if edited is None else as_json(edited)
     if tool is None and agent.may_have(row.tool):  # the MCP server checks the arguments when it is called
         server, _, name = row.tool.partition(":")
         declared = next(each.approver_of(name) for each in agent.servers if each.name == server)
-        return text, who_approves(row.tool, declared, arguments)
+        given = load_object(row.arguments) if edited is None else edited
+        return text, who_approves(row.tool, declared, given)
     if tool is None:
+        if edited is None:
+            return None, row.approver
         raise Conflict(f"The agent {row.agent!r} no longer has the tool {row.tool!r}.")
     try:
-        parsed = tool.parse(text)
+        parsed = tool.parse(row.arguments if text is None else text)
     except ToolError as error:
+        if text is None:  # the call itself will fail; its approver stays
+            return None, row.approver
         raise InvalidRequest(error.message) from None
     return text, tool.approver_of(parsed)

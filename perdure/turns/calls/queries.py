@@ -145,7 +145,7 @@ LOCK_OF_TURN = Statement(
 FIND_CALL = Statement(
     "turns.find_call",
     """
-    SELECT e.effect_id, e.tool, e.status, e.decide_at <= perdure_now() AS expired,
+    SELECT e.effect_id, e.tool, e.arguments, e.status, e.decide_at <= perdure_now() AS expired,
            coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits
     FROM turns AS t
     JOIN tool_effects AS e ON e.turn_id = t.turn_id

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perdure.agents import Agents
 from perdure.errors import BudgetExhausted, InvalidRequest, PerdureError, loggable, reworded
+from perdure.tools import around
 from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.settle import Ending, Failed, Verdict
 from perdure.turns.run.transcript import UNREADABLE
@@ -66,7 +67,8 @@ def render_error(agents: Agents, ref: TurnRef, ending: Ending) -> Ending:
     if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
         return ending
     try:
-        message = agent.error_messages.find(ending.error.code, ref.language)
+        with around.surrounded(f"the error_messages of {agent.name}"):
+            message = agent.error_messages.find(ending.error.code, ref.language)
     except Exception:
         log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
         return ending

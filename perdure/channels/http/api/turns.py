@@ -40,6 +40,8 @@ _CONCEALED: dict[str, Any] = {
     "pending_approvals": [],
     "decisions": [],
     "waiting_for": None,
+    "metadata": None,
+    "delayed": None,
 }
 """The members of a turn that a user who decides about another user's call does not see."""
 

@@ -209,7 +209,8 @@ class _Client:
 
     def _user_id(self, frame: _Frame) -> object:
         own = None if self._caller.user is None else user_of(self._caller.user)
-        return _members(frame).get("user_id", own or "local")
+        given = _members(frame).get("user_id")
+        return (own or "local") if given is None else given
 
     async def _follow(self, frame: _Frame) -> dict[str, Any]:
         turn_id = await self._turn(frame)
