@@ -26,7 +26,11 @@ _DECLARE = text("""
 
 
 def declare(ctx: Any, step: Any, **_: Any) -> None:
-    """Store the `readable_from` of the revision after this step, in the transaction of the migration."""
+    """Store the `readable_from` of the revision after this step, in the transaction of the migration.
+
+    Restores the lock timeout, which a migration that builds an index concurrently has set to 0.
+    """
+    ctx.connection.execute(text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
     for arrived_at in step.destination_revisions:
         readable_from = getattr(arrived_at.module, "readable_from", None)
         if readable_from is not None:  # migrations before 0014 have no `readable_from`, and the table does not exist

@@ -49,6 +49,7 @@ _OPEN = "sessions_open_idx"
 def upgrade() -> None:
     """Apply the migration."""
     with op.get_context().autocommit_block():
+        op.execute("SET lock_timeout = 0")  # the builds wait for older transactions, and block no others
         for name, (table, columns, where) in _INDEXES.items():
             op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
             op.create_index(name, table, columns, postgresql_where=sa.text(where), postgresql_concurrently=True)

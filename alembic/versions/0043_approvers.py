@@ -29,6 +29,7 @@ def upgrade() -> None:
     op.execute("COMMENT ON COLUMN tool_effects.approver IS 'who approves it: user or staff; NULL: user'")
     op.execute("COMMENT ON COLUMN tool_effects.decided_by IS 'who approved or denied it, such as user:KEY'")
     with op.get_context().autocommit_block():
+        op.execute("SET lock_timeout = 0")  # the builds wait for older transactions, and block no others
         op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {_ASKED}")
         op.create_index(
             _ASKED,

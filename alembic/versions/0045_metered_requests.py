@@ -30,10 +30,13 @@ def upgrade() -> None:
         sa.Column("model", sa.Text(), comment="the model that answered a side request"),
         sa.Column("usage", JSONB(), comment="tokens of that answer"),
         comment="Requests that begin no turn and count as messages: side requests of chat front ends, and forks.",
+        if_not_exists=True,  # a run that was interrupted in the block below has committed the table
     )
-    op.create_index("metered_requests_user_idx", "metered_requests", ["user_id", "requested_at"])
-    op.create_index("metered_requests_requested_at_idx", "metered_requests", ["requested_at"])
+    op.create_index("metered_requests_user_idx", "metered_requests", ["user_id", "requested_at"], if_not_exists=True)
+    op.create_index("metered_requests_requested_at_idx", "metered_requests", ["requested_at"], if_not_exists=True)
     with op.get_context().autocommit_block():
+        op.execute("SET lock_timeout = 0")  # the build waits for older transactions, and blocks no others
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS sessions_open_forks_idx")
         op.create_index(
             "sessions_open_forks_idx",
             "sessions",

@@ -22,7 +22,6 @@ from uuid import UUID
 from perdure.memory.consolidation import consolidate
 from perdure.runtime import Runtime
 from perdure.turns import drain, queries
-from perdure.turns.calls import awaited
 from perdure.turns.inbox.fire_schedules import fire_due
 from perdure.turns.inbox.route_unrouted import route_due
 from perdure.turns.lease.pace import Paces
@@ -172,12 +171,14 @@ DUTIES: dict[str, Callable[[Round], object]] = {
     "endings": lambda this: this.wake("endings"),
     "routing": _route,
     "reminders": _fire_reminders,
-    "erasures": lambda this: this.runtime.eraser.finish_due(),
-    "tools": lambda this: awaited.probe_due(this.runtime, lambda: this.stopped_after(0)),
     "consolidations": _wake_consolidations,
     "deliveries": lambda this: this.wake("deliveries"),
 }
-"""What a round does, in this order, by the names in the log. No duty depends on the success of another."""
+"""What a round does, in this order, by the names in the log. No duty depends on the success of another.
+
+What waits for a third party is no duty of the sweeper, since it would hold up the others: see `workers.upkeep`, and
+`awaited.probe_due`, which a thread of each worker calls.
+"""
 
 
 def postpone(runtime: Runtime, session_id: UUID) -> None:

@@ -82,14 +82,20 @@ REVOKED = Statement(
     "UPDATE erasures SET revoked_at = perdure_now() WHERE erasure_id = ANY (%(erasure_ids)s::uuid[])",
 )
 
+# Takes the erasures whose second pass is due, for the duration of a lease: a pass that hangs in a third party's store
+# occupies one worker, and holds up its own erasures only.
 DUE = Statement(
     "erasure.due",
     """
-    SELECT erasure_id, user_id, session_ids, task_ids, erased_at FROM erasures
-    WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s)
-    ORDER BY due_at LIMIT %(most)s
+    WITH due AS (
+        SELECT erasure_id FROM erasures
+        WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s * 2)
+        ORDER BY due_at LIMIT %(most)s FOR UPDATE SKIP LOCKED
+    )
+    UPDATE erasures AS e SET due_at = perdure_now() + make_interval(secs => %(lease_s)s)
+    FROM due WHERE e.erasure_id = due.erasure_id
+    RETURNING e.erasure_id, e.user_id, e.session_ids, e.task_ids, e.erased_at
     """,
-    writes=False,
 )
 
 FINISH = Statement("erasure.finish", "DELETE FROM erasures WHERE erasure_id = %(erasure_id)s")

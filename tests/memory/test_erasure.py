@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -27,7 +29,6 @@ from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.runner import Runner
-from perdure.turns.sweep import Swept, sweep
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.statistics import forget_samples
@@ -238,7 +239,7 @@ def test_a_user_is_erased_and_others_are_not(
     assert [name for name, gone in erased.rows.items() if not gone] == []
     assert everything(MARKER).keys() == {"erasures"}
     lived.move(lived.settings.turn.lease_s + 1)
-    assert sweep(lived.runtime) is not None
+    lived.runtime.eraser.finish_due()
     assert everything(MARKER) == {}
     assert everything(OTHER) == others
     assert _eraser(lived, redis_memory).erase(f"user {MARKER}") == ErasureResult(
@@ -360,11 +361,8 @@ def test_a_store_that_raises_holds_up_nothing_else(
     runtime = lived.runtime
     assert not runtime.eraser.erase(f"user {MARKER}").everywhere
     assert runtime.eraser.erase(f"user {OTHER}").everywhere
-    lived.waker.away = True
-    lived.send(user_id="late")
-    lived.waker.away = False
     lived.move(lived.settings.turn.lease_s + 1)
-    assert sweep(runtime) == Swept(sessions=1)
+    assert runtime.eraser.finish_due() == 1
     assert [row.user_id for row in lived.sql("SELECT user_id FROM erasures")] == [f"user {MARKER}"]
 
 
@@ -417,7 +415,7 @@ def test_erased_while_consolidated_at_every_statement(
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
         harness.move(harness.settings.turn.lease_s + 1)
-        assert sweep(harness.runtime) is not None
+        harness.runtime.eraser.finish_due()
         assert everything(MARKER) == {}, number
     assert number >= 10
 
@@ -491,3 +489,24 @@ def test_an_export_is_read_page_by_page(
     monkeypatch.setattr(paging, limit, 1)
     paged = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
     assert paged["tables"] == whole["tables"]
+
+
+def test_a_store_that_hangs_holds_up_its_own_erasures_only(harness: Harness, redis_memory: RedisMemory) -> None:
+    """The second pass of an erasure calls a third party's store. Meanwhile, no other worker takes that erasure."""
+    hanging, going_on = threading.Event(), threading.Event()
+
+    def hang(session_id: UUID) -> None:
+        hanging.set()
+        assert going_on.wait(30)
+
+    eraser = _eraser(harness, redis_memory)
+    harness.ask(user_id="ana")
+    eraser.erase("ana")
+    harness.move(harness.settings.turn.lease_s + 1)
+    stuck = replace(eraser, snapshots=SimpleNamespace(delete=hang))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as worker:
+        first = worker.submit(stuck.finish_due)
+        assert hanging.wait(10)
+        assert eraser.finish_due() == 0
+        going_on.set()
+        assert first.result(30) == 1

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from perdure import celery_tool, tool
 from perdure.tools.awaited.port import TaskCall, TaskEnded
-from perdure.turns.calls.awaited import finish
+from perdure.turns.calls.awaited import finish, probe_due
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -53,9 +53,10 @@ def end_task(harness: Harness, task: TaskCall, value: Any = "made", *, failed: b
 
 
 def sweep_again(harness: Harness) -> None:
-    """Run the sweeper's next round, one interval later."""
+    """Run the sweeper's next round, one interval later, and probe the tasks of tools as each worker does."""
     harness.move(harness.settings.turn.sweep_s + 1)
     assert sweep(harness.runtime) is not None
+    probe_due(harness.runtime)
 
 
 def moment_after(harness: Harness, seconds: float) -> str:

@@ -203,16 +203,17 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
         redis_url, harness.settings.memory, harness.clock, harness.settings.redis_prefix
     )
     harness.runtime.eraser.erase("ana")
+    finish_due = harness.runtime.eraser.finish_due
     broker.outcome = Sent.NO
-    sweep_again(harness)
+    finish_due()
     assert broker.revoked == []
     broker.outcome = Sent.YES
-    sweep_again(harness)
+    finish_due()
     assert {*broker.revoked} == queued
-    sweep_again(harness)
+    finish_due()
     assert len(broker.revoked) == 3
     harness.move(harness.settings.turn.lease_s + 1)
-    sweep_again(harness)
+    finish_due()
     assert (len(broker.revoked), {*broker.revoked}) == (6, queued)
     assert harness.sql("SELECT FROM erasures") == []
 
