@@ -503,7 +503,7 @@ def test_a_store_that_hangs_holds_up_its_own_erasures_only(harness: Harness, red
     harness.ask(user_id="ana")
     eraser.erase("ana")
     harness.move(harness.settings.turn.lease_s + 1)
-    stuck = replace(eraser, snapshots=SimpleNamespace(delete=hang))  # type: ignore[arg-type]
+    stuck = replace(eraser, snapshots=SimpleNamespace(delete=hang))
     with ThreadPoolExecutor(1) as worker:
         first = worker.submit(stuck.finish_due)
         assert hanging.wait(10)
