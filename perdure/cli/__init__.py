@@ -45,7 +45,11 @@ class Command:
 
 COMMANDS = {
     "up": Command("serve.up", "up", "Run everything on this machine: servers, gateway, two workers, beat, Flower."),
-    "migrate": Command("serve.processes", "migrate", "Create or upgrade the database's tables for this release."),
+    "migrate": Command(
+        "serve.processes",
+        "migrate",
+        "Create or upgrade the database's tables for this release, and print what was done.",
+    ),
     "gateway": Command("serve.processes", "gateway", "Serve the HTTP gateway."),
     "worker": Command("serve.processes", "worker", "Run turns and all other queued tasks."),
     "beat": Command("serve.processes", "beat", "Publish scheduled tasks when they are due."),

@@ -8,11 +8,12 @@ import httpx2
 import pytest
 from alembic import command
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 
 from perdure.database.compatibility import revisions
 from perdure.database.migrate import config
 from tests.cli.conftest import Perdure
-from tests.databases import engine_of
+from tests.databases import ADMINISTRATOR, engine_of
 from tests.processes.gateway import serving
 from tests.releases import HEAD, next_release
 
@@ -64,7 +65,8 @@ def test_programs_and_the_migration_need_pgvectors_version(perdure: Perdure, dat
 
     The message names the found version, the required version, the setting and the remedy.
     """
-    engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
+    administrator = make_url(database_url).set(username=ADMINISTRATOR).render_as_string(hide_password=False)
+    engine = engine_of(administrator, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         found = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
         change = text("UPDATE pg_extension SET extversion = :version WHERE extname = 'vector'")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from sqlalchemy.engine import make_url
 
-from perdure.database.engine import Database
 from perdure.redis import client_url
 from tests.cli.conftest import Environment, Perdure
+from tests.databases import Databases
 
 
 @pytest.fixture
@@ -36,17 +37,15 @@ def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdu
 
 
 def test_each_dangerous_setting_is_named_with_its_fix(
-    perdure: Perdure, environment: Environment, server: Redis
+    perdure: Perdure, environment: Environment, server: Redis, databases: Databases
 ) -> None:
     """If `doctor` finds dangerous settings, it exits with 1. The JSON names each setting with its risk and its fix."""
     server.config_set("appendonly", "yes")
     server.config_set("maxmemory-policy", "allkeys-lru")
     server.config_set("slowlog-log-slower-than", "10000")
-    database = Database(environment["PERDURE_DATABASE_URL"])
-    with database.engine.connect() as connection:
-        for setting in ("synchronous_commit = off", "log_min_error_statement = error"):
-            connection.exec_driver_sql(f"ALTER DATABASE {database.url.database} SET {setting}")
-    database.close()
+    name = make_url(environment["PERDURE_DATABASE_URL"]).database
+    for setting in ("synchronous_commit = off", "log_min_error_statement = error"):
+        databases.administer(f"ALTER DATABASE {name} SET {setting}")
 
     ended = perdure("doctor", "--json")
     found = {each["setting"]: each for each in json.loads(ended.stdout)["findings"]}
