@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from perdure.models.protocol import Message, Role, ToolCall
 from perdure.models.providers.anthropic import AnthropicModel
 from perdure.testing.suites.models import QUESTION, SYSTEM, ask
 from tests.models.anthropic_server import AnthropicServer, events_of
-from tests.models.server import Answer, Broken, Call, Chunks, Status, Step
+from tests.models.server import Answer, Broken, Call, Chunks, Raw, Status, Step
 
 
 @pytest.fixture
@@ -60,6 +61,17 @@ def test_maps_errors_within_a_stream(
     with pytest.raises(kind) as caught:
         ask(model, QUESTION)
     assert caught.value.transient is transient
+
+
+@pytest.mark.parametrize("kind", [400, {"a": 1}, ["a"], True], ids=repr)
+def test_the_type_of_an_error_may_be_of_any_type(model: AnthropicModel, server: AnthropicServer, kind: object) -> None:
+    """The status alone determines the error then, and an event has none."""
+    error = {"type": "error", "error": {"type": kind, "message": "x"}}
+    server.script(Raw(json.dumps(error).encode(), "application/json", status=400), Chunks([error]))
+    for transient in (False, True):
+        with pytest.raises(ProviderError) as caught:
+            ask(model, QUESTION)
+        assert caught.value.transient is transient
 
 
 @pytest.mark.parametrize(

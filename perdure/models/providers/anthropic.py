@@ -19,6 +19,7 @@ from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.endpoint import ANTHROPIC, endpoint_of
 from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
+from perdure.models.providers.json_values import as_string
 from perdure.models.providers.messages_wire import ReplyAssembler, names_of, request_body
 from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
@@ -118,8 +119,9 @@ def _calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
 def _mapped(error: anthropic.APIStatusError, exchange: Exchange, clock: Clock) -> PerdureError:
     exchange.request_id = error.request_id
     status: int | None = error.status_code
+    kind = as_string(error.type) or None  # the SDK takes it from the server's JSON, where it may have any type
     if error.response.is_success:  # an error within the stream
-        status = _STATUS_OF_TYPE.get(error.type or "")
+        status = _STATUS_OF_TYPE.get(kind or "")
     said = error.api_message if isinstance(error.api_message, str) else error.message
-    failure = ProviderFailure(status, error.type, said, error.response.headers)
+    failure = ProviderFailure(status, kind, said, error.response.headers)
     return exchange.log_failure(error_of(failure, clock), failure.status, failure.code)
