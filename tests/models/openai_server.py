@@ -231,7 +231,8 @@ class OpenAIServer(ProviderServer):
         return {**chunk([choice], model), "object": "chat.completion", "usage": answer.usage}
 
     def error(self, error: Status) -> Wire:
-        details = {"message": error.message, "type": "invalid_request_error", "param": None, "code": error.code}
+        kind = "invalid_request_error" if 400 <= error.status < 500 else "server_error"
+        details = {"message": error.message, "type": kind, "param": None, "code": error.code}
         return {"error": details}
 
 

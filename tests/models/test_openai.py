@@ -13,6 +13,8 @@ from perdure.errors import (
     ContextTooLong,
     InvalidResponse,
     PerdureError,
+    ProviderError,
+    RateLimited,
     SettingsError,
 )
 from perdure.models.endings import ended_properly
@@ -95,6 +97,58 @@ def test_recognises_a_content_filter(model: OpenAIModel, server: OpenAIServer, s
     server.script(step)
     with pytest.raises(ContentFiltered):
         ask(model, QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "transient"),
+    [
+        ({"message": "Invalid content", "type": "BadRequestError", "code": 400}, ProviderError, False),
+        ({"message": "Invalid content", "type": "invalid_request_error", "code": None}, ProviderError, False),
+        ({"message": "Forbidden", "code": 403}, ProviderError, False),
+        (
+            {"message": "Filtered", "type": "invalid_request_error", "code": "moderation_blocked"},
+            ContentFiltered,
+            False,
+        ),
+        ({"message": "prompt is too long", "code": 400}, ContextTooLong, False),
+        ({"message": "Slow down", "code": 429}, RateLimited, True),
+        ({"message": "Overloaded", "type": "invalid_request_error", "code": 503}, ProviderError, True),
+        ({"message": "Oops", "type": {"a": 1}, "code": "9" * 5_000}, ProviderError, True),
+        ("oops", ProviderError, True),
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_maps_an_error_without_a_status_by_its_code_or_type(
+    model: OpenAIModel,
+    server: OpenAIServer,
+    error: object,
+    kind: type[PerdureError],
+    *,
+    transient: bool,
+    streamed: bool,
+) -> None:
+    """An error within a stream, or as JSON under status 200, says in its body whether the input caused it."""
+    body = {"error": error}
+    server.script(Chunks([body]) if streamed else Raw(json.dumps(body).encode(), "application/json"))
+    with pytest.raises(kind) as caught:
+        ask(model, QUESTION)
+    assert caught.value.transient is transient
+
+
+@pytest.mark.parametrize("body", [b'{"error": ', b"[" * 100_000, b"\xff", b"[]"])
+def test_refuses_malformed_json_with_status_200(model: OpenAIModel, server: OpenAIServer, body: bytes) -> None:
+    """JSON that cannot be read, or that has no error, fails the call with `InvalidResponse`."""
+    server.script(Raw(body, "application/json"))
+    with pytest.raises(InvalidResponse):
+        ask(model, QUESTION)
+
+
+def test_json_with_status_200_that_breaks_off_is_a_failed_connection(model: OpenAIModel, server: OpenAIServer) -> None:
+    """A connection lost in the middle of such a body is a transient failure, as in the middle of a stream."""
+    server.script(Raw(b'{"error": ', "application/json", promised=1_000))
+    with pytest.raises(ProviderError, match="connection") as caught:
+        ask(model, QUESTION)
+    assert caught.value.transient
 
 
 def test_a_refusal_is_a_reply_that_runs_no_call(model: OpenAIModel, server: OpenAIServer) -> None:

@@ -4,7 +4,8 @@
     429, or a rate limit under another status      RateLimited        yes
     a content filter's refusal                     ContentFiltered    no
     a prompt that is too long; any other 413       ContextTooLong     no
-    408, any 5xx, an error in mid-stream           ProviderError      yes
+    408, any 5xx                                   ProviderError      yes
+    an error without a status                      ProviderError      yes, unless its code or type names a 4xx
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
     any other 4xx, a redirect to another origin    ProviderError      no
@@ -12,6 +13,8 @@
 
 Servers name these cases by an error code, by an error type, or only in the message. `_RATE`, `_FILTER` and `_TOO_LONG`
 have the names and phrases of all providers and servers that are known.
+
+An error in the middle of a stream or in a body with status 200 has no status of its own. `_named_status` reads one.
 
 Users may see the messages of these errors, so the messages contain no text from the provider. `Exchange` logs the
 status, the code and the request id, because the provider's support asks for them.
@@ -45,7 +48,10 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_AFTER_S = 86_400.0
 _INPUT_STATUSES = frozenset({None, 400, 413, 422})
-"""The statuses with which servers refuse an input. `None`: an error in the middle of a stream."""
+"""The statuses with which servers refuse an input. `None`: an error without a status."""
+_REFUSALS = frozenset(map(str, range(400, 500)))
+_BAD_REQUESTS = frozenset({"invalid_request_error", "badrequesterror"})
+"""The types of a rejected request, with which status 400 comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ _RATE = _Kind(
 _FILTER = _Kind(
     frozenset({
         "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "invalid_prompt",
-        "cyber_policy_violation", "data_inspection_failed",
+        "cyber_policy_violation", "data_inspection_failed", "moderation_blocked",
     }),
     ("content filter", "content_filter", "content management policy", "content policy", "usage policies",
      "usage policy", "responsibleaipolicyviolation", "safety system"),
@@ -115,7 +121,7 @@ def _line(text: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error that the provider reported. `status` is `None` only for errors in the middle of a stream.
+    """An error that the provider reported. `status` is `None` for an error under status 200.
 
     `type` comes from the server's JSON, where it may have any type.
     """
@@ -129,7 +135,7 @@ class ProviderFailure:
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     """Map a failure to an error of perdure; see the table in the module's docstring."""
-    status = failure.status
+    status = _named_status(failure) if failure.status is None else failure.status
     pause = _pause(failure.headers, clock)
     if status == httpx2.codes.TOO_MANY_REQUESTS or _RATE.names(failure):
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
@@ -142,6 +148,14 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     if status >= httpx2.codes.INTERNAL_SERVER_ERROR or status == httpx2.codes.REQUEST_TIMEOUT:
         return ProviderError(f"The model's server failed (status {status}).", transient=True, retry_after_s=pause)
     return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
+
+
+def _named_status(failure: ProviderFailure) -> int | None:
+    """The status 4xx that the code or the type names; `None` if they name none, so that the call is tried again."""
+    code = str(failure.code)
+    if code.isdecimal():
+        return int(code) if code in _REFUSALS else None
+    return httpx2.codes.BAD_REQUEST if str(failure.type).casefold() in _BAD_REQUESTS else None
 
 
 def connection_error(cause: BaseException | None) -> PerdureError:

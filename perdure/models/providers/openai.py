@@ -8,6 +8,7 @@ errors to `perdure.errors`.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.chat_wire import ReplyAssembler, names_of, request_body
 from perdure.models.providers.endpoint import OPENAI, endpoint_of
 from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
+from perdure.models.providers.json_values import as_object, as_string
 from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
 
 
@@ -52,6 +54,7 @@ class OpenAIModel:
         with calling(self.name, call, self._clock) as exchange:
             with self._open(request, call) as stream:
                 exchange.request_id = stream.response.headers.get("x-request-id")
+                _raise_error_in(stream.response)
                 for chunk in stream:
                     call.delta(assembler.feed(chunk))
             rest, reply = assembler.finish()
@@ -95,6 +98,15 @@ def options_of(call: ModelCall) -> RequestOptions:
     }
 
 
+def _raise_error_in(response: httpx2.Response) -> None:
+    """Raise the error that a server reports as JSON under status 200 instead of a stream, if it does."""
+    if response.headers.get("content-type", "").startswith("application/json"):
+        error = as_object(json.loads(response.read())).get("error")
+        if error:
+            said = as_string(as_object(error).get("message"))
+            raise openai.APIError(said, response.request, body=error)
+
+
 @contextmanager
 def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
     """Within the block, `call` can abort the SDK's requests. Maps the SDK's errors to `perdure.errors`."""
@@ -105,6 +117,9 @@ def calling(name: str, call: ModelCall, clock: Clock) -> Iterator[Exchange]:
         except openai.APIError as error:
             call.check()  # raises if the engine has ended the call
             raise _mapped(error, exchange, clock) from error
+        except httpx2.TransportError as error:  # from a body that this module itself reads
+            call.check()
+            raise exchange.log_failure(connection_error(error)) from error
         except InvalidResponse as error:
             exchange.log_failure(error)
             raise
