@@ -154,45 +154,53 @@ class Isolation:
                 with self._lock:
                     del self._children[session_id]
             log.info("the child process of session %s ended with status %s", session_id, status)
-            return ChildEnd(time.monotonic() - began, _error(status, reports))
+            return _end(status, reports, time.monotonic() - began)
         finally:
             os.close(reports)
             os.close(reporting)
 
 
-def _error(status: int, reports: int) -> str | None:
-    """Why an ended child may not have claimed its session; see `ChildEnd`. `reports` is the pipe of its report."""
+def _end(status: int, reports: int, seconds: float) -> ChildEnd:
+    """Read how a child process ended. `reports` is the pipe of its report."""
     os.set_blocking(reports, False)
     try:
-        report = os.read(reports, _MOST_REPORTED)
+        report = json.loads(os.read(reports, _MOST_REPORTED))
     except BlockingIOError:  # the child reported nothing
         if status in {_UNAVAILABLE, -signal.SIGTERM}:
-            return None
-        return f"it ended with status {status} before it took the turn"
-    error: str | None = json.loads(report)["error"]
-    return error
+            return ChildEnd(seconds)
+        return ChildEnd(seconds, f"it ended with status {status} before it took the turn")
+    return ChildEnd(seconds, report["error"])
 
 
 def main(session_id: UUID, reporting: int | None = None) -> None:
     """Run the session's turns in this process. Reports to the pipe `reporting` that they ran, or why they did not."""
     if reporting is not None:
         os.set_inheritable(reporting, False)  # noqa: FBT003 (its only parameter)
+    report = _Report(reporting)
     try:
-        _run(session_id, partial(_report, reporting, None))
+        _run(session_id, report)
     except Unavailable as error:
         log.warning("the turn of session %s does not run: %s", session_id, error.message)
         sys.exit(_UNAVAILABLE)
     except (Exception, SystemExit) as error:
-        _report(reporting, str(error) if isinstance(error, SettingsError) else error_summary(error))
+        report.send(str(error) if isinstance(error, SettingsError) else error_summary(error))
         raise
 
 
-def _report(reporting: int | None, error: str | None) -> None:
-    if reporting is not None:
-        os.write(reporting, json.dumps({"error": error and first_line(error)}).encode())
+class _Report:
+    """Writes the report of this process to the pipe `reporting`: the first one only, which the worker reads."""
+
+    def __init__(self, reporting: int | None) -> None:
+        self._reporting = reporting
+
+    def send(self, error: str | None = None) -> None:
+        """Report that the turns ran, or the `error` for which they did not. Later calls do nothing."""
+        reporting, self._reporting = self._reporting, None
+        if reporting is not None:
+            os.write(reporting, json.dumps({"error": error and first_line(error)}).encode())
 
 
-def _run(session_id: UUID, report_ran: Callable[[], None]) -> None:
+def _run(session_id: UUID, report: _Report) -> None:
     settings = Settings.load()
     configure()
     if application := os.environ.get(APPLICATION):
@@ -206,7 +214,7 @@ def _run(session_id: UUID, report_ran: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
     signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
     log.info("%s", runner.run(session_id, alone=True))
-    report_ran()
+    report.send()
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
     waker.close()

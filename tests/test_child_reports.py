@@ -1,0 +1,56 @@
+"""What a child process that runs a turn reports to its worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from perdure.turns.run.isolated import ChildEnd
+from perdure.workers.isolated import run
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The two ends of a child's pipe."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def _ended(monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int], body: Callable[[Any], None]) -> ChildEnd:
+    """Run `body` as the turns of a child, which gets the child's report; returns what the worker reads."""
+    monkeypatch.setattr(run, "_run", lambda _session_id, report: body(report))
+    status = 0
+    try:
+        run.main(uuid4(), pipe[1])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except OSError:
+        status = 1
+    return run._end(status, pipe[0], 2.0)
+
+
+def test_an_error_after_the_turns_ran_is_no_second_report(
+    monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int]
+) -> None:
+    """If a flush or a `close` raises after the turns ran, the worker reads only that they ran."""
+
+    def fails_at_the_end(report: Any) -> None:
+        report.send()
+        raise OSError("the flush failed")
+
+    assert _ended(monkeypatch, pipe, fails_at_the_end) == ChildEnd(2.0)
+
+
+def test_an_error_before_the_turns_ran_is_reported(monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int]) -> None:
+    """The worker reads the error of a child that could not start."""
+
+    def fails(_report: Any) -> None:
+        raise OSError("no space")
+
+    assert _ended(monkeypatch, pipe, fails) == ChildEnd(2.0, "OSError: no space")
