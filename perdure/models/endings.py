@@ -53,9 +53,14 @@ def normalized(reason: str) -> str:
     return _NAMES.get(spelled, spelled)
 
 
+def is_proper(reason: str) -> bool:
+    """Whether a reply that ends for this reason is complete."""
+    return normalized(reason) in _PROPER
+
+
 def ended_properly(reply: ModelReply) -> bool:
     """Whether the model ended the reply by itself."""
-    return normalized(reply.stop_reason) in _PROPER
+    return is_proper(reply.stop_reason)
 
 
 def mark(reply: ModelReply) -> str | None:

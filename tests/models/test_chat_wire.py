@@ -116,6 +116,25 @@ def test_servers_that_number_calls_their_own_way(deltas: list[Any]) -> None:
     assert reply.tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "{}"))
 
 
+@pytest.mark.parametrize(
+    ("reasons", "kept"),
+    [
+        (["length", "stop"], "length"),
+        (["SAFETY", "tool_calls"], "content_filter"),
+        (["stop", "length"], "length"),
+        (["length", "content_filter"], "content_filter"),
+        (["null", None, "stop"], "stop"),
+    ],
+)
+def test_a_proper_end_does_not_replace_an_improper_one(reasons: list[str | None], kept: str) -> None:
+    """Some servers close a stream that was cut off with one more reason, `stop`. Its calls must not run."""
+    assembler = ReplyAssembler()
+    for reason in reasons:
+        fragment = {"index": 0, "delta": {"content": "half"}, "finish_reason": reason}
+        assembler.feed(chunk([fragment]))
+    assert assembler.finish()[1].stop_reason == kept
+
+
 def test_calls_without_ids_get_some() -> None:
     """Calls without ids get distinct ids, because a result refers to its call by the id."""
     fragments = [{"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "f", "arguments": "{}"}}]

@@ -117,6 +117,12 @@ def test_arguments_may_come_whole_with_the_call(streamed: bool) -> None:
     assert assemble(events)[1].tool_calls == (ToolCall("a", "f", '{"x": 1}'),)
 
 
+def test_a_proper_end_does_not_replace_an_improper_one() -> None:
+    """A server may close a stream that was cut off with one more reason, `end_turn`. Its calls must not run."""
+    cut_off = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}
+    assert assemble([delta(0, "text_delta", text="half"), cut_off])[1].stop_reason == "length"
+
+
 def test_usage_is_cumulative_and_the_last_event_counts() -> None:
     """Usage is cumulative, so the last value of each field counts."""
     events = [

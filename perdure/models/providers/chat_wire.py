@@ -95,7 +95,7 @@ class ReplyAssembler:
             cached = as_count(as_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
             draft.usage = None if read is None or written is None else Usage(read, written, cached or 0)
         choice = _first_choice(chunk)
-        draft.stop_reason = as_string(choice.get("finish_reason")) or draft.stop_reason
+        draft.end(as_string(choice.get("finish_reason")))
         delta = as_object(choice.get("delta")) or as_object(choice.get("message"))
         self._refused |= bool(as_string(delta.get("refusal")))
         for fragment in as_array(delta.get("tool_calls")):

@@ -169,8 +169,7 @@ class ReplyAssembler:
             case "content_block_stop" if (key := _key(event.get("index"))) in self._empty:
                 self._unstreamed.append((self._calls[key], "{}"))
             case "message_delta":
-                reason = as_string(as_object(event.get("delta")).get("stop_reason"))
-                self._draft.stop_reason = reason or self._draft.stop_reason
+                self._draft.end(as_string(as_object(event.get("delta")).get("stop_reason")))
                 self._count(event)
             case "message_stop":
                 self.complete = True

@@ -49,6 +49,17 @@ class ReplyDraft:
         self._held_back = ""
         self._size = 0
 
+    def end(self, reason: str) -> None:
+        """Note why the server ends the reply. A proper end does not replace an improper one: the reply was cut off.
+
+        Some servers write `null` as a string in every chunk but the last.
+        """
+        if reason in ("", "null") or (
+            self.stop_reason and endings.is_proper(reason) and not endings.is_proper(self.stop_reason)
+        ):
+            return
+        self.stop_reason = reason
+
     def add_text(self, text: str) -> str:
         """Add text and return the part that can be shown. Holds back half a surrogate pair at the end of the text.
 
