@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from perdure.errors import Unavailable
 from perdure.turns.run.isolated import ChildEnd
 from perdure.workers.isolated import run
 
@@ -54,3 +56,19 @@ def test_an_error_before_the_turns_ran_is_reported(monkeypatch: pytest.MonkeyPat
         raise OSError("no space")
 
     assert _ended(monkeypatch, pipe, fails) == ChildEnd(2.0, "OSError: no space")
+
+
+def test_an_unreachable_server_is_reported_without_a_charge(
+    monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int]
+) -> None:
+    """The worker counts the time of a child that could not reach a server, and shows its error."""
+
+    def reaches_no_server(_report: Any) -> None:
+        raise Unavailable("Redis cannot be reached.")
+
+    assert _ended(monkeypatch, pipe, reaches_no_server) == ChildEnd(2.0, "Redis cannot be reached.", charged=False)
+
+
+def test_a_child_that_is_stopped_early_reports_nothing(pipe: tuple[int, int]) -> None:
+    """SIGTERM before the child handles the signal costs the turn nothing."""
+    assert run._end(-signal.SIGTERM, pipe[0], 2.0) == ChildEnd(2.0)

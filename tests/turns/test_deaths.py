@@ -181,3 +181,21 @@ def test_a_failed_start_is_counted_and_a_cancellation_settles(harness: Harness) 
     cancel(harness.runtime, sent.turn_id)
     assert runner.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
+
+
+def test_a_process_that_reaches_no_server_costs_time_but_no_attempt(harness: Harness) -> None:
+    """The turn keeps its attempts, shows the error, and fails at its time limit, so it does not start for ever."""
+    sent = harness.send()
+    harness.sql("UPDATE sessions SET claims = %(claims)s, wakes = 2", claims=ISOLATE_FROM_CLAIM)
+    runner = Runner(harness.runtime, "worker")
+    found = runner.run(sent.session_id)
+    assert isinstance(found, NeedsIsolation)
+    assert found.fence is not None
+    ended = ChildEnd(harness.settings.turn.timeout_s / 2, "Redis cannot be reached.", charged=False)
+    count_failed_start(harness.runtime, runner, sent.session_id, found.fence, ended)
+    row, turn = harness.session(sent.session_id), harness.turn(sent.turn_id)
+    assert (row.strikes, row.spent_s, row.wakes, turn["attempts"]) == (0, ended.seconds, 2, 0)
+    assert "Redis cannot be reached." in str(read_attempt_error(harness.database, sent.turn_id))
+    count_failed_start(harness.runtime, runner, sent.session_id, found.fence, ended)
+    turn = harness.turn(sent.turn_id)
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")

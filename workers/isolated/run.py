@@ -166,10 +166,10 @@ def _end(status: int, reports: int, seconds: float) -> ChildEnd:
     try:
         report = json.loads(os.read(reports, _MOST_REPORTED))
     except BlockingIOError:  # the child reported nothing
-        if status in {_UNAVAILABLE, -signal.SIGTERM}:
+        if status == -signal.SIGTERM:
             return ChildEnd(seconds)
         return ChildEnd(seconds, f"it ended with status {status} before it took the turn")
-    return ChildEnd(seconds, report["error"])
+    return ChildEnd(seconds, report["error"], charged=report["charged"])
 
 
 def main(session_id: UUID, reporting: int | None = None) -> None:
@@ -181,6 +181,7 @@ def main(session_id: UUID, reporting: int | None = None) -> None:
         _run(session_id, report)
     except Unavailable as error:
         log.warning("the turn of session %s does not run: %s", session_id, error.message)
+        report.send(error.message, charged=False)
         sys.exit(_UNAVAILABLE)
     except (Exception, SystemExit) as error:
         report.send(str(error) if isinstance(error, SettingsError) else error_summary(error))
@@ -193,11 +194,12 @@ class _Report:
     def __init__(self, reporting: int | None) -> None:
         self._reporting = reporting
 
-    def send(self, error: str | None = None) -> None:
-        """Report that the turns ran, or the `error` for which they did not. Later calls do nothing."""
+    def send(self, error: str | None = None, *, charged: bool = True) -> None:
+        """Report that the turns ran, or why they did not (see `ChildEnd`). Later calls do nothing."""
         reporting, self._reporting = self._reporting, None
         if reporting is not None:
-            os.write(reporting, json.dumps({"error": error and first_line(error)}).encode())
+            report = {"error": error and first_line(error), "charged": charged}
+            os.write(reporting, json.dumps(report).encode())
 
 
 def _run(session_id: UUID, report: _Report) -> None:

@@ -55,15 +55,18 @@ BLAME = Statement(
     """,
 )
 
-# Counts a dedicated process that ended before it claimed the session as a failed attempt, like STRIKE. The fence is
-# that of the session when the process was started: a claim by another process voids the statement.
+# Counts the time of a dedicated process that ended before it claimed the session. If it is `charged` (1), it also
+# counts as a failed attempt, like STRIKE. Otherwise (0), `wakes` stays, so that the pause grows with each wake-up. The
+# fence is that of the session when the process was started: a claim by another process voids the statement.
 FAILED_START = Statement(
     "turns.failed_start",
     """
     WITH struck AS (
         UPDATE sessions
-        SET strikes = strikes + 1, spent_s = spent_s + %(elapsed_s)s, lease_until = NULL, lease_owner = NULL,
-            wakes = least(strikes, 6), woken_at = CASE WHEN strikes + 1 < %(max_attempts)s THEN perdure_now() END
+        SET strikes = strikes + %(charged)s::int, spent_s = spent_s + %(elapsed_s)s,
+            lease_until = NULL, lease_owner = NULL,
+            wakes = CASE %(charged)s::int WHEN 1 THEN least(strikes, 6) ELSE wakes END,
+            woken_at = CASE WHEN strikes + %(charged)s::int < %(max_attempts)s THEN perdure_now() END
         WHERE session_id = %(session_id)s AND token = %(token)s AND nonce IS NOT DISTINCT FROM %(nonce)s::uuid
           AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
@@ -71,7 +74,7 @@ FAILED_START = Statement(
         RETURNING session_id, strikes, spent_s
     )
     UPDATE turns AS t
-    SET status = 'parked', attempts = t.attempts + 1, attempt_error = %(error)s,
+    SET status = 'parked', attempts = t.attempts + %(charged)s::int, attempt_error = %(error)s,
         started_at = coalesce(t.started_at, perdure_now())
     FROM struck
     WHERE t.turn_id = (

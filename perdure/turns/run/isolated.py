@@ -111,18 +111,20 @@ class Watch:
 class ChildEnd:
     """The end of a child process, which ran for `seconds`.
 
-    `error` is the reason if the child may have ended before it claimed the session. `None`: it ran, it was stopped, or
-    it could not reach a server.
+    `error` is the reason if the child may have ended before it claimed the session. `None`: it ran, or it was stopped.
+    The error counts as a failed attempt if it is `charged`. An error is not charged if a server cannot be reached.
     """
 
     seconds: float
     error: str | None = None
+    charged: bool = True
 
 
 def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence: Fence, ended: ChildEnd) -> None:
-    """Count a child that ended before it claimed the session as a failed attempt. Does nothing if the child claimed it.
+    """Count a child that ended before it claimed the session. Does nothing if the child claimed it.
 
-    `fence` is the session's fence before the start. The child's time counts towards the turn's time limit.
+    `fence` is the session's fence before the start. The child's time counts towards the turn's time limit. A charged
+    error also counts as a failed attempt.
 
     Raises:
         Unavailable: the database cannot be reached.
@@ -133,10 +135,12 @@ def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence
         "lease_s": limits.lease_s,
         "max_attempts": limits.max_attempts,
         "elapsed_s": ended.seconds,
+        "charged": int(ended.charged),
         "error": f"{COULD_NOT_START} {ended.error}",
     }
     for row in runtime.database.run(death_queries.FAILED_START, given):
-        log.error(
+        log.log(
+            logging.ERROR if ended.charged else logging.WARNING,
             "turn %s: its process could not start, %d of %d attempts failed: %s",
             row.turn_id, row.strikes, limits.max_attempts, ended.error,
         )  # fmt: skip
