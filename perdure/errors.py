@@ -95,7 +95,7 @@ class ContentFiltered(PerdureError):
 
 
 class IncompleteReply(PerdureError):
-    """The model's reply ended before it had any text, for the reason that the message names."""
+    """The model's reply ended before it had any text or a complete tool call; the message says why."""
 
     code = "INCOMPLETE_REPLY"
     http_status = 400

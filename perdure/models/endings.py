@@ -1,7 +1,8 @@
 """How a model's reply ended, and what may be done with it. Used by the model wires, the resilience and the step loop.
 
 Only a reply that ended properly acts: the step loop runs no tool call of any other reply (`why_calls_do_not_run`). A
-text that a token limit cut off is still a reply, and its message keeps the reason (`mark`). A filtered text is none.
+text that a token limit cut off is still a reply, and its message keeps the reason (`mark`). A filtered reply is none,
+with or without calls (`checked`).
 
 Servers and third parties spell the reasons differently. `normalized` maps all known spellings to the names below.
 """
@@ -21,7 +22,7 @@ FAILED = "error"
 
 _PROPER = frozenset({STOP, TOOL_CALLS})
 _SPELLINGS = {
-    STOP: ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    STOP: ("end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed", "end", "done"),
     TOOL_CALLS: ("tool_use", "function_call", "tool_call"),
     LENGTH: ("max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"),
     CONTENT_FILTER: (
@@ -41,8 +42,6 @@ _LONGEST_REASON = 40
 _CUT_OFF = "Ask again for it, with fewer or shorter arguments"
 _WHY = {
     LENGTH: f"the reply was cut off at its limit of tokens before it was complete. {_CUT_OFF}",
-    CONTENT_FILTER: "the provider's content filter ended the reply",
-    REFUSAL: "the reply ended in a refusal",
     "": f"the reply broke off without an end. {_CUT_OFF}",
 }
 
@@ -80,13 +79,14 @@ def checked(reply: ModelReply) -> ModelReply:
     """`reply`, if it has tool calls or a text that may be shown.
 
     Raises:
-        ContentFiltered: a content filter ended the text, or the model refused without a text.
+        ContentFiltered: a content filter ended the reply, or the model refused without a text or with tool calls.
         IncompleteReply: the reply is empty, and its stop reason says why.
         InvalidResponse: the reply is empty for no reason.
         ProviderError: the reply is empty, because the server failed.
     """
     reason = normalized(reply.stop_reason)
-    if not reply.tool_calls and (reason == CONTENT_FILTER or not reply.content.strip()):
+    is_empty = not reply.tool_calls and not reply.content.strip()
+    if is_empty or reason == CONTENT_FILTER or (reason == REFUSAL and reply.tool_calls):
         raise _unusable(reason)
     return reply
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import ContentFiltered, IncompleteReply, InvalidResponse, ProviderError
-from perdure.models.protocol import ModelReply
+from perdure.models.endings import ended_properly
+from perdure.models.protocol import ModelReply, ToolCall
 from tests.resilience.test_models import DOWN, REQUEST, Harness, Line, Scripted, harness
 
 __all__ = ["harness"]
@@ -18,6 +19,8 @@ __all__ = ["harness"]
         ModelReply("", stop_reason="content_filter"),
         ModelReply("half of it", stop_reason="safety"),
         ModelReply("", stop_reason="refusal"),
+        ModelReply("half of it", (ToolCall("a", "f", "{}"),), stop_reason="content_filter"),
+        ModelReply("I cannot", (ToolCall("a", "f", "{}"),), stop_reason="refusal"),
     ],
     ids=repr,
 )
@@ -50,3 +53,9 @@ def test_an_empty_reply_without_a_reason_is_a_failure_of_the_provider(harness: H
         harness.guard(model).respond(REQUEST, harness.call())
     assert len(model.requests) > 1
     assert harness.failures("a") == 1
+
+
+@pytest.mark.parametrize("reason", ["end", "done", "Completed"])
+def test_servers_spell_a_proper_end_in_their_own_way(reason: str) -> None:
+    """The calls of such a reply run."""
+    assert ended_properly(ModelReply("", (ToolCall("a", "f", "{}"),), stop_reason=reason))

@@ -244,7 +244,6 @@ def shop(harness: Harness, provider: Provider) -> Runtime:
     ("reason", "arguments", "told"),
     [
         ("length", "", "cut off at its limit of tokens"),
-        ("content_filter", "{}", "content filter"),
         ("model_context_window_exceeded", '{"order": "7', "cut off at its limit of tokens"),
         ("pause_turn", "{}", "did not end properly (reason: pause_turn)"),
     ],
@@ -271,12 +270,27 @@ def test_no_call_of_an_incomplete_reply_runs(
     assert effect.status == "done", "the call of the incomplete reply has no intent"
 
 
-def test_a_model_that_is_always_cut_off_uses_up_its_steps(harness: Harness, shop: Runtime, provider: Provider) -> None:
-    """Each incomplete reply is a step, so that the turn ends."""
-    provider.server.player = lambda _: Answer(calls=[Call("refund", "")], finish_reason="length")
+@pytest.mark.parametrize("reason", ["length", "pause_turn"])
+def test_a_model_that_is_always_cut_off_is_asked_three_times(
+    harness: Harness, runtime: Runtime, provider: Provider, reason: str
+) -> None:
+    """More replies would break off in the same way, and each of them costs tokens."""
+    cut_off = Answer(calls=[ECHO], finish_reason=reason)
+    provider.server.script(cut_off, cut_off, Answer(calls=[ECHO]))
+    provider.server.player = lambda _: cut_off
+    provider.server.requests.clear()
+    turn = ask(harness, runtime)
+    assert (turn["error"]["code"], turn["steps"], len(provider.server.requests)) == ("INCOMPLETE_REPLY", 6, 6)
+
+
+def test_a_filtered_reply_with_calls_is_not_shown(harness: Harness, shop: Runtime, provider: Provider) -> None:
+    """The turn fails at once. Neither the text nor the calls of the reply are committed."""
+    provider.server.player = lambda _: Answer("Foul", calls=[Call("refund")], finish_reason="content_filter")
     provider.server.requests.clear()
     turn = ask(harness, shop)
-    assert (turn["error"]["code"], turn["steps"], len(provider.server.requests)) == ("BUDGET_EXHAUSTED", 3, 3)
+    assert (turn["error"]["code"], turn["steps"], len(provider.server.requests)) == ("CONTENT_FILTERED", 0, 1)
+    messages = harness.messages(turn["session_id"])
+    assert [each["content"] for each in messages] == ["Say it again.", turn["error"]["message"]]
     assert _refunded == []
 
 

@@ -16,6 +16,7 @@ from perdure.errors import (
     BudgetExhausted,
     ContextTooLong,
     DeadlineExceeded,
+    IncompleteReply,
     PerdureError,
     ProviderError,
     Unavailable,
@@ -44,6 +45,9 @@ from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, closing
 from perdure.turns.run.transcript import Entry, Transcript, said
 
 log = logging.getLogger(__name__)
+
+_MOST_INCOMPLETE = 3
+"""How many replies in a row may end before their tool calls are complete. The next ones would, too."""
 
 _MOST_HALVINGS = 2
 """How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
@@ -102,6 +106,7 @@ class Turn:
         self._briefing: Briefing | None = None
         self._limits = runtime.settings.memory
         self._halvings = 0
+        self._incomplete = 0
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
         self._offered: tuple[ToolSchema, ...] = ()
@@ -313,7 +318,11 @@ class Turn:
         if refusal is not None:
             refused = closings(self.ref.turn_id, reply, [f"Error: {refusal}"] * len(reply.tool_calls))
             self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._incomplete += 1
+            if self._incomplete == _MOST_INCOMPLETE:
+                raise IncompleteReply(f"The model's replies broke off {_MOST_INCOMPLETE} times in a row, so I stopped.")
             return None
+        self._incomplete = 0
         if self._hold.draining:
             raise Interrupted  # this process has no time left to run the tools; the next worker asks the model again
         self._commit_calls(reply)
