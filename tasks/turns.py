@@ -103,6 +103,8 @@ def run(self: PerdureTask, session_id: str) -> None:
             ended = self.process.isolate(UUID(session_id))
             if ended is None:
                 postpone(self.process.runtime, UUID(session_id))
+            elif ended.left is not None:
+                self.process.runner.leave(UUID(session_id), ended.left)
             elif ended.error is not None and fence is not None:
                 count_failed_start(self.process.runtime, self.process.runner, UUID(session_id), fence, ended)
         case _:

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.errors import Unavailable
+from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.isolated import ChildEnd
 from perdure.workers.isolated import run
 
@@ -72,3 +73,12 @@ def test_an_unreachable_server_is_reported_without_a_charge(
 def test_a_child_that_is_stopped_early_reports_nothing(pipe: tuple[int, int]) -> None:
     """SIGTERM before the child handles the signal costs the turn nothing."""
     assert run._end(-signal.SIGTERM, pipe[0], 2.0) == ChildEnd(2.0)
+
+
+def test_a_child_that_leaves_its_session_reports_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int]
+) -> None:
+    """The worker reads the missing tool, however long its name is."""
+    left = Unequipped("\N{GRINNING FACE}" * 500, 3)
+
+    assert _ended(monkeypatch, pipe, lambda report: report.send(left=left)) == ChildEnd(2.0, left=left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,11 +14,13 @@ from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
 from perdure.settings import Settings
+from perdure.tasks.turns import run as run_task
 from perdure.tools.awaited.task import celery_tool
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease.claim import NotNeeded, Unequipped
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Unequipped
+from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.runner import Ran, Runner
 from perdure.turns.sweep import sweep
 from tests.conftest import RecordingWaker
@@ -174,6 +177,35 @@ def test_a_missing_tool_at_take_over_leaves_the_turn_to_others(fleet: Fleet) -> 
     assert fleet.harness.turn(sent.turn_id)["attempts"] == 1
     assert fleet.new.run(sent.session_id) == Ran(1)
     assert [text for role, text in fleet.harness.lines(sent.session_id) if role == "tool"] == ["seen"]
+
+
+def test_a_child_that_lacks_a_tool_is_not_started_again_at_once(fleet: Fleet) -> None:
+    """The worker remembers what its child reports, so that it starts no second child for the next wake-up."""
+    fleet.set_tools((), (look,), billing=True)
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(calls(("look", {})), says("done"))
+    with fleet.harness.crashing("before", "turns.step", 2):
+        fleet.new.run(sent.session_id)
+    fleet.harness.move(LEASE_S * 2)
+    fleet.harness.sql("UPDATE sessions SET claims = %(claims)s", claims=ISOLATE_FROM_CLAIM)
+    started: list[UUID] = []
+
+    def isolate(session_id: UUID) -> ChildEnd:
+        started.append(session_id)
+        left = child.run(session_id, alone=True)
+        assert isinstance(left, Unequipped)
+        return ChildEnd(1.0, left=left)
+
+    fleet.harness.agents = _agents(billing=True)
+    child = Runner(fleet.harness.runtime, "old alone")
+    process = SimpleNamespace(runtime=fleet.harness.runtime, runner=fleet.old, isolate=isolate)
+    fleet.waker.sessions.clear()
+    for _ in range(2):
+        run_task.function(SimpleNamespace(process=process), str(sent.session_id))
+    assert started == [sent.session_id]
+    assert fleet.waker.sessions == [], "the sweeper wakes the session"
+    assert fleet.harness.session(sent.session_id).wakes == 1, "after a pause that is not the shortest"
+    assert fleet.new.run(sent.session_id, alone=True) == Ran(1)
 
 
 def _approved(fleet: Fleet) -> Any:

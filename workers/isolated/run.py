@@ -31,6 +31,7 @@ from perdure.errors import SettingsError, Unavailable
 from perdure.settings import Settings
 from perdure.text.untrusted import error_summary, first_line
 from perdure.tools.mcp.connections import Connections
+from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.runner import Runner
 from perdure.workers.assembly import addresses, assemble
@@ -50,7 +51,7 @@ APPLICATION = "_PERDURE_APPLICATION"
 _UNAVAILABLE = 75
 """The exit status of a child that cannot reach a server (`EX_TEMPFAIL`). The turn's next attempt may succeed."""
 
-_MOST_REPORTED = 4_096
+_MOST_REPORTED = 16_384
 
 _LOOK_S = 1.0
 
@@ -169,7 +170,8 @@ def _end(status: int, reports: int, seconds: float) -> ChildEnd:
         if status == -signal.SIGTERM:
             return ChildEnd(seconds)
         return ChildEnd(seconds, f"it ended with status {status} before it took the turn")
-    return ChildEnd(seconds, report["error"], charged=report["charged"])
+    left = report["left"] and Unequipped(**report["left"])
+    return ChildEnd(seconds, report["error"], charged=report["charged"], left=left)
 
 
 def main(session_id: UUID, reporting: int | None = None) -> None:
@@ -194,11 +196,12 @@ class _Report:
     def __init__(self, reporting: int | None) -> None:
         self._reporting = reporting
 
-    def send(self, error: str | None = None, *, charged: bool = True) -> None:
+    def send(self, error: str | None = None, *, charged: bool = True, left: Unequipped | None = None) -> None:
         """Report that the turns ran, or why they did not (see `ChildEnd`). Later calls do nothing."""
         reporting, self._reporting = self._reporting, None
         if reporting is not None:
-            report = {"error": error and first_line(error), "charged": charged}
+            lacking = left and {"lacks": first_line(left.lacks), "priority": left.priority}
+            report = {"error": error and first_line(error), "charged": charged, "left": lacking}
             os.write(reporting, json.dumps(report).encode())
 
 
@@ -215,8 +218,9 @@ def _run(session_id: UUID, report: _Report) -> None:
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
     signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
-    log.info("%s", runner.run(session_id, alone=True))
-    report.send()
+    outcome = runner.run(session_id, alone=True)
+    log.info("%s", outcome)
+    report.send(left=outcome if isinstance(outcome, Unequipped) else None)
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
     waker.close()

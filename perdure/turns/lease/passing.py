@@ -3,7 +3,8 @@
 While a deployment adds an agent or a tool, some workers do not have it yet. Such a worker releases the session without
 counting an attempt, and publishes the session's wake-up again. The broker gives the wake-up to a waiting worker. A
 worker that receives a wake-up for a session that it has just left drops it, so a wake-up visits each worker about once.
-The sweeper then wakes the session again.
+The sweeper then wakes the session again. If a worker's child process leaves a session, the worker remembers it, but
+publishes no wake-up: each worker that receives it would start a child process.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from perdure.database.fencing import HELD
 from perdure.sessions.states import Trigger, sql
 
 # Releases a session during a turn that needs an agent or a tool which this worker lacks. The claim does not count as an
-# attempt.
+# attempt. The pause before the next wake-up is as short as that of a session that a worker has refused (see CLAIM).
 LEAVE = Statement(
     "turns.leave",
     f"""
     WITH fenced AS (
         UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
+        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 1,
             unequipped_since = coalesce(least(unequipped_since, perdure_now()), perdure_now()),
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = {sql(Trigger.TURN_STOPPED)}

@@ -15,6 +15,7 @@ from uuid import UUID
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.turns.lease import death_queries, queries
+from perdure.turns.lease.claim import Unequipped
 from perdure.turns.lease.hold import GRACE_S
 from perdure.turns.run.failures import COULD_NOT_START
 from perdure.turns.run.react import out_of_time
@@ -113,11 +114,13 @@ class ChildEnd:
 
     `error` is the reason if the child may have ended before it claimed the session. `None`: it ran, or it was stopped.
     The error counts as a failed attempt if it is `charged`. An error is not charged if a server cannot be reached.
+    `left`: the child left the session to another worker.
     """
 
     seconds: float
     error: str | None = None
     charged: bool = True
+    left: Unequipped | None = None
 
 
 def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence: Fence, ended: ChildEnd) -> None:

@@ -168,6 +168,10 @@ class Runner:
                 self._passing.leave(session_id, outcome, publish=not alone)
             return Ran(settled) if settled else outcome
 
+    def leave(self, session_id: UUID, lacking: Unequipped) -> None:
+        """Record that a child of this process has left the session to another worker (see `passing`)."""
+        self._passing.leave(session_id, lacking, publish=False)
+
     def _claim(self, session_id: UUID, *, alone: bool) -> Claim:
         database, limits, agents = self._runtime.database, self._limits, [each.name for each in self._runtime.agents]
         for tries_left in reversed(range(_LOCKED_TRIES + 1)):
