@@ -48,6 +48,7 @@ AT_ONCE_S = 5.0
 """Seconds within which an abort or a deadline must end a call. Every other timeout of the call is far longer."""
 
 SECRET = "sk-secret"
+TOO_LARGE = "Request too large (TPM): Limit 6000, Requested 8012, please reduce your message size and try again."
 
 CALLS = [
     Call("calculator", json.dumps({"expression": "12*7+5" + "+0" * 30}), "call_a"),
@@ -166,6 +167,24 @@ class ProviderSuite(ModelSuite):
                 id="SGLang",
             ),
             pytest.param(Status(413), ContextTooLong, id="413"),
+            pytest.param(Status(413, "rate_limit_exceeded", TOO_LARGE), ContextTooLong, id="Groq"),
+            pytest.param(Status(429, "rate_limit_exceeded", TOO_LARGE), ContextTooLong, id="more than a whole limit"),
+            pytest.param(
+                Status(422, message="Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096."),
+                ContextTooLong,
+                id="TGI",
+            ),
+            pytest.param(
+                Status(400, message="Please reduce the length of the messages or completion."),
+                ContextTooLong,
+                id="messages or completion",
+            ),
+            pytest.param(
+                Status(500, message="the request exceeds the available context size"), ContextTooLong, id="500"
+            ),
+            pytest.param(
+                Status(500, message="The prompt exceeds the maximum context length."), ContextTooLong, id="500, maximum"
+            ),
         ],
     )
     def test_what_the_input_causes_is_no_failure_of_the_provider(
@@ -182,13 +201,20 @@ class ProviderSuite(ModelSuite):
         [
             Status(413, "rate_limit_exceeded", "Request too large on tokens per minute (TPM): Limit 6000."),
             Status(413, message="Request too large for the model on tokens per minute (TPM): Limit 6000."),
+            Status(429, message="Rate limit reached on tokens per min (TPM): Limit 6000, Used 5000, Requested 2000."),
         ],
-        ids=["code", "text"],
+        ids=["code", "text", "a request within the limit"],
     )
     def test_a_rate_limit_under_another_status_is_one(self, model: Model, server: ProviderServer, step: Step) -> None:
         """Some providers report a rate limit of tokens with status 413, which else means a prompt that is too long."""
         server.script(step)
         with pytest.raises(RateLimited):
+            ask(model, QUESTION)
+
+    def test_a_locked_account_is_no_content_filter(self, model: Model, server: ProviderServer) -> None:
+        """The account's holder can do something about it, and the user cannot. Another model may answer."""
+        server.script(Status(403, message="Your organisation violated our usage policies and is deactivated."))
+        with pytest.raises(ProviderError, match="status 403"):
             ask(model, QUESTION)
 
     def test_a_failed_server_is_a_failure_of_the_provider(self, model: Model, server: ProviderServer) -> None:

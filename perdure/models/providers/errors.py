@@ -1,6 +1,7 @@
 """Maps a provider's failures to the errors of perdure.
 
     failure                                        error              transient
+    a request larger than a whole rate limit       ContextTooLong     no
     429, or a rate limit under another status      RateLimited        yes
     a content filter's refusal                     ContentFiltered    no
     a prompt that is too long; any other 413       ContextTooLong     no
@@ -42,6 +43,7 @@ from perdure.errors import (
     RateLimited,
 )
 from perdure.models.providers.transport import Compressed, ForeignRedirect
+from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
 
 _log = logging.getLogger(__name__)
@@ -79,17 +81,27 @@ _FILTER = _Kind(
         "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "invalid_prompt",
         "cyber_policy_violation", "data_inspection_failed", "moderation_blocked",
     }),
-    ("content filter", "content_filter", "content management policy", "content policy", "usage policies",
-     "usage policy", "responsibleaipolicyviolation", "safety system"),
+    ("content filter", "content_filter", "content management policy", "content policy",
+     "responsibleaipolicyviolation", "safety system"),
     frozenset({None, 400, 403, 422}),
 )  # fmt: skip
+_AGAINST_POLICY = _Kind(frozenset(), ("usage policies", "usage policy"))
+"""Not under 403, with which a provider says that it has locked an account out."""
 _TOO_LONG = _Kind(
     frozenset({
         "context_length_exceeded", "request_too_large", "exceed_context_size_error", "string_above_max_length",
     }),
     ("context length", "context window", "context size", "context limit", "prompt is too long", "input is too long",
-     "maximum prompt length", "maximum number of tokens", "inputs` must have less than"),
+     "maximum prompt length", "maximum number of tokens", "inputs` must have less than",
+     "inputs` tokens + `max_new_tokens` must be", "reduce the length of the messages"),
 )  # fmt: skip
+_TOO_LONG_FOR_THE_SERVER = _Kind(
+    frozenset(),
+    ("exceeds the available context size", "exceeds the maximum context length"),
+    frozenset({httpx2.codes.INTERNAL_SERVER_ERROR}),
+)
+_LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-9]{1,12})\b")
+"""A rate limit of tokens in a message, and the size of the request. A larger request never succeeds."""
 
 
 @dataclass(slots=True)
@@ -137,17 +149,24 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     """Map a failure to an error of perdure; see the table in the module's docstring."""
     status = _named_status(failure) if failure.status is None else failure.status
     pause = _pause(failure.headers, clock)
-    if status == httpx2.codes.TOO_MANY_REQUESTS or _RATE.names(failure):
+    never_fits = _exceeds_a_whole_limit(failure.message)
+    if not never_fits and (status == httpx2.codes.TOO_MANY_REQUESTS or _RATE.names(failure)):
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
-    if _FILTER.names(failure):
+    if _FILTER.names(failure) or _AGAINST_POLICY.names(failure):
         return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
-    if status == httpx2.codes.CONTENT_TOO_LARGE or _TOO_LONG.names(failure):
+    too_long = never_fits or _TOO_LONG.names(failure) or _TOO_LONG_FOR_THE_SERVER.names(failure)
+    if status == httpx2.codes.CONTENT_TOO_LARGE or too_long:
         return ContextTooLong("The conversation does not fit the model's context window.")
     if status is None:
         return ProviderError("The model's server reported an error in the middle of its reply.", transient=True)
     if status >= httpx2.codes.INTERNAL_SERVER_ERROR or status == httpx2.codes.REQUEST_TIMEOUT:
         return ProviderError(f"The model's server failed (status {status}).", transient=True, retry_after_s=pause)
     return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
+
+
+def _exceeds_a_whole_limit(message: str) -> bool:
+    found = _LIMIT_AND_REQUEST.search(message.lower())
+    return found is not None and int(found[2]) > int(found[1])
 
 
 def _named_status(failure: ProviderFailure) -> int | None:
