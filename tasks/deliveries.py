@@ -16,7 +16,7 @@ from perdure.turns.outbox import (
     Undeliverable,
     deliver,
     leave_to_sweeper,
-    service_of,
+    sharers_of,
 )
 
 
@@ -57,15 +57,19 @@ class TaskCarrier:
 def send(self: PerdureTask, delivery_id: str) -> None:
     """Attempt the delivery if it is due.
 
-    If the deliveries to its service take their share of this process's attempts, the sweeper publishes the task again.
+    If the deliveries to its service or of its user take their share of this process's attempts, the sweeper publishes
+    the task again.
     """
     process, wanted = self.process, UUID(delivery_id)
     database = process.runtime.database
-    service = service_of(database, wanted)
-    if service is None:
+    sharers = sharers_of(database, wanted)
+    if sharers is None:
         return
-    with process.deliveries.slot(service) as taken:
-        if not taken:
+    with (
+        process.deliveries.slot(sharers.service) as for_service,
+        process.user_deliveries.slot(sharers.user_id) as for_user,
+    ):
+        if not (for_service and for_user):
             leave_to_sweeper(database, wanted)
             return
         outcome = deliver(database, process.carriers, wanted)

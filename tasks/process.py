@@ -26,7 +26,7 @@ DELIVERIES = 20
 """The maximum number of concurrent deliveries in a process.
 
 A receiver that hangs occupies a thread until the timeout. Deliveries to one service (a URL's host, a channel, or the
-queue of a task) take at most half of the number.
+queue of a task) take at most half of the number, and so do the deliveries of one user, who may name many hosts.
 """
 
 ENDINGS = 20
@@ -46,8 +46,8 @@ The limit leaves threads for other tasks while the summary model hangs.
 class Process:
     """The parts of one worker process.
 
-    `deliveries`, `endings` and `consolidations` limit concurrent tasks. A task over the limit returns at once, and the
-    sweeper publishes the task again.
+    `deliveries` (by service), `user_deliveries` (by user), `endings` and `consolidations` limit concurrent tasks. A
+    task over the limit returns at once, and the sweeper publishes the task again.
 
     Attributes:
         carriers: The carriers of replies, by kind of target.
@@ -65,6 +65,7 @@ class Process:
     flushers: Sequence[Flusher] = ()
     leaving: threading.Event = field(default_factory=threading.Event)
     deliveries: Shares = field(default_factory=lambda: Shares(DELIVERIES))
+    user_deliveries: Shares = field(default_factory=lambda: Shares(DELIVERIES))
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

@@ -149,14 +149,25 @@ def retry_after(attempts: int) -> float | None:
     return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LONGEST_RETRY_S)
 
 
-def service_of(executor: Executor, delivery_id: UUID) -> str | None:
-    """A key for the service of a delivery: the URL's host, the channel or the task's queue. `None`: it is erased."""
-    rows = executor.run(queries.SERVICE, {"delivery_id": delivery_id})
-    return rows[0].service if rows else None
+@dataclass(frozen=True, slots=True)
+class Sharers:
+    """Those that have a share of a process's deliveries: the user, and a key for the service.
+
+    The service is the URL's host, the channel or the task's queue.
+    """
+
+    service: str
+    user_id: str
+
+
+def sharers_of(executor: Executor, delivery_id: UUID) -> Sharers | None:
+    """The service and the user of a delivery. `None`: it is erased."""
+    rows = executor.run(queries.SHARERS, {"delivery_id": delivery_id})
+    return Sharers(rows[0].service, rows[0].user_id) if rows else None
 
 
 def leave_to_sweeper(database: Database, delivery_id: UUID) -> None:
-    """Leave a delivery to the sweeper, because its service has its share of this process's attempts."""
+    """Leave a delivery to the sweeper, because its service or its user has its share of this process's attempts."""
     database.run(queries.WITHOUT_SHARE, {"delivery_id": delivery_id})
 
 

@@ -166,15 +166,20 @@ POSTPONE_SERVICE = Statement(
     """,
 )
 
-# Keeps the pause of a delivery from growing: a worker took its wake-up, and had no share left for its service.
+# Keeps the pause of a delivery from growing: a worker took its wake-up, and had no share left for its service or
+# its user.
 WITHOUT_SHARE = Statement(
     "deliveries.without_share",
     "UPDATE deliveries SET wakes = least(wakes, 1) WHERE delivery_id = %(delivery_id)s AND status = 'pending'",
 )
 
-SERVICE = Statement(
-    "deliveries.service",
-    f"SELECT {_service('d')} AS service FROM deliveries AS d WHERE d.delivery_id = %(delivery_id)s",
+# The service and the user of a delivery. The user is '' in a row of a release before 0030.
+SHARERS = Statement(
+    "deliveries.sharers",
+    f"""
+    SELECT {_service("d")} AS service, coalesce(d.user_id, '') AS user_id
+    FROM deliveries AS d WHERE d.delivery_id = %(delivery_id)s
+    """,
     writes=False,
 )
 

@@ -125,7 +125,7 @@ HOT = [
     calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
     turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, outbox_queries.UNWAKE_DELIVERIES,
     outbox_queries.TAKE_DELIVERY, outbox_queries.DELIVERED, outbox_queries.POSTPONE_DELIVERY,
-    outbox_queries.DELIVERIES_DUE, outbox_queries.POSTPONE_SERVICE, outbox_queries.SERVICE,
+    outbox_queries.DELIVERIES_DUE, outbox_queries.POSTPONE_SERVICE, outbox_queries.SHARERS,
     outbox_queries.WITHOUT_SHARE, outbox_queries.UNTAKEN_DELIVERIES, turns_queries.UNTAKEN,
     lease_queries.OVERTAKES, lease_queries.RETURNED, lease_queries.KEEP_PACES,
     turns_queries.READ, turns_queries.SETTLED_AMONG,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,6 +13,8 @@ import pytest
 from perdure.database.engine import as_json
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
+from perdure.tasks.deliveries import send
+from perdure.tasks.process import DELIVERIES, Process
 from perdure.turns import sweep as sweeping
 from perdure.turns.outbox import (
     ATTEMPT_S,
@@ -22,8 +25,9 @@ from perdure.turns.outbox import (
     Postponed,
     deliver,
     due,
-    service_of,
+    sharers_of,
 )
+from perdure.turns.run.runner import Runner
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.test_outbox import Recipient
@@ -72,6 +76,12 @@ def _owe(harness: Harness, target: dict[str, Any], number: int = 1) -> list[UUID
     return made
 
 
+def _service(harness: Harness, delivery_id: UUID) -> str:
+    sharers = sharers_of(harness.database, delivery_id)
+    assert sharers is not None
+    return sharers.service
+
+
 def _round(harness: Harness) -> list[UUID]:
     """Run the sweeper once; returns the deliveries that it woke."""
     harness.waker.deliveries.clear()
@@ -102,12 +112,40 @@ def test_one_service_may_take_the_whole_round(harness: Harness, monkeypatch: pyt
     assert len(_round(harness)) == MOST
 
 
+def test_one_user_takes_at_most_half_of_a_process(harness: Harness) -> None:
+    """A user whose many hosts all hang leaves slots for another user. The sweeper wakes the user's other deliveries."""
+    hanging = _owe(harness, {"url": "https://0.example/"}, DELIVERIES)
+    harness.sql(
+        "UPDATE deliveries SET user_id = 'ana',"
+        " target = jsonb_build_object('url', 'https://' || asking_seq || '.example/')"
+    )
+    (other,) = _owe(harness, {"url": "https://other.example/"})
+    harness.sql("UPDATE deliveries SET user_id = 'bob' WHERE delivery_id = %(id)s", id=other)
+    waiting = [*hanging, other]
+    began: list[UUID] = []
+
+    class Hanging:
+        """A carrier that occupies its slot until the tasks of all other deliveries have ended."""
+
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            began.append(UUID(json.loads(body)["delivery_id"]))
+            start()
+
+    def start() -> None:
+        while waiting:
+            send.function(SimpleNamespace(process=process), str(waiting.pop(0)))
+
+    process = Process(harness.runtime, Runner(harness.runtime, "tests"), {"url": Hanging()}, lambda _: None)
+    start()
+    assert began == [*hanging[: DELIVERIES // 2], other]
+
+
 def test_more_services_than_a_round_visits_take_turns(harness: Harness) -> None:
     """If a round cannot visit all services, the next rounds visit the others."""
     for number in range(10):
         _owe(harness, {"url": f"https://{number}.example/"}, 3)
     found = [due(harness.database, 4, 5.0) for _ in range(3)]
-    services = [{service_of(harness.database, each) for each in one} for one in found]
+    services = [{_service(harness, each) for each in one} for one in found]
     assert [len(each) for each in services] == [4, 4, 4]
     assert len(set[Any]().union(*services)) == 10
 
