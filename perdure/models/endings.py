@@ -46,8 +46,10 @@ _WHY = {
 }
 
 
-def normalized(reason: str) -> str:
-    """The name of `reason` in this module; an unknown reason stays as it is."""
+def normalized(reason: str | None) -> str:
+    """The name of `reason` in this module; an unknown reason stays as it is. `None` counts as the default, `stop`."""
+    if reason is None:  # from a third party's model
+        return STOP
     spelled = reason.strip().casefold()
     return _NAMES.get(spelled, spelled)
 

@@ -59,3 +59,10 @@ def test_an_empty_reply_without_a_reason_is_a_failure_of_the_provider(harness: H
 def test_servers_spell_a_proper_end_in_their_own_way(reason: str) -> None:
     """The calls of such a reply run."""
     assert ended_properly(ModelReply("", (ToolCall("a", "f", "{}"),), stop_reason=reason))
+
+
+def test_a_reply_without_a_reason_is_complete(harness: Harness) -> None:
+    """A third party's model may set its `stop_reason` to `None`, as its provider's field."""
+    reply = ModelReply("hello", stop_reason=None)  # type: ignore[arg-type]
+    assert harness.guard(Scripted("a", reply)).respond(REQUEST, harness.call()) is reply
+    assert ended_properly(reply)
