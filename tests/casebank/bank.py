@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,8 @@ import numpy as np
 from sqlalchemy import TextClause, text
 
 from perdure.casebank.plan.compute import Candidate
+from perdure.casebank.plan.cosines import Vector
+from perdure.casebank.plan.duplicates import Content
 from perdure.casebank.plan.policy import Facts
 from perdure.casebank.queries import WITH_USES
 from perdure.casebank.runs.notify import NotifyFailed
@@ -38,6 +40,19 @@ def facts(
     return replace(made, **more)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCase(Candidate):
+    """A candidate, and what the planner reads of it when it compares it."""
+
+    query: str
+    vector: Vector | None
+
+    @property
+    def content(self) -> Content:
+        """What the planner reads when it compares the case."""
+        return Content(self.query, self.embedder, self.vector)
+
+
 def candidate(
     case: Facts,
     vector: Sequence[float] | None = None,
@@ -45,10 +60,13 @@ def candidate(
     embedder: str = "hash:4",
     user_id: str | None = None,
     **more: Any,
-) -> Candidate:
+) -> KnownCase:
     """A case as the planner reads it."""
     array = None if vector is None else np.asarray(vector, dtype=np.float32)
-    return Candidate(case, query, embedder, array, user_id, **more)
+    dimensions = None if array is None else len(array)
+    return KnownCase(
+        facts=case, embedder=embedder, dimensions=dimensions, user_id=user_id, query=query, vector=array, **more
+    )
 
 
 def put(

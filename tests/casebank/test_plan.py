@@ -15,18 +15,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.casebank.plan import duplicates, policy
-from perdure.casebank.plan.compute import Candidate, PlanItem, compute
+from perdure.casebank.plan.compute import PlanItem, compute
 from perdure.casebank.plan.cosines import cosine
+from perdure.casebank.plan.duplicates import Content
 from perdure.casebank.plan.policy import Action, Facts, Rule
 from perdure.settings import CasebankSettings, CaseScope
 from perdure.text import contradiction
-from tests.casebank.bank import LIMITS, NOW, candidate, facts, unit
+from tests.casebank.bank import LIMITS, NOW, KnownCase, candidate, facts, unit
 
 
-def planned(cases: Sequence[Candidate], limits: CasebankSettings = LIMITS, page: int = 100) -> list[PlanItem]:
+def planned(cases: Sequence[KnownCase], limits: CasebankSettings = LIMITS, page: int = 100) -> list[PlanItem]:
     """The plan for these cases."""
     pages = (cases[start : start + page] for start in range(0, len(cases), page))
-    return compute(pages, limits, NOW, len(cases), lambda _done, _total: None)
+    by_id = {each.facts.case_id: each.content for each in cases}
+
+    def read(case_ids: Sequence[str]) -> dict[str, Content]:
+        assert len(case_ids) <= limits.duplicate_batch
+        return {case_id: by_id[case_id] for case_id in case_ids}
+
+    return compute(pages, read, limits, NOW, total=len(cases), on_progress=lambda _done, _total: None)
 
 
 def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | None]]:
@@ -34,13 +41,13 @@ def summary(items: Sequence[PlanItem]) -> list[tuple[Action, str, Rule, str | No
     return [(item.action, item.facts.case_id, item.rule, item.keeper_id) for item in items]
 
 
-def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
+def reference(cases: Sequence[KnownCase], limits: CasebankSettings) -> set[tuple[Action, str, Rule, str | None]]:
     """The plan as the policy defines it, made by a slow reference implementation.
 
     The reference compares every pair in exact fractions. It shares only the code of the rules with the planner.
     """
     expected_items: set[tuple[Action, str, Rule, str | None]] = set()
-    left: list[Candidate] = []
+    left: list[KnownCase] = []
     for each in cases:
         low = policy.low_performance(each.facts, limits)
         protected = policy.protection(each.facts, limits, NOW)
@@ -62,7 +69,7 @@ def reference(cases: Sequence[Candidate], limits: CasebankSettings) -> set[tuple
 
 
 def _after_merging(
-    cases: Sequence[Candidate], limits: CasebankSettings, expected_items: set[tuple[Action, str, Rule, str | None]]
+    cases: Sequence[KnownCase], limits: CasebankSettings, expected_items: set[tuple[Action, str, Rule, str | None]]
 ) -> list[Facts]:
     left = sorted(cases, key=lambda each: policy.keeper_order(each.facts))
     kept: list[Facts] = []
@@ -90,7 +97,7 @@ def _after_merging(
     return kept
 
 
-def _alike(left: Candidate, right: Candidate, limits: CasebankSettings) -> bool:
+def _alike(left: KnownCase, right: KnownCase, limits: CasebankSettings) -> bool:
     """Whether the cases' cosine is above the threshold, in exact arithmetic: (a.b)^2 > t^2 (a.a)(b.b) and a.b > 0."""
     if left.embedder != right.embedder or left.vector is None or right.vector is None:
         return False
@@ -109,7 +116,7 @@ DIRECTIONS = [unit(random.Random(seed), 6) for seed in range(4)]  # noqa: S311 (
 
 
 @st.composite
-def banks(draw: st.DrawFn) -> list[Candidate]:
+def banks(draw: st.DrawFn) -> list[KnownCase]:
     """Up to 14 cases, with many ties, near duplicates, boundary values and incomparable cases."""
     made = []
     for number in range(draw(st.integers(0, 14))):
@@ -136,21 +143,23 @@ def banks(draw: st.DrawFn) -> list[Candidate]:
 @pytest.mark.long
 @settings(max_examples=100)
 @given(banks(), st.booleans(), st.sampled_from(CaseScope))
-def test_the_plan_equals_the_references(cases: list[Candidate], guard: bool, scope: CaseScope) -> None:
+def test_the_plan_equals_the_references(cases: list[KnownCase], guard: bool, scope: CaseScope) -> None:
     """The planner makes the same plan as the reference, despite its optimizations."""
     limits = CasebankSettings(duplicate_guard=guard, scope=scope)
     assert set(summary(planned(cases, limits))) == reference(cases, limits)
 
 
 @settings(max_examples=60)
-@given(banks(), st.randoms(use_true_random=False), st.integers(1, 100), st.integers(1, 20))
+@given(banks(), st.randoms(use_true_random=False), st.integers(1, 100), st.integers(1, 20), st.integers(1, 14))
 def test_the_same_data_give_the_same_plan(
-    cases: list[Candidate], shuffle: random.Random, batch: int, page: int
+    cases: list[KnownCase], shuffle: random.Random, batch: int, page: int, room: int
 ) -> None:
-    """The order of rows, the page size and the batch size do not change the plan."""
+    """The order of rows, the page size, the batch size and the memory for vectors do not change the plan."""
     expected = planned(cases)
     shuffle.shuffle(cases)
-    assert planned(cases, CasebankSettings(load_percent=100, duplicate_batch=batch), page) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "_KEPT_BYTES", room * 6 * 8)
+        assert planned(cases, CasebankSettings(load_percent=100, duplicate_batch=batch), page) == expected
 
 
 def test_0_95_is_no_duplicate_and_the_next_number_is() -> None:
@@ -187,6 +196,19 @@ def test_what_cannot_be_compared_is_no_duplicate() -> None:
         candidate(facts("g"), [0.0] * 4),
     ]
     assert planned(cases) == []
+
+
+@pytest.mark.parametrize(
+    "now", [None, Content("how to do it", "other:4", np.ones(4, np.float32)), Content("how to do it", "hash:4", None)]
+)
+def test_a_case_that_changes_while_the_plan_is_made_is_not_compared(now: Content | None) -> None:
+    """The planner reads a case's vector after the case itself, when the vector may be gone or another embedder's."""
+    cases = [candidate(facts(name, usage=usage), [1.0] * 4) for name, usage in [("a", 9), ("b", 8), ("c", 7)]]
+    contents = {each.facts.case_id: each.content for each in cases} | ({"b": now} if now else {})
+    if now is None:
+        del contents["b"]
+    items = compute([cases], lambda _ids: contents, LIMITS, NOW, total=3, on_progress=lambda _done, _total: None)
+    assert summary(items) == [(Action.MERGE, "c", Rule.DUPLICATE, "a")]
 
 
 @pytest.mark.long
@@ -252,11 +274,14 @@ def test_a_removed_case_takes_part_in_nothing_further() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("room", [50, 240])
 @pytest.mark.parametrize("dimensions", [2, 64, 130, 384, 1_536])
-def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preselecting pairs by sketches of their vectors misses no pair above the threshold, for vectors of any size."""
-    monkeypatch.setattr(duplicates, "_BLOCK", 64)
-    monkeypatch.setattr(duplicates, "_VERIFIED", 16)
+def test_products_of_blocks_rule_out_nothing_that_is_near(
+    dimensions: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing blocks in float32 misses no pair above the threshold, even if not all kept vectors are in memory."""
+    monkeypatch.setattr(duplicates, "_COLUMNS", 64)
+    monkeypatch.setattr(duplicates, "_KEPT_BYTES", room * dimensions * 8)
     rng = np.random.default_rng(dimensions)
     count = 240
     centres = rng.normal(size=(count // 4, dimensions))
@@ -274,6 +299,6 @@ def test_sketches_rule_out_nothing_that_is_near(dimensions: int, monkeypatch: py
             for loser in np.flatnonzero(near[keeper, :keeper] & left[:keeper]).tolist():
                 left[loser] = False
                 expected.add((f"{loser:04}", f"{keeper:04}"))
-    items = planned(cases, CasebankSettings(protected_usage=10_000))
+    items = planned(cases, CasebankSettings(protected_usage=10_000, duplicate_batch=16))
     assert {(item.facts.case_id, item.keeper_id) for item in items if item.action is Action.MERGE} == expected
     assert len(expected) > count // 10

@@ -3,43 +3,36 @@
 The plan depends only on the cases, the settings and the time. The order of the cases and the sizes of pages and batches
 do not affect the plan.
 
-Memory holds the plan and a few blocks of vectors. For each case, it also holds the id and about fifty bytes of other
-data. Vectors and texts are in temporary files.
+Memory holds the plan and a few hundred bytes for each case. Questions and vectors are read when they are compared.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from sqlalchemy import Row
 
 from perdure.access.tenants import tenant_of
 from perdure.casebank import COMMON
 from perdure.casebank.plan import policy, queries
-from perdure.casebank.plan.cosines import Vector, from_wire, has_direction
-from perdure.casebank.plan.duplicates import Duplicates, Group, OnProgress
+from perdure.casebank.plan.cosines import from_wire
+from perdure.casebank.plan.duplicates import Content, Duplicates, Group, Pair, Read, find
 from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
-_Key = tuple[str, int]
-"""An embedder and a number of dimensions. Only vectors with the same key can be compared."""
+OnProgress = Callable[[int, int], None]
+"""Called after each piece of work with the work done and the total. May report, pause, or raise to stop the work."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An active case, with the values that the planner needs."""
+    """An active case, with the values that the planner needs. `dimensions` is the size of its vector."""
 
     facts: Facts
-    query: str
     embedder: str | None
-    vector: Vector | None
+    dimensions: int | None
     user_id: str | None = None
     bank: str = COMMON
     shared: bool = False
@@ -67,8 +60,27 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
     """The active cases, a page at a time. Each page is a separate statement, so no transaction stays open."""
     after = ""
     while rows := executor.run(queries.CANDIDATES, {"after": after, "most": page}):
-        yield [_candidate(row) for row in rows]
+        yield [
+            Candidate(
+                facts=facts_of(row),
+                embedder=row.embedder,
+                dimensions=row.dimensions,
+                user_id=row.user_id,
+                bank=row.bank,
+                shared=row.shared_at is not None,
+            )
+            for row in rows
+        ]
         after = rows[-1].case_id
+
+
+def read_contents(executor: Executor, case_ids: Sequence[str]) -> dict[str, Content]:
+    """The questions and vectors of the active cases with these ids, by id."""
+    rows = executor.run(queries.CONTENTS, {"case_ids": list(case_ids)})
+    return {
+        row.case_id: Content(row.query, row.embedder, None if row.vector is None else from_wire(row.vector))
+        for row in rows
+    }
 
 
 def seen_by(author: str | None, scope: CaseScope) -> str | None:
@@ -82,34 +94,59 @@ def facts_of(row: queries.CaseRow) -> Facts:
 
 
 def compute(
-    pages: Iterable[Sequence[Candidate]], limits: CasebankSettings, now: datetime, total: int, on_progress: OnProgress
+    pages: Iterable[Sequence[Candidate]],
+    read: Read,
+    limits: CasebankSettings,
+    now: datetime,
+    *,
+    total: int,
+    on_progress: OnProgress,
 ) -> list[PlanItem]:
-    """The plan for the cases in `pages` at the time `now`. `on_progress` gets `total`, an estimated number of cases."""
+    """The plan for the cases in `pages` at the time `now`. `total` is an estimated number of cases."""
     planner = _Planner(limits, now)
-    with ExitStack() as files:
-        groups: dict[_Key, Group] = {}
-        read = 0
-        for page in pages:
-            for candidate in page:
-                planner.consider(candidate, groups, files)
-            read += len(page)
-            on_progress(read, total + read)
-        for key in sorted(groups):
-            duplicates = groups[key].duplicates(
-                limits, planner.protection, lambda done, of: on_progress(read + done, read + of)
-            )
-            planner.merge(groups[key], duplicates)
+    left: list[Candidate] = []
+    seen = 0
+    for page in pages:
+        left += [candidate for candidate in page if not planner.removes(candidate.facts)]
+        seen += len(page)
+        on_progress(seen, max(total, seen) + len(left))
+    total = seen + len(left)
+
+    def on_compared(compared: int) -> None:
+        on_progress(seen + compared, total)
+
+    for group in _groups(left, limits.scope):
+        planner.merge(find(group, read, limits, planner.protection, on_compared))
+        seen += len(group.cases)
+    for candidate in left:
+        planner.judge_activity(candidate.facts)
     return planner.items()
 
 
+def _groups(candidates: Iterable[Candidate], scope: CaseScope) -> list[Group]:
+    """The cases with a vector, by embedder and size of the vectors, bank, and the users whose prompts they may enter.
+
+    Merging cases of two groups would hide a case from some users. A group of one case is left out.
+    """
+    groups: dict[tuple[object, ...], Group] = {}
+    for each in candidates:
+        if each.embedder is not None and each.dimensions is not None:
+            readers = (each.bank, seen_by(each.user_id, scope), scope is CaseScope.USER and each.shared)
+            empty = Group(each.embedder, each.dimensions, [])
+            groups.setdefault((each.embedder, each.dimensions, *readers), empty).cases.append(each.facts)
+    return [group for group in groups.values() if len(group.cases) > 1]
+
+
 class _Planner:
-    """Applies the three rules of `policy`, in order, to a stream of cases."""
+    """Collects the plan's items."""
 
     def __init__(self, limits: CasebankSettings, now: datetime) -> None:
         self._limits = limits
         self._now = now
         self._removed: list[PlanItem] = []
-        self._merged: list[PlanItem] = []
+        self._pairs: list[Pair] = []
+        self._absorbed: dict[str, list[Facts]] = defaultdict(list)
+        self._gone: set[str] = set()
         self._archived: list[PlanItem] = []
         self._spared: list[PlanItem] = []
 
@@ -117,62 +154,34 @@ class _Planner:
         """The safety rule that protects the case; `None` if no rule does."""
         return policy.protection(case, self._limits, self._now)
 
-    def consider(self, candidate: Candidate, groups: dict[_Key, Group], files: ExitStack) -> None:
-        """Plan to remove a low performer. Add any other case to a group, or judge its activity if it has no vector."""
-        case, vector = candidate.facts, candidate.vector
+    def removes(self, case: Facts) -> bool:
+        """Plan to remove a low performer, unless it is protected; returns whether the case is removed."""
         verdict = policy.low_performance(case, self._limits)
-        if verdict is not None:
-            protected = self.protection(case)
-            if protected is None:
-                self._removed.append(PlanItem(Action.REMOVE, case, verdict.rule, verdict.reason))
-                return
+        if verdict is None:
+            return False
+        if (protected := self.protection(case)) is not None:
             self._spare(case, verdict, protected)
-        if candidate.embedder is None or vector is None or not has_direction(vector):
-            self.judge_activity(case)
-            return
-        key = (candidate.embedder, len(vector))
-        if key not in groups:
-            groups[key] = files.enter_context(Group(len(vector)))
-        groups[key].add(case, candidate.query, vector, self._readers(candidate))
+            return False
+        self._removed.append(PlanItem(Action.REMOVE, case, verdict.rule, verdict.reason))
+        return True
 
-    def _readers(self, candidate: Candidate) -> str:
-        """A key for the users and agents whose prompts the case may enter; only cases with equal keys are compared."""
-        readers = seen_by(candidate.user_id, self._limits.scope)
-        shared = self._limits.scope is CaseScope.USER and candidate.shared
-        return json.dumps([candidate.bank, readers, shared])
-
-    def merge(self, group: Group, duplicates: Duplicates) -> None:
-        """Add the group's duplicates to the plan, and judge the activity of the remaining cases."""
-        cases = group.cases
-        losers: dict[int, list[int]] = defaultdict(list)
-        gone: set[int] = set()
+    def merge(self, duplicates: Duplicates) -> None:
+        """Add a group's duplicates to the plan."""
+        self._pairs += duplicates.absorbed
         for pair in duplicates.absorbed:
-            losers[pair.keeper].append(pair.loser)
-            gone.add(pair.loser)
-            keeper = cases[pair.keeper]
-            self._merged.append(
-                PlanItem(
-                    Action.MERGE,
-                    cases[pair.loser],
-                    Rule.DUPLICATE,
-                    f"a duplicate of {keeper.case_id} (similarity {pair.similarity:.4f})",
-                    keeper.case_id,
-                    pair.similarity,
-                    policy.weight(keeper),
-                )
-            )
+            self._absorbed[pair.keeper.case_id].append(pair.loser)
+            self._gone.add(pair.loser.case_id)
         for pair, why in duplicates.spared:
-            keeper_id = cases[pair.keeper].case_id
+            keeper_id = pair.keeper.case_id
             reason = f"near {keeper_id} (similarity {pair.similarity:.4f}), but {why.reason}"
-            self._spared.append(PlanItem(Action.SPARE, cases[pair.loser], why.rule, reason, keeper_id, pair.similarity))
-        for number in range(len(cases)):
-            if number in losers:
-                self.judge_activity(policy.merged(cases[number], [cases[loser] for loser in losers[number]]))
-            elif number not in gone:
-                self.judge_activity(cases[number])
+            self._spared.append(PlanItem(Action.SPARE, pair.loser, why.rule, reason, keeper_id, pair.similarity))
 
     def judge_activity(self, case: Facts) -> None:
-        """Plan to archive an inactive case, unless it is protected or exempt."""
+        """Plan to archive an inactive case that is not merged, unless it is protected or exempt."""
+        if case.case_id in self._gone:
+            return
+        if case.case_id in self._absorbed:
+            case = policy.merged(case, self._absorbed[case.case_id])
         verdict = policy.inactivity(case, self._limits, self._now)
         if verdict is None:
             return
@@ -186,19 +195,16 @@ class _Planner:
         """The plan in the order in which it is applied; spared cases come last."""
         for part in (self._removed, self._archived):
             part.sort(key=lambda item: item.facts.case_id)
+        self._pairs.sort(key=lambda pair: (policy.keeper_order(pair.keeper), policy.keeper_order(pair.loser)))
         self._spared.sort(key=lambda item: (item.facts.case_id, item.rule, item.reason))
-        return [*self._removed, *self._merged, *self._archived, *self._spared]
+        return [*self._removed, *map(_merge, self._pairs), *self._archived, *self._spared]
 
     def _spare(self, case: Facts, verdict: Verdict, spared: Verdict) -> None:
         self._spared.append(PlanItem(Action.SPARE, case, spared.rule, f"{verdict.reason}, but {spared.reason}"))
 
 
-def _candidate(row: Row[Any]) -> Candidate:
-    shared = row.shared_at is not None
-    return Candidate(
-        facts_of(row), row.query, row.embedder, _vector(row.vector), row.user_id, bank=row.bank, shared=shared
-    )
-
-
-def _vector(sent: memoryview | None) -> Vector | None:
-    return None if sent is None else from_wire(sent)
+def _merge(pair: Pair) -> PlanItem:
+    keeper, similarity = pair.keeper, pair.similarity
+    reason = f"a duplicate of {keeper.case_id} (similarity {similarity:.4f})"
+    weight = policy.weight(keeper)
+    return PlanItem(Action.MERGE, pair.loser, Rule.DUPLICATE, reason, keeper.case_id, similarity, weight)

@@ -1,4 +1,4 @@
-"""The statement that reads the candidates of a plan."""
+"""The statements that read the candidates of a plan, and what is compared of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,20 @@ class CaseRow(Protocol):
 CANDIDATES = Statement(
     "casebank.candidates",
     f"""
-    SELECT c.case_id, c.query, c.user_id, c.bank, c.shared_at, c.embedder,
-           @vector.vector_send(c.query_vector) AS vector,
+    SELECT c.case_id, c.user_id, c.bank, c.shared_at, c.embedder, @vector.vector_dims(c.query_vector) AS dimensions,
            {USAGE}, c.success_rate, c.created_at, {RESTORED_AT}
     FROM cases AS c {FRESH}
     WHERE c.status = 'active' AND c.case_id > %(after)s
     ORDER BY c.case_id LIMIT %(most)s
     """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+CONTENTS = Statement(
+    "casebank.contents",
+    """
+    SELECT case_id, query, embedder, @vector.vector_send(query_vector) AS vector
+    FROM cases WHERE status = 'active' AND case_id = ANY (%(case_ids)s::text[])
+    """,
     writes=False,
 )

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from perdure.casebank import queries as casebank_queries
-from perdure.casebank.plan.compute import PlanItem, compute, read_candidates
+from perdure.casebank.plan.compute import PlanItem, compute, read_candidates, read_contents
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.apply import apply
@@ -193,7 +193,8 @@ class _ProgressWriter:
 
 def _compute(context: RunContext, now: datetime, on_progress: Callable[[int, int], None]) -> list[PlanItem]:
     total = context.database.run(runs_queries.COUNT_ACTIVE, {})[0].cases
-    return compute(read_candidates(context.database, _PAGE), context.limits, now, total, on_progress)
+    pages, read = read_candidates(context.database, _PAGE), partial(read_contents, context.database)
+    return compute(pages, read, context.limits, now, total=total, on_progress=on_progress)
 
 
 def _pace(context: RunContext) -> Pace:
