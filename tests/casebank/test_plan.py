@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.casebank.plan import duplicates, policy
-from perdure.casebank.plan.compute import PlanItem, compute
+from perdure.casebank.plan.compute import compute
 from perdure.casebank.plan.cosines import cosine
 from perdure.casebank.plan.duplicates import Content
-from perdure.casebank.plan.policy import Action, Facts, Rule
+from perdure.casebank.plan.policy import Action, Facts, PlanItem, Rule
 from perdure.settings import CasebankSettings, CaseScope
 from perdure.text import contradiction
 from tests.casebank.bank import LIMITS, NOW, KnownCase, candidate, facts, unit

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_the_row_of_a_run_has_its_phase_plan_and_outcome(filled: Database, clock
     seen: list[tuple[str, int, int]] = []
 
     def look(moment: str, name: str) -> None:
-        if moment == "after" and name in {"casebank.enter", "casebank.progress"}:
+        if moment == "after" and name in {"casebank.enter", "casebank.apply"}:
             shown = state.list_runs(filled)[0]
             seen.append((shown["phase"], shown["done"], shown["total"]))
 
@@ -331,10 +332,28 @@ def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: 
     state.progress(filled, successor, 1, 2)
 
 
+def test_a_resumed_run_counts_the_batches_that_are_done(filled: Database, clock: MovedClock) -> None:
+    """The progress of a batch is committed with the batch, so a run that is resumed shows how much is done."""
+    parts, seen = bank(filled, clock, duplicate_batch=1), list[tuple[int, int]]()
+
+    def stop(phase: Phase, _done: int, _total: int) -> None:
+        if phase is Phase.APPLYING:
+            raise prune.Interrupted
+
+    def see(phase: Phase, done: int, total: int) -> None:
+        if phase is Phase.APPLYING:
+            seen.append((done, total))
+
+    assert prune.run(replace(parts, on_progress=stop))["phase"] == "applying"
+    assert [(run["done"], run["total"], run["under_way"]) for run in state.list_runs(filled)] == [(1, 3, False)]
+    assert details(prune.run(replace(parts, on_progress=see))) == EXPECTED
+    assert seen == [(2, 3), (3, 3)]
+
+
 def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed run stores its error and releases its lease, so that the next attempt can start at once."""
 
-    def break_down(*_given: Any) -> None:
+    def break_down(*_given: Any, **_named: Any) -> None:
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:

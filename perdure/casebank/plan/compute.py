@@ -18,7 +18,7 @@ from perdure.casebank import COMMON
 from perdure.casebank.plan import policy, queries
 from perdure.casebank.plan.cosines import from_wire
 from perdure.casebank.plan.duplicates import Content, Duplicates, Group, Pair, Read, find
-from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
+from perdure.casebank.plan.policy import Action, Facts, PlanItem, Rule, Verdict
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
@@ -36,24 +36,6 @@ class Candidate:
     user_id: str | None = None
     bank: str = COMMON
     shared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PlanItem:
-    """One decision of the plan about one case.
-
-    `facts` are the case's facts. If other cases are merged into the case, `facts` include the results of these merges.
-    If the case itself is merged into another case, `keeper_id` is the other case, called the keeper. `keeper_weight` is
-    the keeper's `policy.weight` before the merge.
-    """
-
-    action: Action
-    facts: Facts
-    rule: Rule
-    reason: str
-    keeper_id: str | None = None
-    similarity: float | None = None
-    keeper_weight: int | None = None
 
 
 def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:

@@ -65,6 +65,29 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One decision of the plan about one case.
+
+    `facts` are the case's facts. If other cases are merged into the case, `facts` include the results of these merges.
+    If the case itself is merged into another case, `keeper_id` is the other case, called the keeper. `keeper_weight` is
+    the keeper's `policy.weight` before the merge.
+    """
+
+    action: Action
+    facts: Facts
+    rule: Rule
+    reason: str
+    keeper_id: str | None = None
+    similarity: float | None = None
+    keeper_weight: int | None = None
+
+    @property
+    def case_id(self) -> str:
+        """The id of the case."""
+        return self.facts.case_id
+
+
 def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
     """The verdict on a low performer; `None` for any other case.
 

@@ -24,7 +24,7 @@ from perdure.casebank.plan.cosines import cosine, from_wire
 from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
-from perdure.casebank.runs.state import ClaimedRun, RunLost
+from perdure.casebank.runs.state import ClaimedRun
 from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings, CaseScope
 from perdure.text import contradiction
@@ -40,36 +40,24 @@ def apply(
     Raises:
         RunLost: another process claimed the run.
     """
-    total, done = state.count_planned(database, run.run_id)
-    after = -1
-    while (last := _apply_batch(database, run, limits, after)) is not None:
-        after, handled = last
-        done += handled
-        state.progress(database, run, done, total)
+    shown = state.read_progress(database, run.run_id)
+    done, total, after = shown["done"], shown["total"], -1
+    while True:
+        with database.transaction("casebank.apply") as transaction:
+            parameters = {"run_id": run.run_id, "after": after, "most": limits.duplicate_batch}
+            items = transaction.run(runs_queries.PENDING, parameters)
+            if not items:
+                return
+            # One action per batch: an item that archives a keeper is checked against the keeper's counts, which a batch
+            # of merges writes only at its end.
+            pending = list(takewhile(lambda item: item.action == items[0].action, items))  # noqa: B023 (called at once)
+            done += len(pending)
+            now = state.progress(transaction, run, done, total)
+            batch = _Batch(pending, _locked(transaction, pending), limits, now)
+            batch.judge()
+            batch.write(transaction, run)
+        after = pending[-1].position
         on_progress(done, total)
-
-
-def _apply_batch(database: Database, run: ClaimedRun, limits: CasebankSettings, after: int) -> tuple[int, int] | None:
-    """Apply the next batch in one transaction.
-
-    Returns the position of the batch's last item and the number of its items; `None` if no item is left.
-    """
-    with database.transaction("casebank.apply") as transaction:
-        fence = transaction.run(runs_queries.FENCE, run.fence)
-        if not fence:
-            raise RunLost
-        items = transaction.run(
-            runs_queries.PENDING, {"run_id": run.run_id, "after": after, "most": limits.duplicate_batch}
-        )
-        if not items:
-            return None
-        # One action per batch: an item that archives a keeper is checked against the keeper's counts, which a batch of
-        # merges writes only at its end.
-        pending = list(takewhile(lambda item: item.action == items[0].action, items))
-        batch = _Batch(pending, _locked(transaction, pending), limits, fence[0].now)
-        batch.judge()
-        batch.write(transaction, run)
-    return pending[-1].position, len(pending)
 
 
 def _locked(transaction: Transaction, pending: Sequence[Row[Any]]) -> dict[str, Row[Any]]:

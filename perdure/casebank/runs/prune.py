@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from perdure.casebank import queries as casebank_queries
-from perdure.casebank.plan.compute import PlanItem, compute, read_candidates, read_contents
+from perdure.casebank.plan.compute import compute, read_candidates, read_contents
+from perdure.casebank.plan.policy import PlanItem
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.apply import apply
 from perdure.casebank.runs.notify import NotifyFailed, Post, notify
-from perdure.casebank.runs.pace import Pace
-from perdure.casebank.runs.state import ClaimedRun, Phase, ReportedItem, RunLost
+from perdure.casebank.runs.state import ClaimedRun, Phase, RunLost
 from perdure.clock import Clock
 from perdure.database.engine import Database, as_json
 from perdure.errors import loggable
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _PAGE = 100
 _WRITE_EVERY_S = 1.0
+_SHORTEST_REST_S = 0.001
 
 
 class Interrupted(Exception):
@@ -59,14 +60,9 @@ class RunContext:
 
 def dry_run(context: RunContext) -> dict[str, Any]:
     """The plan that a run would make now. Writes nothing and creates no run."""
-    pace = _pace(context)
-
-    def on_progress(done: int, total: int) -> None:
-        context.on_progress(Phase.PLANNING, done, total)
-        pace.rest()
-
-    items = _compute(context, context.database.run(casebank_queries.NOW, {})[0].now, on_progress)
-    summary = state.summarize(map(_reported, items))
+    now = context.database.run(casebank_queries.NOW, {})[0].now
+    items = _compute(context, now, _reporter(context, Phase.PLANNING))
+    summary = state.summarize(items)
     _log("a dry run of the CaseBank would have", summary)
     return {**summary, "dry_run": True, "run_id": None}
 
@@ -109,16 +105,15 @@ def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
     rows = context.database.run(runs_queries.PLANNED_AT, held.fence)
     if not rows:
         raise RunLost
-    writer = _ProgressWriter(context, held)
-    items = _compute(context, rows[0].planned_at, writer.report)
+    report = _reporter(context, Phase.PLANNING, held)
+    items = _compute(context, rows[0].planned_at, report)
     for start in range(0, len(items), _PAGE):
         page = [_item_as_json(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
         if not context.database.run(runs_queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
             raise RunLost
-        writer.report(start + len(page), len(items))
-    _log(f"run {held.run_id} of the CaseBank plans to have", state.summarize(map(_reported, items)))
-    planned = replace(held, planned_at=rows[0].planned_at)
-    return state.enter(context.database, planned, Phase.DONE if held.dry_run else Phase.NOTIFYING)
+        report(start + len(page), len(items))
+    _log(f"run {held.run_id} of the CaseBank plans to have", state.summarize(items))
+    return state.enter(context.database, held, Phase.DONE if held.dry_run else Phase.NOTIFYING)
 
 
 def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
@@ -134,21 +129,13 @@ def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
         log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
         return state.enter(context.database, held, Phase.WITHHELD, error=withheld)
     if waits_s is not None:
-        return state.enter(
-            context.database, held, Phase.WAITING_APPROVAL, total=total, notified=True, expires_s=waits_s
-        )
-    return state.enter(context.database, held, Phase.APPLYING, total=total, notified=True)
+        return state.enter(context.database, held, Phase.WAITING_APPROVAL, total=total, expires_s=waits_s)
+    return state.enter(context.database, held, Phase.APPLYING, total=total)
 
 
 def _apply(context: RunContext, held: ClaimedRun) -> ClaimedRun:
     """Apply the rest of the plan."""
-    pace = _pace(context)
-
-    def on_progress(done: int, total: int) -> None:
-        context.on_progress(Phase.APPLYING, done, total)
-        pace.rest()
-
-    apply(context.database, held, context.limits, on_progress)
+    apply(context.database, held, context.limits, _reporter(context, Phase.APPLYING))
     return state.enter(context.database, held, Phase.REPORTING)
 
 
@@ -173,32 +160,34 @@ _PHASES: dict[Phase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
 }
 
 
-class _ProgressWriter:
-    """Stores the progress of planning at most once a second, and limits the load."""
+def _reporter(context: RunContext, phase: Phase, planned: ClaimedRun | None = None) -> Callable[[int, int], None]:
+    """Reports the work done and the total, then pauses, so that the run works `load_percent` of the time.
 
-    def __init__(self, context: RunContext, held: ClaimedRun) -> None:
-        self._context = context
-        self._run = held
-        self._pace = _pace(context)
-        self._written_at = time.monotonic()
+    If `planned` is given, its progress is stored at most once a second. A pause of less than a millisecond is put off
+    until a later call. With `load_percent` 100, each call nevertheless runs `pause(0)`, which may raise to stop the
+    work.
+    """
+    rest_per_work = 100 / context.limits.load_percent - 1
+    rested_at = written_at = time.monotonic()
 
-    def report(self, done: int, total: int) -> None:
-        """Call `on_progress`, store the progress if a second has passed, and pause if a pause is due."""
-        self._context.on_progress(Phase.PLANNING, done, total)
-        if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
-            state.progress(self._context.database, self._run, done, total)
-            self._written_at = time.monotonic()
-        self._pace.rest()
+    def report(done: int, total: int) -> None:
+        nonlocal rested_at, written_at
+        context.on_progress(phase, done, total)
+        if planned is not None and time.monotonic() - written_at >= _WRITE_EVERY_S:
+            state.progress(context.database, planned, done, total)
+            written_at = time.monotonic()
+        rest_s = (time.monotonic() - rested_at) * rest_per_work
+        if rest_s >= _SHORTEST_REST_S or not rest_per_work:
+            context.pause(rest_s)
+            rested_at = time.monotonic()
+
+    return report
 
 
 def _compute(context: RunContext, now: datetime, on_progress: Callable[[int, int], None]) -> list[PlanItem]:
     total = context.database.run(runs_queries.COUNT_ACTIVE, {})[0].cases
     pages, read = read_candidates(context.database, _PAGE), partial(read_contents, context.database)
     return compute(pages, read, context.limits, now, total=total, on_progress=on_progress)
-
-
-def _pace(context: RunContext) -> Pace:
-    return Pace(context.limits.load_percent, context.pause)
 
 
 def _url(context: RunContext) -> str | None:
@@ -210,16 +199,12 @@ def _total(plan: dict[str, Any]) -> int:
     return int(plan["removed_cases"] + plan["merged_cases"] + plan["archived_cases"])
 
 
-def _reported(item: PlanItem) -> ReportedItem:
-    return ReportedItem(item.action, item.facts.case_id, item.rule, item.reason, item.keeper_id, item.similarity)
-
-
 def _item_as_json(position: int, item: PlanItem) -> dict[str, Any]:
     accessed = item.facts.last_accessed_at
     return {
         "position": position,
         "action": item.action,
-        "case_id": item.facts.case_id,
+        "case_id": item.case_id,
         "rule": item.rule,
         "reason": item.reason,
         "keeper_id": item.keeper_id,

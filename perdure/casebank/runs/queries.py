@@ -18,7 +18,7 @@ BEGIN = Statement(
     VALUES (%(run_id)s::uuid, %(dry_run)s, 'planning', perdure_now(),
             perdure_now() + make_interval(secs => %(lease_s)s::float))
     ON CONFLICT DO NOTHING
-    RETURNING run_id, dry_run, phase, token, planned_at
+    RETURNING run_id, dry_run, phase, token
     """,
 )
 
@@ -48,18 +48,19 @@ TAKE_OVER = Statement(
               AND (%(dry_runs)s OR NOT dry_run)
             ORDER BY dry_run LIMIT 1
             FOR NO KEY UPDATE SKIP LOCKED)
-    RETURNING run_id, dry_run, phase, token, planned_at
+    RETURNING run_id, dry_run, phase, token
     """,
 )
 
-# Each report of progress renews the lease. A run that hangs therefore loses its lease.
+# Each report of progress renews the lease. A run that hangs therefore loses its lease. In the transaction of a batch,
+# the statement locks the run, so no other process claims the run before the batch is committed.
 PROGRESS = Statement(
     "casebank.progress",
     """
     UPDATE case_runs
     SET done = %(done)s, total = %(total)s, lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
     WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND finished_at IS NULL
-    RETURNING run_id
+    RETURNING perdure_now() AS now
     """,
 )
 
@@ -108,7 +109,8 @@ ENTER = Statement(
     """
     UPDATE case_runs
     SET phase = %(phase)s, done = 0, total = %(total)s, error = coalesce(%(error)s, error),
-        notified_at = CASE WHEN %(notified)s THEN perdure_now() ELSE notified_at END,
+        notified_at = CASE WHEN phase = 'notifying' AND %(phase)s <> 'withheld'
+                           THEN perdure_now() ELSE notified_at END,
         expires_at = CASE WHEN %(phase)s = 'waiting_approval'
                           THEN perdure_now() + make_interval(secs => %(expires_s)s) ELSE expires_at END,
         finished_at = CASE WHEN %(finished)s THEN perdure_now() END,
@@ -139,20 +141,17 @@ EXPIRE = Statement(
     """,
 )
 
-COUNTS = Statement(
-    "casebank.counts",
-    """
-    SELECT count(*) AS planned, count(outcome) AS handled
-    FROM case_run_items WHERE run_id = %(run_id)s::uuid AND action <> 'spare'
-    """,
-    writes=False,
-)
-
+# The plan's items or, if `applied` is true, the items that have an outcome, with this outcome.
 ITEMS = Statement(
     "casebank.items",
     """
-    SELECT position, action, case_id, rule, reason, keeper_id, similarity, outcome, outcome_rule, outcome_reason
-    FROM case_run_items WHERE run_id = %(run_id)s::uuid AND position > %(after)s
+    SELECT position, case_id, keeper_id, similarity,
+           CASE WHEN now_spared THEN 'spare' ELSE action END AS action,
+           CASE WHEN now_spared THEN outcome_rule ELSE rule END AS rule,
+           CASE WHEN now_spared THEN outcome_reason ELSE reason END AS reason
+    FROM case_run_items, LATERAL (SELECT %(applied)s AND coalesce(outcome = 'spared', false) AS now_spared) AS o
+    WHERE run_id = %(run_id)s::uuid AND position > %(after)s
+          AND (NOT %(applied)s OR action = 'spare' OR outcome IS NOT NULL)
     ORDER BY position LIMIT %(most)s
     """,
     writes=False,
@@ -172,14 +171,6 @@ REPORT = Statement(
     ORDER BY i.position LIMIT %(most)s
     """,
     writes=False,
-)
-
-FENCE = Statement(
-    "casebank.fence",
-    """
-    SELECT perdure_now() AS now FROM case_runs
-    WHERE run_id = %(run_id)s::uuid AND token = %(token)s AND phase = 'applying' FOR NO KEY UPDATE
-    """,
 )
 
 PENDING = Statement(

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.casebank.plan.policy import Action
+from perdure.casebank.plan.policy import Action, PlanItem
 from perdure.casebank.runs import queries
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor
@@ -50,18 +50,6 @@ _FINAL = frozenset({Phase.DONE, Phase.WITHHELD, Phase.REJECTED, Phase.EXPIRED})
 _BEFORE_APPLYING = frozenset({Phase.PLANNING, Phase.NOTIFYING, Phase.WAITING_APPROVAL})
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedItem:
-    """One item of a plan or of an outcome, as routes and notices show it."""
-
-    action: Action
-    case_id: str
-    rule: str
-    reason: str
-    keeper_id: str | None = None
-    similarity: float | None = None
-
-
 class RunLost(Exception):
     """Another process claimed the run. This process must stop, and write nothing."""
 
@@ -73,7 +61,6 @@ class ClaimedRun:
     run_id: UUID
     token: int
     phase: Phase
-    planned_at: datetime | None
     dry_run: bool = False
 
     @property
@@ -135,14 +122,17 @@ def _under_way(database: Database, *, dry_run: bool = False) -> Conflict:
     return Conflict(f"A run of the CaseBank is already under way{named}.")
 
 
-def progress(database: Database, run: ClaimedRun, done: int, total: int) -> None:
-    """Store the progress of the phase, and renew the lease.
+def progress(executor: Executor, run: ClaimedRun, done: int, total: int) -> datetime:
+    """Store the progress of the phase, and renew the lease; returns the time.
 
     Raises:
         RunLost: another process claimed the run.
     """
-    if not database.run(queries.PROGRESS, {**run.fence, "done": done, "total": total}):
+    rows = executor.run(queries.PROGRESS, {**run.fence, "done": done, "total": total})
+    if not rows:
         raise RunLost
+    now: datetime = rows[0].now
+    return now
 
 
 def release(database: Database, run: ClaimedRun, error: str | None = None) -> None:
@@ -157,7 +147,6 @@ def enter(
     *,
     total: int = 0,
     error: str | None = None,
-    notified: bool = False,
     expires_s: float = 0,
 ) -> ClaimedRun:
     """Enter a phase, and renew the lease unless the phase is final or `WAITING_APPROVAL`.
@@ -170,7 +159,6 @@ def enter(
         "phase": phase.value,
         "total": total,
         "error": error,
-        "notified": notified,
         "expires_s": expires_s,
         "finished": phase in _FINAL,
     }
@@ -215,8 +203,8 @@ def read_run(executor: Executor, run_id: UUID) -> dict[str, Any]:
     applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {Phase.REJECTED, Phase.EXPIRED}
     return {
         **_as_json(row),
-        "plan": _details(executor, run_id, applied=False) if planned else None,
-        "outcome": _details(executor, run_id, applied=True) if applied else None,
+        "plan": summarize(_items(executor, run_id, applied=False)) if planned else None,
+        "outcome": summarize(_items(executor, run_id, applied=True)) if applied else None,
     }
 
 
@@ -255,12 +243,6 @@ def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
     return {**summary, "dry_run": run["dry_run"], "run_id": str(run_id), "phase": run["phase"]}
 
 
-def count_planned(executor: Executor, run_id: UUID) -> tuple[int, int]:
-    """The number of items to apply, and how many of them have an outcome."""
-    row = executor.run(queries.COUNTS, {"run_id": run_id})[0]
-    return row.planned, row.handled
-
-
 def read_report(
     executor: Executor, run_id: UUID, *, action: str | None = None, after: int = -1, most: int = 100
 ) -> list[dict[str, Any]]:
@@ -276,11 +258,14 @@ def read_report(
     return [dict(row._mapping) for row in rows]  # noqa: SLF001 (SQLAlchemy's public name for it)
 
 
-def summarize(items: Iterable[ReportedItem]) -> dict[str, Any]:
-    """Counts and details of a plan or an outcome, in the form that routes and notices use."""
+def summarize(items: Iterable[PlanItem | Row[Any]]) -> dict[str, Any]:
+    """Counts and details of a plan or an outcome, in the form that routes and notices use.
+
+    `items` are the planner's items, or rows of `queries.ITEMS`.
+    """
     details: dict[str, list[Any]] = {"removed": [], "merged": [], "archived": [], "spared": []}
     for item in items:
-        match item.action:
+        match action := Action(item.action):
             case Action.REMOVE:
                 details["removed"].append(item.case_id)
             case Action.MERGE:
@@ -292,7 +277,7 @@ def summarize(items: Iterable[ReportedItem]) -> dict[str, Any]:
             case Action.SPARE:
                 details["spared"].append({"case_id": item.case_id, "rule": item.rule, "reason": item.reason})
             case _:
-                assert_never(item.action)
+                assert_never(action)
     return {
         "removed_cases": len(details["removed"]),
         "merged_cases": len(details["merged"]),
@@ -317,7 +302,7 @@ def _row(executor: Executor, run_id: UUID) -> Row[Any]:
 
 
 def _claimed_run(row: Row[Any]) -> ClaimedRun:
-    return ClaimedRun(row.run_id, row.token, Phase(row.phase), row.planned_at, row.dry_run)
+    return ClaimedRun(row.run_id, row.token, Phase(row.phase), row.dry_run)
 
 
 def _as_json(row: Row[Any]) -> dict[str, Any]:
@@ -335,24 +320,9 @@ def _as_json(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def _details(executor: Executor, run_id: UUID, *, applied: bool) -> dict[str, Any]:
-    items = _items(executor, run_id)
-    return summarize(filter(None, map(_as_applied, items)) if applied else map(_as_planned, items))
-
-
-def _items(executor: Executor, run_id: UUID) -> Iterator[Row[Any]]:
+def _items(executor: Executor, run_id: UUID, *, applied: bool) -> Iterator[Row[Any]]:
     after = -1
-    while rows := executor.run(queries.ITEMS, {"run_id": run_id, "after": after, "most": _PAGE}):
+    parameters = {"run_id": run_id, "applied": applied, "most": _PAGE}
+    while rows := executor.run(queries.ITEMS, {**parameters, "after": after}):
         yield from rows
         after = rows[-1].position
-
-
-def _as_planned(row: Row[Any]) -> ReportedItem:
-    return ReportedItem(Action(row.action), row.case_id, row.rule, row.reason, row.keeper_id, row.similarity)
-
-
-def _as_applied(row: Row[Any]) -> ReportedItem | None:
-    """The outcome of an item; `None` if the item has no outcome yet."""
-    if row.outcome == "spared":
-        return ReportedItem(Action.SPARE, row.case_id, row.outcome_rule, row.outcome_reason)
-    return _as_planned(row) if row.outcome == "done" or row.action == Action.SPARE else None
