@@ -261,7 +261,7 @@ def test_every_pattern_is_registered_once() -> None:
         for name, module in sources().items()
         if name != "perdure.text.patterns"
         for function in ast.walk(module)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "_pattern"
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"compiled", "Pattern"}
     }

@@ -7,13 +7,14 @@ without a year, the span is the latest such month or day that has begun. Called 
 from __future__ import annotations
 
 from calendar import isleap
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from perdure.text.linear import is_hangul
-from perdure.text.patterns import Match, Pattern, compiled
+from perdure.text.patterns import Match, compiled
 
 MOST_SPANS = 4
 
@@ -34,13 +35,56 @@ _MONTHS = {
     )
     for name in names.split()
 }  # fmt: skip
-_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
-_DAYS = {name: number for number, name in enumerate(("mon", "tues", "wednes", "thurs", "fri", "satur", "sun"))}
-_KOREAN_DAYS = {name: number for number, name in enumerate("월화수목금토일")}
-_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "couple of": 2}
-_NUMBER = "|".join([r"\d{1,3}", *_NUMBERS])
-_KOREAN_UNITS = {"일": "day", "주일": "week", "주": "week", "개월": "month", "달": "month", "년": "year"}
-_YEAR = r"(?:19|20)\d\d"
+_WEEKDAYS = ("mon", "tues", "wednes", "thurs", "fri", "satur", "sun", *"월화수목금토일")
+_COUNTS = {
+    "a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "couple of": 2,
+    "this": 0, "last": 1, "previous": 1, "past": 1, "이번": 0, "지난": 1, "저번": 1, "지지난": 2,
+}  # fmt: skip
+_UNITS = {
+    "일": "day", "주": "week", "주일": "week", "주말": "weekend", "달": "month", "개월": "month", "년": "year",
+}  # fmt: skip
+_ALIASES = {
+    "today": (0, "day"), "this morning": (0, "day"), "오늘": (0, "day"),
+    "yesterday": (1, "day"), "last night": (1, "day"), "어제": (1, "day"), "어젯밤": (1, "day"),
+    "the day before yesterday": (2, "day"), "그저께": (2, "day"), "그제": (2, "day"),
+    "올해": (0, "year"), "작년": (1, "year"), "지난해": (1, "year"), "지난 해": (1, "year"), "재작년": (2, "year"),
+}  # fmt: skip
+_WORDS = {
+    "MONTH": "|".join(sorted(_MONTHS, key=len, reverse=True)),
+    "YEAR": r"(?:19|20)\d\d",
+    "DAY": r"\d\d?",
+    "NUMBER": r"\d{1,3}|an?|one|two|three|four|five|six|seven|couple of",
+    "ALIAS": "|".join(rf"\b{alias}\b" if alias.isascii() else alias for alias in _ALIASES),
+}
+
+# The letters name the groups: year, month, day; number of units back, unit; weekday; alias. More specific patterns
+# come first: no later pattern matches text that an earlier one has matched.
+_PATTERNS = tuple(
+    (letters, compiled(text.format(**_WORDS)))
+    for letters, text in (
+        ("ymd", r"\b({YEAR})[-/.]({DAY})[-/.]({DAY})\b"),
+        ("ymd", r"({YEAR})년 ?({DAY})월 ?({DAY})일"),
+        ("dmy", r"\b({DAY})(?:st|nd|rd|th)? (?:of )?({MONTH})\b\.?,? ({YEAR})\b"),
+        ("mdy", r"\b({MONTH})\b\.? ({DAY})(?:st|nd|rd|th)?,? ({YEAR})\b"),
+        ("ym", r"({YEAR})년 ?({DAY})월"),
+        ("my", r"\b({MONTH})\b\.?,? (?:of )?({YEAR})\b"),
+        ("ym", r"\b({YEAR})-(\d\d)\b"),
+        ("md", r"({DAY})월 ?({DAY})일"),
+        ("dm", r"\b(?:on |the )({DAY})(?:st|nd|rd|th)? (?:of )?({MONTH})\b"),
+        ("md", r"\b({MONTH})\b\.? ({DAY})(?:st|nd|rd|th)?\b"),
+        ("nu", r"\b({NUMBER}) (day|week|month|year)s? ago\b"),
+        ("nu", r"(\d{{1,3}}) ?(개월|주일|일|주|달|년) ?전"),
+        ("nu", r"\b(last|previous|past|this) (weekend|week|month|year)\b"),
+        ("w", r"\b(?:last |on )(mon|tues|wednes|thurs|fri|satur|sun)day\b"),
+        ("w", r"(?:지난|저번) ?(?:주 ?)?([월화수목금토일])요일"),
+        ("nu", r"(지지난|지난|저번|이번) ?(주말|주|달)"),
+        ("a", r"({ALIAS})"),
+        ("y", r"({YEAR})년"),
+        ("m", r"(\d+)월"),
+        ("m", r"\b(?:in|during|since|last) ({MONTH})\b"),
+        ("y", r"\b(?:in|during|since|of) ({YEAR})\b"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +100,19 @@ def find_spans(question: str, now: datetime, zone: ZoneInfo) -> tuple[TimeSpan, 
     text = question[:MAX_CHARS].lower()
     today = now.astimezone(zone).date()
     matched: list[tuple[int, int]] = []
-    found: list[TimeSpan] = []
-    for pattern, to_days in _PATTERNS:
+    found: dict[TimeSpan, None] = {}
+    for letters, pattern in _PATTERNS:
         for match in pattern.finditer(text):
             if len(matched) == _MOST_MATCHES:
                 break
             if _is_part(match, text) or any(start < match.end() and match.start() < end for start, end in matched):
                 continue  # within "8 May 2023", "May" is not a separate match
-            for first, end in _days_of(to_days, match, today):
+            with suppress(ValueError, OverflowError):  # 31 June, or a year before year 1
+                first, end = _days(dict(zip(letters, map(str, match.groups()), strict=True)), today)
                 matched.append((match.start(), match.end()))
                 if first <= today:
-                    found.append(TimeSpan(_midnight(first, zone), _midnight(end, zone)))
-    return tuple(dict.fromkeys(found))[:MOST_SPANS]
+                    found[TimeSpan(*(datetime.combine(day, time(), zone) for day in (first, end)))] = None
+    return tuple(found)[:MOST_SPANS]
 
 
 def _is_part(match: Match, text: str) -> bool:
@@ -85,131 +130,39 @@ def _is_part(match: Match, text: str) -> bool:
     )
 
 
-_Days = tuple[date, date]
-_ToDays = Callable[[Match, date], _Days]
-
-
-def _days_of(to_days: _ToDays, match: Match, today: date) -> Iterator[_Days]:
-    try:
-        yield to_days(match, today)
-    except (ValueError, OverflowError):  # 31 June, or a year before year 1
-        return
-
-
-def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    return datetime.combine(day, time(), zone)
-
-
-def _day(day: date) -> _Days:
-    return day, day + timedelta(days=1)
-
-
-def _month(year: int, month: int) -> _Days:
-    first = date(year, month, 1)
-    return first, (first + timedelta(days=31)).replace(day=1)
-
-
-def _year(year: int) -> _Days:
-    return date(year, 1, 1), date(year + 1, 1, 1)
-
-
-def _latest(today: date, month: int, day: int | None = None) -> _Days:
-    """The latest occurrence of a month, or of a day in a month, that has begun by `today`."""
-    year = today.year if (month, day or 1) <= (today.month, today.day) else today.year - 1
-    if day is None:
-        return _month(year, month)
-    while (month, day) == (2, 29) and not isleap(year):
+def _days(found: Mapping[str, str], today: date) -> tuple[date, date]:
+    """The first day of a match, and the day after its last day."""
+    if alias := found.get("a"):
+        return _back(*_ALIASES[alias], today)
+    if unit := found.get("u"):
+        count = _COUNTS[found["n"]] if found["n"] in _COUNTS else int(found["n"])
+        return _back(count, _UNITS.get(unit, unit), today)
+    if weekday := found.get("w"):
+        return _back((today.weekday() - _WEEKDAYS.index(weekday) - 1) % 7 + 1, "day", today)
+    numbers = {letter: _MONTHS.get(text) or int(text) for letter, text in found.items()}
+    if "m" not in numbers:
+        return _back(today.year - numbers["y"], "year", today)
+    month, day = numbers["m"], numbers.get("d", 1)
+    year = numbers.get("y") or (today.year if (month, day) <= (today.month, today.day) else today.year - 1)
+    while (month, day) == (2, 29) and "y" not in numbers and not isleap(year):
         year -= 1
-    return _day(date(year, month, day))
+    first = date(year, month, day)
+    return first, first + timedelta(days=1) if "d" in numbers else (first + timedelta(days=31)).replace(day=1)
 
 
-def _ago(count: int, unit: str, today: date) -> _Days:
-    """The whole day, calendar week, month or year that lies `count` units before the current one."""
+def _back(count: int, unit: str, today: date) -> tuple[date, date]:
+    """The whole day, calendar week, weekend, month or year that lies `count` units before the current one."""
     match unit:
         case "day":
-            return _day(today - timedelta(days=count))
+            first, length = today - timedelta(days=count), 1
         case "week":
-            monday = today - timedelta(days=today.weekday() + 7 * count)
-            return monday, monday + timedelta(days=7)
+            first, length = today - timedelta(days=today.weekday() + 7 * count), 7
+        case "weekend":
+            first, length = today - timedelta(days=(today.weekday() - 5) % 7 + 7 * count), 2
         case "month":
             months = today.year * 12 + today.month - 1 - count
-            return _month(months // 12, months % 12 + 1)
+            first = date(months // 12, months % 12 + 1, 1)
+            return first, (first + timedelta(days=31)).replace(day=1)
         case _:
-            return _year(today.year - count)
-
-
-def _weekend(today: date, back: int) -> _Days:
-    saturday = today - timedelta(days=(today.weekday() - 5) % 7 + 7 * back)
-    return saturday, saturday + timedelta(days=2)
-
-
-def _weekday(today: date, weekday: int) -> _Days:
-    return _day(today - timedelta(days=(today.weekday() - weekday - 1) % 7 + 1))
-
-
-def _count(text: str) -> int:
-    return _NUMBERS[text] if text in _NUMBERS else int(text)
-
-
-def _pattern(text: str) -> Pattern:
-    return compiled(text.replace("MONTH", _MONTH).replace("YEAR", _YEAR).replace("NUMBER", _NUMBER))
-
-
-_PERIODS_BACK = {"last": 1, "previous": 1, "past": 1, "this": 0}
-_KOREAN_PERIODS_BACK = {"지난": 1, "저번": 1, "이번": 0, "지지난": 2}
-
-# More specific patterns come first: no later pattern matches text that an earlier one has matched.
-_PATTERNS: tuple[tuple[Pattern, _ToDays], ...] = tuple(
-    (_pattern(text), to_days)
-    for text, to_days in (
-        (r"\b(YEAR)[-/.](\d\d?)[-/.](\d\d?)\b", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
-        (r"(YEAR)년 ?(\d\d?)월 ?(\d\d?)일", lambda m, _: _day(date(int(m[1]), int(m[2]), int(m[3])))),
-        (
-            r"\b(\d\d?)(?:st|nd|rd|th)? (?:of )?(MONTH)\b\.?,? (YEAR)\b",
-            lambda m, _: _day(date(int(m[3]), _MONTHS[m[2]], int(m[1]))),
-        ),
-        (
-            r"\b(MONTH)\b\.? (\d\d?)(?:st|nd|rd|th)?,? (YEAR)\b",
-            lambda m, _: _day(date(int(m[3]), _MONTHS[m[1]], int(m[2]))),
-        ),
-        (r"(YEAR)년 ?(\d\d?)월", lambda m, _: _month(int(m[1]), int(m[2]))),
-        (r"\b(MONTH)\b\.?,? (?:of )?(YEAR)\b", lambda m, _: _month(int(m[2]), _MONTHS[m[1]])),
-        (r"\b(YEAR)-(\d\d)\b", lambda m, _: _month(int(m[1]), int(m[2]))),
-        (r"(\d\d?)월 ?(\d\d?)일", lambda m, today: _latest(today, int(m[1]), int(m[2]))),
-        (
-            r"\b(?:on |the )(\d\d?)(?:st|nd|rd|th)? (?:of )?(MONTH)\b",
-            lambda m, today: _latest(today, _MONTHS[m[2]], int(m[1])),
-        ),
-        (
-            r"\b(MONTH)\b\.? (\d\d?)(?:st|nd|rd|th)?\b",
-            lambda m, today: _latest(today, _MONTHS[m[1]], int(m[2])),
-        ),
-        (r"\b(NUMBER) (day|week|month|year)s? ago\b", lambda m, today: _ago(_count(m[1]), m[2], today)),
-        (r"(\d{1,3}) ?(개월|주일|일|주|달|년) ?전", lambda m, today: _ago(int(m[1]), _KOREAN_UNITS[m[2]], today)),
-        (r"\b(last|previous|past|this) weekend\b", lambda m, today: _weekend(today, _PERIODS_BACK[m[1]])),
-        (r"\b(last|previous|past|this) (week|month|year)\b", lambda m, today: _ago(_PERIODS_BACK[m[1]], m[2], today)),
-        (
-            r"\b(?:last |on )(mon|tues|wednes|thurs|fri|satur|sun)day\b",
-            lambda m, today: _weekday(today, _DAYS[m[1]]),
-        ),
-        (
-            r"(?:지난|저번) ?(?:주 ?)?([월화수목금토일])요일",
-            lambda m, today: _weekday(today, _KOREAN_DAYS[m[1]]),
-        ),
-        (r"(지지난|지난|저번|이번) ?주말", lambda m, today: _weekend(today, _KOREAN_PERIODS_BACK[m[1]])),
-        (
-            r"(지지난|지난|저번|이번) ?(주|달)",
-            lambda m, today: _ago(_KOREAN_PERIODS_BACK[m[1]], _KOREAN_UNITS[m[2]], today),
-        ),
-        (r"\bthe day before yesterday\b|그저께|그제", lambda _, today: _day(today - timedelta(days=2))),
-        (r"\byesterday\b|\blast night\b|어제|어젯밤", lambda _, today: _day(today - timedelta(days=1))),
-        (r"\btoday\b|\bthis morning\b|오늘", lambda _, today: _day(today)),
-        (r"재작년", lambda _, today: _year(today.year - 2)),
-        (r"작년|지난 ?해", lambda _, today: _year(today.year - 1)),
-        (r"올해", lambda _, today: _year(today.year)),
-        (r"(YEAR)년", lambda m, _: _year(int(m[1]))),
-        (r"(\d+)월", lambda m, today: _latest(today, int(m[1]))),
-        (r"\b(?:in|during|since|last) (MONTH)\b", lambda m, today: _latest(today, _MONTHS[m[1]])),
-        (r"\b(?:in|during|since|of) (YEAR)\b", lambda m, _: _year(int(m[1]))),
-    )
-)
+            return date(today.year - count, 1, 1), date(today.year - count + 1, 1, 1)
+    return first, first + timedelta(days=length)
