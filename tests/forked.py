@@ -27,7 +27,7 @@ _IMPORTED = [
     "kombu.transport.redis",
     "perdure.builtin",
     "perdure.channels.http.app",
-    "perdure.models.offline.model",
+    "perdure.models.offline",
     "perdure.models.providers.openai",
     "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
     "perdure.tasks.deliveries",

@@ -32,7 +32,7 @@ from perdure.memory.recall import time_spans
 from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
-from perdure.models.offline import OfflineModel, entities, intents, language, memories
+from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
 from perdure.models.providers import wire_names
 from perdure.network import egress, queues
@@ -162,28 +162,14 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
     "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
-    "perdure.models.offline.intents.asks_identity": intents.asks_identity,
-    "perdure.models.offline.intents.is_greeting": intents.is_greeting,
-    "perdure.models.offline.intents.asks_for_memories": intents.asks_for_memories,
-    "perdure.models.offline.intents.asks_for_summary": intents.asks_for_summary,
-    "perdure.models.offline.intents.asks_something": intents.asks_something,
-    "perdure.models.offline.intents.referenced_line": intents.referenced_line,
-    "perdure.models.offline.intents.time_zone": intents.time_zone,
-    "perdure.models.offline.intents.calculation": lambda given: (
-        intents.calculation(given),
-        intents.calculation(given[:500]),
-    ),
-    "perdure.models.offline.intents.tool_calls": lambda given: list(intents.tool_calls(given, ["x"])),
-    "perdure.models.offline.entities.entities": entities.entities,
-    "perdure.models.offline.entities.relations": entities.relations,
-    "perdure.models.offline.language.sentences": language.sentences,
-    "perdure.models.offline.language.is_question": language.is_question,
-    "perdure.models.offline.language.terms": language.terms,
-    "perdure.models.offline.language.most_relevant": lambda given: language.most_relevant(given, [given], [1.0]),
-    "perdure.models.offline.language.extract": language.extract,
-    "perdure.models.offline.memories.user_lines": lambda given: list(memories.user_lines(given)),
-    "perdure.models.offline.memories.extract_memories": lambda given: memories.extract_memories([given]),
     "perdure.models.offline.OfflineModel, statement": lambda given: offline_reply(Message(Role.USER, given)),
+    "perdure.models.offline.OfflineModel, calculation": lambda given: offline_reply(Message(Role.USER, given[:400])),
+    "perdure.models.offline.OfflineModel, extraction": lambda given: offline_reply(
+        Message(Role.SYSTEM, extraction.PROMPT), Message(Role.USER, given)
+    ),
+    "perdure.models.offline.OfflineModel, summary": lambda given: offline_reply(
+        Message(Role.USER, f"summary: {given}")
+    ),
     "perdure.models.offline.OfflineModel, question": lambda given: offline_reply(
         Message(Role.SYSTEM, given), Message(Role.USER, given), Message(Role.USER, "Where do I live?")
     ),
