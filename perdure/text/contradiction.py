@@ -12,25 +12,17 @@ Called by consolidation, by the tool `remember` and by the CaseBank's search for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
 from hashlib import blake2b
+from itertools import zip_longest
 from operator import or_
 
-from perdure.text.linear import normalized
-from perdure.text.names import missing, names_by_position, names_of
-from perdure.text.numbers import numbers_in
-from perdure.text.words import (
-    cached_by_word,
-    count_negations,
-    forms,
-    opposite_group,
-    stem,
-    tokens,
-    without_negative_prefix,
-)
+from perdure.text.linear import has_hangul, normalized
+from perdure.text.patterns import SPACE, STARTS, compiled
+from perdure.text.words import KOREAN_PLACES, TITLES, Reading, Token, stem, tokens, without_particle, word_list
 
 MAX_CHARS = 10_000
 """Maximum characters of a normalised text that are analysed. The rest of the text is compared by its hash."""
@@ -38,6 +30,9 @@ MAX_CHARS = 10_000
 _BITS = 63
 _SHOWN_CHARS = 200
 _STRAIGHT_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})  # noqa: RUF001 (the characters to replace)
+_NEGATIVE_PREFIXES = ("un", "dis", "non", "in", "im", "ir", "il", "mis")
+_SHORTEST_NEGATED = 4
+_NOT_YET = compiled(r"\byet to\b", ignore_case=True)
 
 
 class DifferenceKind(StrEnum):
@@ -75,16 +70,16 @@ def _shorten(side: str) -> str:
 class Features:
     """The features of one text that `difference` compares.
 
-    `opposites` has one entry for each group of opposed words, such as "on" and "off", that occurs in the text. An entry
-    has the group's number and the sides of the group that occur in the text; see `words.opposite_group`. `rest` is a
-    hash of the text beyond `MAX_CHARS`, or empty if the text is not longer than `MAX_CHARS`.
+    `words` has the forms of all words; see `words.Reading`. `opposites` maps the number of each group of opposed words,
+    such as "on" and "off", that occurs in the text. The value has the sides of the group that occur, and one of the
+    words. `rest` is a hash of the text beyond `MAX_CHARS`, or empty if the text is not longer than `MAX_CHARS`.
     """
 
     numbers: tuple[str, ...]
     negations: int
     words: frozenset[str]
     names: frozenset[str]
-    opposites: tuple[tuple[int, frozenset[int]], ...]
+    opposites: Mapping[int, tuple[frozenset[int], str]]
     rest: str = ""
 
     @property
@@ -103,8 +98,8 @@ class Features:
 
     @property
     def word_bits(self) -> int:
-        """A 63-bit Bloom filter of all words and their stems."""
-        return _bits(self.words) | _bits(map(stem, self.words))
+        """A 63-bit Bloom filter of all words."""
+        return _bits(self.words)
 
 
 def difference(left: str, right: str) -> Difference | None:
@@ -122,10 +117,35 @@ def compare(left: Features, right: Features) -> Difference | None:
         return Difference(DifferenceKind.NUMBER, _only(left.numbers, right.numbers), _only(right.numbers, left.numbers))
     if left.negations != right.negations:
         return Difference(DifferenceKind.NEGATION, *(("negated" if each.negations else "") for each in (left, right)))
-    left_only, right_only = missing(left.names, right.words), missing(right.names, left.words)
+    left_only, right_only = _missing(left.names, right), _missing(right.names, left)
     if left_only or right_only:
         return Difference(DifferenceKind.NAME, ", ".join(left_only), ", ".join(right_only))
     return _opposites(left, right)
+
+
+def _missing(names: frozenset[str], other: Features) -> list[str]:
+    """The names of which the other text has neither the whole name nor its stem."""
+    return sorted(name for name in names if stem(name) not in other.words)
+
+
+def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
+    """The numbers in `these` that are not in `others`. If there are no such numbers, all numbers in `these`."""
+    return ", ".join([number for number in these if number not in others] or these)
+
+
+def _opposites(left: Features, right: Features) -> Difference | None:
+    """The difference if the texts use opposed words: "trust" and "distrust", or two sides of a group of opposites."""
+    for word in sorted(left.words ^ right.words):
+        bare = next((word.removeprefix(each) for each in _NEGATIVE_PREFIXES if word.startswith(each)), "")
+        if len(bare) >= _SHORTEST_NEGATED and bare in left.words ^ right.words:
+            pair = (word, bare) if word in left.words else (bare, word)
+            if pair[0] in left.words and pair[1] in right.words:
+                return Difference(DifferenceKind.OPPOSITE, *pair)
+    for group in sorted(left.opposites.keys() & right.opposites.keys()):
+        (sides, word), (others, other) = left.opposites[group], right.opposites[group]
+        if sides != others:
+            return Difference(DifferenceKind.OPPOSITE, word, other)
+    return None
 
 
 def features(text: str) -> Features:
@@ -133,19 +153,21 @@ def features(text: str) -> Features:
     normal = normalized("NFKC", text[:MAX_CHARS]).translate(_STRAIGHT_APOSTROPHES)
     rest = normal[MAX_CHARS:] + text[MAX_CHARS:]
     normal = normal[:MAX_CHARS]
-    found = list(tokens(normal))
-    positioned = frozenset(names_by_position(normal))
-    words = positioned | {form for token in found for form in forms(token.text)}
-    sides: dict[int, set[int]] = {}
-    for word in words:
-        if (opposite := opposite_group(word)) is not None:
-            sides.setdefault(opposite[0], set()).add(opposite[1])
+    found = [(token, token.read()) for token in tokens(normal)]
+    positioned = frozenset(_names_by_position(normal))
+    opposites: dict[int, tuple[frozenset[int], str]] = {}
+    for _, word in found:
+        for group, side in word.opposites:
+            sides, longest = opposites.get(group, (frozenset(), ""))
+            opposites[group] = sides | {side}, max(longest, word.base, key=lambda each: (len(each), each))
     return Features(
-        numbers=tuple(sorted(numbers_in(normal))),
-        negations=count_negations(normal, found),
-        words=words,
-        names=positioned | {name for token in found for name in names_of(token)},
-        opposites=tuple(sorted((group, frozenset(used)) for group, used in sides.items())),
+        numbers=tuple(
+            sorted([*_numbers(normal), *(_NUMBERS[word.base] for _, word in found if word.base in _NUMBERS)])
+        ),
+        negations=sum(word.negates for _, word in found) + len(_NOT_YET.findall(normal)),
+        words=positioned.union(map(stem, positioned), *(word.forms for _, word in found)),
+        names=positioned.union(name for token, word in found for name in _names(token, word)),
+        opposites=opposites,
         rest=f"{_hash(rest):016x}" if rest else "",
     )
 
@@ -154,44 +176,147 @@ def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest())
 
 
-@cached_by_word
-def _bit(word: str) -> int:
-    return 1 << _hash(word) % _BITS
-
-
 def _bits(words: Iterable[str]) -> int:
-    return reduce(or_, map(_bit, words), 0)
+    return reduce(or_, (1 << _hash(word) % _BITS for word in words), 0)
 
 
-def _only(these: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """The numbers in `these` that are not in `others`. If there are no such numbers, all numbers in `these`."""
-    known = frozenset(others)
-    return ", ".join([number for number in these if number not in known] or these)
+# --- numbers -----------------------------------------------------------------------------
+
+_DIGITS = compiled(r"\p{Nd}+(?:[.,:/-]\p{Nd}+)*")
+_ONE_NUMBER = compiled(r"[0-9]+(?:\.[0-9]+)?|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_SCALES = {"천만": 7, "백만": 6, "천": 3, "만": 4, "억": 8, "조": 12}
+"""The exponent of ten of each Korean unit, such as 3 for 천 (1,000)."""
+
+_SCALED = compiled(rf"([0-9][0-9,]*(?:\.[0-9]+)?)[{SPACE}]?({'|'.join(_SCALES)})")
+_NUMBERS = {
+    word: number
+    for names, numbers in (
+        ("two three four five six seven eight nine ten eleven twelve", range(2, 13)),
+        ("thirteen fourteen fifteen sixteen seventeen eighteen nineteen", range(13, 20)),
+        ("twenty thirty forty fifty sixty seventy eighty ninety hundred", range(20, 101, 10)),
+        ("second third fourth fifth sixth seventh eighth ninth tenth", range(2, 11)),
+        ("zero twice thrice dozen thousand million half quarter", (0, 2, 3, 12, 1000, 10**6, "1/2", "1/4")),
+    )
+    for word, number in zip(word_list(names), map(str, numbers), strict=True)
+}
+"""English number words; without "one", which is usually a pronoun: "this one"."""
+
+_KOREAN_NUMBERS = {
+    word: number for number, word in enumerate(word_list("한 두 세 네 다섯 여섯 일곱 여덟 아홉"), start=1)
+}
+_KOREAN_TENS = {
+    word: number for number, word in enumerate(word_list("열 스물 서른 마흔 쉰 예순 일흔 여든 아흔"), start=1)
+}
+_KOREAN_TENS["스무"] = 2
+_HANGUL_RUN = compiled("[\uac00-\ud7a3]+")
+_COUNTED = compiled(
+    f"({'|'.join(_KOREAN_TENS)})?({'|'.join(_KOREAN_NUMBERS)})?"
+    f"[{SPACE}]?(?:개|번|명|시간|시|달|살|주|배|가지|마리|장|잔|병|권|대|분)"
+    "(?:(?:이에요|이었|이라|이고|입니다|정도|이상|이하).*|.{0,2})"
+)
 
 
-def _opposites(left: Features, right: Features) -> Difference | None:
-    """The difference if the texts use opposed words: "trust" and "distrust", or two sides of a group of opposites."""
-    if found := _negated_by_prefix(left.words, right.words):
-        return Difference(DifferenceKind.OPPOSITE, *found)
-    if found := _negated_by_prefix(right.words, left.words):
-        return Difference(DifferenceKind.OPPOSITE, *reversed(found))
-    others = dict(right.opposites)
-    for group, sides in left.opposites:
-        if (other := others.get(group)) is not None and sides != other:
-            return Difference(DifferenceKind.OPPOSITE, _word_of(left, group), _word_of(right, group))
-    return None
+def _numbers(text: str) -> Iterator[str]:
+    """Each number in digits or Korean, in one spelling: 1,000 and 1천 are 1000. Dates and versions stay as they are."""
+    hangul = has_hangul(text)
+    if hangul:
+        for found in _SCALED.finditer(text):
+            yield _canonical(found[1], _SCALES[found[2]])
+        text = _SCALED.sub(lambda _: " ", text)
+    for number in _DIGITS.findall(text):
+        yield _canonical(number) if _ONE_NUMBER.fullmatch(number) else number
+    if hangul:
+        yield from _korean_numbers(text)
 
 
-def _negated_by_prefix(these: frozenset[str], others: frozenset[str]) -> tuple[str, str] | None:
-    """A word of `these` with a negative prefix, such as "distrust", and the word of `others` without the prefix."""
-    for word in sorted(these - others):
-        bare = without_negative_prefix(word)
-        if bare is not None and bare in others and bare not in these:
-            return word, bare
-    return None
+def _canonical(number: str, scale: int = 0) -> str:
+    """`number` times 10 to the power of `scale`, without separators and superfluous zeros.
+
+    Works on the digits, because different numbers of more than 15 digits may be equal as floats.
+    """
+    whole, _, fraction = number.replace(",", "").partition(".")
+    fraction = fraction.ljust(scale, "0")
+    whole, fraction = (whole + fraction[:scale]).lstrip("0") or "0", fraction[scale:].rstrip("0")
+    return f"{whole}.{fraction}" if fraction else whole
 
 
-def _word_of(features: Features, group: int) -> str:
-    """The longest word of `features` that is in `group`. So a whole word is preferred to its stem."""
-    words = [word for word in features.words if (found := opposite_group(word)) and found[0] == group]
-    return max(words, key=lambda word: (len(word), word))
+def _korean_numbers(text: str) -> Iterator[str]:
+    """Native Korean numbers before a counter, such as 두 번 or 열한 시."""
+    runs = list(_HANGUL_RUN.finditer(text))
+    for run, after in zip_longest(runs, runs[1:]):
+        counted = _COUNTED.fullmatch(run[0])
+        if counted is None and after is not None and text[run.end() : after.start()].isspace():
+            counted = _COUNTED.fullmatch(text[run.start() : after.end()])
+        if counted is not None and (counted[1] or counted[2]):
+            yield str(10 * _KOREAN_TENS.get(counted[1], 0) + _KOREAN_NUMBERS.get(counted[2], 0))
+
+
+# --- names -------------------------------------------------------------------------------
+
+# These words are not names although they have a capital letter at the beginning of a sentence, or stand where a name
+# often stands.
+_OPENERS = frozenset(
+    map(
+        stem,
+        word_list("""
+    a about after all also an and any are as ask at be because before both but by can change check cancel connect
+    could create delete did do does each either every explain find first for from get give had has have he help
+    her here his how i if in install is it its let lets list make may maybe me might most my need new now of on
+    one open or our please prefers put remove reset run say says set she should show since so some start stop
+    tell than that the their them then there these they this those to try turn two under until update us use user
+    users was we were what whats when where which while who whom whose why will with would yes you your add allow
+    always configure deploy describe disable enable increase decrease fix hello hey hi likes like lives loves
+    wants works enjoys hates dislikes owns plays studies speaks uses thanks thank ok okay only just last next
+    home different another several many same
+    """),
+    )
+)
+_NEVER_NAMES = frozenset({"i", "i'm", "i'd", "i've", "i'll", "ok"})
+_SHORTEST_TITLED = 2
+_KOREAN_TOPIC = compiled("([\uac00-\ud7a3]{1,2}[^하되있없않같지르])(?:은|는|이|가|께서|에게|한테)")
+_KOREAN_NO_NAMES = frozenset(
+    word_list("""
+    저 나 너 우리 저희 그 그녀 그들 당신 이것 그것 저것
+    여기 거기 저기 누구 무엇 뭐 어디 언제 사용자 고객 회원 관리자 사람
+    하 되 있 없 않 같 어떻게 이거 그거 오늘 내일 어제 지금 방법 문제 경우
+    """)
+)
+
+_NAME_POSITIONS = compiled(
+    rf"{STARTS}(?:called|named|name is|name's|from"
+    r"|(?:move|moves|moved|moving) to"
+    r"|(?:live|lives|lived|living|born|based|work|works|worked|working|study|studies) (?:at|for|in))"
+    r" (?P<english>[\pL\p{Nl}\p{No}]+)"
+    "|이름은 (?P<called>[\uac00-\ud7a3]{1,6}?)(?:예요|이에요|입니다|이야|야|이다|다|라고)"
+    "|(?P<where>[\uac00-\ud7a3]{2,8}?)(?:에서|에) (?:살|일|근무|다니|다녀|태어)"
+    "|(?P<titled>[\uac00-\ud7a3]{2,4}) (?:씨|님)",
+    ignore_case=True,
+)
+"""Positions in which a word counts as a name even in lower case, such as "lives in X"."""
+
+
+def _names_by_position(text: str) -> Iterator[str]:
+    for found in _NAME_POSITIONS.finditer(text):
+        word = next(each for each in found.groups() if each is not None).casefold().removesuffix("'s")
+        if stem(word) not in _OPENERS:
+            yield word
+
+
+def _names(token: Token, word: Reading) -> Iterator[str]:
+    """If the token is spelled like a name, yield the name in one of the word's `forms`.
+
+    A Korean name is a known place, a word before a form of address, or two or three syllables before a particle.
+    """
+    text = token.text
+    if has_hangul(text):
+        topic = _KOREAN_TOPIC.fullmatch(text)
+        if place := next((place for place in KOREAN_PLACES if text.startswith(place)), None):
+            yield place
+        elif len(bare := without_particle(text)) > _SHORTEST_TITLED and bare.endswith(TITLES):
+            yield bare[:-1]
+        elif topic is not None and topic[1] not in _KOREAN_NO_NAMES:
+            yield topic[1]
+    elif text[0].isalpha() and word.base not in _NEVER_NAMES and not word.negates:
+        opens = token.initial and stem(word.base) in _OPENERS
+        if text[1:] != text[1:].lower() or (text[0].isupper() and not opens and word.base not in _NUMBERS):
+            yield word.base

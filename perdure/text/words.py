@@ -1,34 +1,40 @@
 """Splits English and Korean text into words, and finds stems, negations and words that exclude each other.
 
 Words that exclude each other are, for example, open and close, or the days of the week. The module uses rules and short
-word lists. Callers compare two texts by the same rules, so a crude stem is good enough. Called by `contradiction`,
-`names` and `numbers`.
+word lists. Callers compare two texts by the same rules, so a crude stem is good enough. Called by `contradiction` and
+by the offline model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from itertools import groupby
-from typing import TypeVar
+from functools import lru_cache
 
 from perdure.text.linear import has_hangul
 from perdure.text.patterns import compiled
 
 _CACHED_WORDS = 20_000
-"""The most results that each function decorated with `cached_by_word` keeps."""
-
 _LONGEST_CACHED = 64
 """The most characters of a cached word. A long text without spaces is one word, which would stay in memory."""
 
-
-def word_list(text: str) -> list[str]:
-    """Split `text`, a list of words in the source code, at whitespace."""
-    return text.split()
+_WORD = compiled(r"[\pL\pN]+(?:['&][\pL\pN]+)*")
+_SENTENCE_ENDS = frozenset('.!?\u3002:;"\u201c(\n')
 
 
-# --- tokens ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of one word.
+
+    `base` is the word in lower case, without a possessive ending. `forms` has the word and its stem; in Korean also the
+    word without a particle or a form of address, and the place that it names. Words of two texts are compared by their
+    forms. `opposites` has the number of each group of `_EXCLUSIVE` that has the word, and the word's side in the group.
+    """
+
+    base: str
+    forms: frozenset[str]
+    negates: bool
+    opposites: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,59 +44,51 @@ class Token:
     text: str
     initial: bool
 
-
-_WITHIN_WORDS = {"'", "&"}
-_SENTENCE_ENDS = (".", "!", "?", "。", ":", ";", "\n", '"', "“", "(")
+    def read(self) -> Reading:
+        """The word's forms, and whether it negates or excludes other words."""
+        return _cached_reading(self.text) if len(self.text) <= _LONGEST_CACHED else _reading(self.text)
 
 
 def tokens(text: str) -> Iterator[Token]:
     """The words of `text`: runs of letters and digits, joined across a single apostrophe or ampersand."""
-    parts: list[str] = []
-    initial, gap = True, ""
-    for is_word, characters in groupby(text, key=str.isalnum):
-        run = "".join(characters)
-        if not is_word:
-            gap = run
-        elif parts and gap in _WITHIN_WORDS:
-            parts += [gap, run]
-        else:
-            if parts:
-                yield Token("".join(parts), initial)
-                initial = _ends_sentence(gap)
-            parts = [run]
-    if parts:
-        yield Token("".join(parts), initial)
+    end = 0
+    for found in _WORD.finditer(text):
+        yield Token(found[0], not end or not _SENTENCE_ENDS.isdisjoint(text[end : found.start()]))
+        end = found.end()
 
 
-def _ends_sentence(gap: str) -> bool:
-    """Whether the characters between two words end a sentence."""
-    mark = gap.rstrip()
-    return mark.endswith(_SENTENCE_ENDS) or "\n" in gap[len(mark) :]
+def word_list(text: str) -> list[str]:
+    """Split `text`, a list of words in the source code, at whitespace."""
+    return text.split()
 
 
-_Result = TypeVar("_Result")
+# --- stems, particles and negations ------------------------------------------------------
 
+_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
+_SHORTEST_STEM = 3
+_PARTICLES = (
+    "에서는", "으로는",
+    "에서", "으로", "에게", "한테", "께서", "부터", "까지", "처럼", "보다", "이랑", "하고",
+    "은", "는", "이", "가", "을", "를", "의", "에", "로", "와", "과", "도", "만", "랑",
+)  # fmt: skip
+"""Korean particles. Longer ones come first, so that the first match is the longest."""
 
-def cached_by_word(function: Callable[[str], _Result]) -> Callable[[str], _Result]:
-    """Cache the results of `function` for the most recently used words."""
-    cached = lru_cache(_CACHED_WORDS)(function)
+TITLES = ("씨", "님")
+"""Korean forms of address, which follow a name."""
 
-    @wraps(function)
-    def call(word: str) -> _Result:
-        return cached(word) if len(word) <= _LONGEST_CACHED else function(word)
-
-    return call
-
-
-# --- negation ----------------------------------------------------------------------------
+KOREAN_PLACES = word_list("""
+    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남 전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주
+    전주 천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국 독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남
+    태국 대만 도쿄 오사카 베이징 상하이 뉴욕 런던 파리 베를린
+    """)
 
 _ENGLISH_NOT = frozenset(
     word_list("""
-    not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused
-    rarely seldom hardly scarcely barely stopped quit
+    not no never none nobody nothing nowhere neither nor without cannot unable refuse refuses refused rarely seldom
+    hardly scarcely barely stopped quit cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt
+    hasnt havent
     """)
-) | frozenset(word_list("cant dont doesnt didnt wont isnt arent wasnt werent couldnt shouldnt wouldnt hasnt havent"))
-_ENGLISH_NOT_YET = compiled(r"\byet to\b", ignore_case=True)
+)
 _KOREAN_NOT_ALONE = frozenset({"안", "못", "아니", "아니요", "말고"})
 _KOREAN_NOT = compiled(
     r"지(?:도|는|를)?(?:않|못|마|말|아니)|^(?:않|못하|못해|못했|없|아니|아닌|아닙|아녜)"
@@ -98,32 +96,6 @@ _KOREAN_NOT = compiled(
 )
 
 
-@cached_by_word
-def is_negation(text: str) -> bool:
-    """Whether `text` is a word that negates, such as not, never or 않다."""
-    word = text.lower()
-    if has_hangul(word):
-        return word in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(word) is not None
-    return word in _ENGLISH_NOT or word.endswith("n't")
-
-
-def count_negations(text: str, words: Sequence[Token]) -> int:
-    """The number of negations in `text`, whose tokens are `words`. "yet to" counts as one."""
-    return sum(is_negation(token.text) for token in words) + len(_ENGLISH_NOT_YET.findall(text))
-
-
-# --- stems and particles -----------------------------------------------------------------
-
-_ENDINGS = ("ing", "ed", "es", "s", "d", "e")
-_SHORTEST_STEM = 3
-
-
-def base_form(word: str) -> str:
-    """An English word in lower case, without a possessive ending."""
-    return word.casefold().removesuffix("'s")
-
-
-@cached_by_word
 def stem(word: str) -> str:
     """An English word without a common ending, such as "ing" or "ed"."""
     for ending in _ENDINGS:
@@ -132,30 +104,24 @@ def stem(word: str) -> str:
     return word
 
 
-TITLES = ("씨", "님")
-"""Korean forms of address, which follow a name."""
-
-KOREAN_PLACES = tuple(
-    word_list("""
-    서울 부산 대구 인천 광주 대전 울산 세종 경기 강원 충북 충남
-    전북 전남 경북 경남 제주 수원 성남 고양 용인 창원 청주 전주
-    천안 포항 춘천 강릉 여수 한국 미국 일본 중국 영국
-    독일 프랑스 이탈리아 스페인 러시아 캐나다 호주 인도 베트남 태국 대만
-    도쿄 오사카 베이징 상하이 뉴욕 런던 파리 베를린
-    """)
-)
-
-_PARTICLES = (
-    "에서는", "으로는",
-    "에서", "으로", "에게", "한테", "께서", "부터", "까지", "처럼", "보다", "이랑", "하고",
-    "은", "는", "이", "가", "을", "를", "의", "에", "로", "와", "과", "도", "만", "랑",
-)  # fmt: skip
-"""Korean particles. Longer ones come first, so that the first match is the longest."""
-
-
 def without_particle(word: str) -> str:
-    """`word` without the longest particle at its end."""
-    return next((word.removesuffix(each) for each in _PARTICLES if word.endswith(each)), word)
+    """A Korean word without the longest particle at its end; `word` if it is only a particle."""
+    return next((word.removesuffix(each) for each in _PARTICLES if word.endswith(each)), word) or word
+
+
+def _reading(text: str) -> Reading:
+    base, negates = text.casefold().removesuffix("'s"), text.lower() in _ENGLISH_NOT or text.lower().endswith("n't")
+    forms = {base}
+    if has_hangul(text):
+        bare = without_particle(base)
+        forms |= {bare, bare[:-1] if bare.endswith(TITLES) else bare}
+        forms |= {place for place in KOREAN_PLACES if base.startswith(place)}
+        negates = base in _KOREAN_NOT_ALONE or _KOREAN_NOT.search(base) is not None
+    forms |= set(map(stem, forms))
+    return Reading(base, frozenset(forms), negates, frozenset(found for form in forms if (found := _opposite(form))))
+
+
+_cached_reading = lru_cache(_CACHED_WORDS)(_reading)
 
 
 # --- words that exclude each other -------------------------------------------------------
@@ -192,63 +158,25 @@ _EXCLUSIVE = """
     월요일 / 화요일 / 수요일 / 목요일 / 금요일 / 토요일 / 일요일
 """
 
-
-@cached_by_word
-def forms(text: str) -> tuple[str, ...]:
-    """All forms of the word `text` that are compared with the words of another text."""
-    word = base_form(text)
-    if not has_hangul(word):
-        return word, stem(word)
-    bare = without_particle(word) or word
-    places = (place for place in KOREAN_PLACES if word.startswith(place))
-    return word, bare, *places, *([bare[:-1]] if bare.endswith(TITLES) else [])
-
-
-def _groups() -> Iterator[list[list[str]]]:
-    for line in _EXCLUSIVE.strip().splitlines():
-        for group in line.split("|"):
-            yield [side.split() for side in group.split("/")]
-
-
-_OPPOSITES: dict[str, tuple[int, int]] = {}
-for _number, _group in enumerate(_groups()):
-    for _side, _members in enumerate(_group):
-        for _member in _members:
-            _OPPOSITES.setdefault(_member if has_hangul(_member) else stem(_member), (_number, _side))
+_OPPOSITES = {
+    member if has_hangul(member) else stem(member): (number, side)
+    for number, group in reversed([*enumerate(_EXCLUSIVE.replace("\n", "|").split("|"))])
+    for side, members in enumerate(group.split("/"))
+    for member in members.split()
+}
 _LONGEST_KOREAN_OPPOSITE = 4
 _LONGEST_SHORT_VERB = 3
 
 
-def _positive_forms(word: str) -> Iterator[str]:
-    """The stem of `word`, and possible positive forms of a comparative or superlative, such as `big` for `bigger`."""
-    yield stem(word)
-    for ending in ("er", "est"):
-        bare = word.removesuffix(ending)
-        if bare == word or len(bare) < _SHORTEST_STEM:
-            continue
-        yield from (stem(bare), bare)
-        if bare[-1] == bare[-2]:
-            yield bare[:-1]
-        if bare[-1] == "i":
-            yield f"{bare[:-1]}y"
-
-
-@cached_by_word
-def opposite_group(word: str) -> tuple[int, int] | None:
+def _opposite(word: str) -> tuple[int, int] | None:
     """The number of the word's group in `_EXCLUSIVE`, and its side in the group; `None` if no group has the word."""
     if not has_hangul(word):
-        return next((_OPPOSITES[form] for form in _positive_forms(word) if form in _OPPOSITES), None)
+        candidates = [stem(word)]
+        for bare in (word.removesuffix("er"), word.removesuffix("est")):  # "taller", "bigger", "earlier"
+            if _SHORTEST_STEM <= len(bare) < len(word):
+                candidates += [stem(bare), bare, bare[:-1] if bare[-1] == bare[-2] else f"{bare[:-1]}y"]
+        return next((_OPPOSITES[each] for each in candidates if each in _OPPOSITES), None)
     for length in range(min(len(word), _LONGEST_KOREAN_OPPOSITE), 0, -1):  # verbs are inflected at their end
-        if (found := _OPPOSITES.get(word[:length])) is not None and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
+        if (found := _OPPOSITES.get(word[:length])) and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
             return found
     return None
-
-
-_NEGATIVE_PREFIXES = ("un", "dis", "non", "in", "im", "ir", "il", "mis")
-_SHORTEST_NEGATED = 4
-
-
-def without_negative_prefix(word: str) -> str | None:
-    """`word` without a negative prefix such as "dis"; `None` if it has no such prefix or the rest is too short."""
-    bare = next((word.removeprefix(each) for each in _NEGATIVE_PREFIXES if word.startswith(each)), "")
-    return bare if len(bare) >= _SHORTEST_NEGATED and bare.isalnum() else None

@@ -39,7 +39,7 @@ from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, linear, names, numbers, patterns, quoting, untrusted, words
+from perdure.text import contradiction, linear, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
 from perdure.tools import docstring, registry
 from perdure.tools.mcp import stdio
@@ -64,7 +64,6 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.embedded.process.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
     "perdure.memory.consolidation.extraction.extract": "calls a model, with the text of `chunks`, for `parse`",
-    "perdure.text.words.cached_by_word": "takes a function",
     "perdure.text.words.word_list": "takes a list of words in the source",
 }
 """Functions that have a string parameter but get no untrusted text, each with the reason. `FUNCTIONS` omits them."""
@@ -111,18 +110,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.channels.chat.splitting.split": lambda given: splitting.split(given, 2_000),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
-    "perdure.text.numbers.numbers_in": lambda given: list(numbers.numbers_in(given)),
-    "perdure.text.names.names_by_position": lambda given: list(names.names_by_position(given)),
-    "perdure.text.names.missing": lambda given: names.missing(frozenset([given]), frozenset([f"{given} 1"])),
-    "perdure.text.words.tokens": lambda given: list(words.tokens(given)),
-    "perdure.text.words.count_negations": lambda given: words.count_negations(given, list(words.tokens(given))),
-    "perdure.text.words.is_negation": words.is_negation,
-    "perdure.text.words.base_form": words.base_form,
+    "perdure.text.words.tokens": lambda given: [token.read() for token in words.tokens(given)],
     "perdure.text.words.stem": words.stem,
-    "perdure.text.words.forms": words.forms,
     "perdure.text.words.without_particle": words.without_particle,
-    "perdure.text.words.opposite_group": words.opposite_group,
-    "perdure.text.words.without_negative_prefix": words.without_negative_prefix,
     "perdure.tasks.arguments.hidden": arguments.hidden,
     "perdure.text.linear.words": linear.words,
     "perdure.text.linear.normalized": lambda given: (
