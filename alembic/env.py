@@ -1,8 +1,8 @@
 """Alembic's environment script. It runs the migrations on the connection that `perdure.database.migrate` supplies.
 
-Migration 0014 and all later migrations declare `readable_from`. The value states which releases can use the schema
-after the migration: the value is the newest migration of the oldest such release. After each upgrade or downgrade step,
-the script stores the current revision's `readable_from`.
+Each migration declares `readable_from`. The value states which releases can use the schema after the migration: the
+value is the newest migration of the oldest such release. After each upgrade or downgrade step, the script stores the
+current revision's `readable_from`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def declare(ctx: Any, step: Any, **_: Any) -> None:
     """
     ctx.connection.execute(text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
     for arrived_at in step.destination_revisions:
-        readable_from = getattr(arrived_at.module, "readable_from", None)
-        if readable_from is not None:  # migrations before 0014 have no `readable_from`, and the table does not exist
-            ctx.connection.execute(_DECLARE, {"readable_from": readable_from})
+        ctx.connection.execute(_DECLARE, {"readable_from": arrived_at.module.readable_from})
 
 
 def run() -> None:

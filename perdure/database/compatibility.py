@@ -5,8 +5,8 @@ be able to use the schema. A release is identified by the newest Alembic revisio
 two revisions:
 
 - `alembic_version` has the schema's current revision.
-- `schema_compatibility.readable_from` identifies the oldest release that can use the schema. Revision 0014 adds this
-  table. Each later migration, up or down, updates the table's only row (see `alembic/env.py`).
+- `schema_compatibility.readable_from` identifies the oldest release that can use the schema. Each
+  migration, up or down, updates the table's only row (see `alembic/env.py`).
 
 A release can use the schema in two cases:
 
@@ -51,10 +51,7 @@ SERVER = Statement(
         to_regclass('schema_compatibility') IS NOT NULL AS declared,
         (SELECT count(*) FROM (VALUES (to_regclass('sessions'), 'routable'), (to_regclass('turns'), 'session_id'),
             (to_regclass('deliveries'), 'target')) AS known (relation, name)
-         JOIN pg_attribute AS a ON a.attrelid = known.relation AND a.attname = known.name) = 3 AS recognised,
-        (SELECT count(*) FROM pg_attribute
-         WHERE (attrelid, attname) IN ((to_regclass('public.sessions'), 'routable'),
-            (to_regclass('public.turns'), 'session_id'), (to_regclass('public.deliveries'), 'target'))) = 3 AS in_public
+         JOIN pg_attribute AS a ON a.attrelid = known.relation AND a.attname = known.name) = 3 AS recognised
     """,
     writes=False,
 )
@@ -74,12 +71,10 @@ class Schema:
     Attributes:
         revision: The current revision; `None` if no migration has run.
         readable_from: The newest revision of the oldest release that can use the schema; `None` if not recorded.
-        elsewhere: Whether the tables are in the schema `public`, where earlier releases kept them.
     """
 
     revision: str | None
     readable_from: str | None
-    elsewhere: bool = False
 
     @property
     def is_newer(self) -> bool:
@@ -95,11 +90,6 @@ class Schema:
         own = revisions()[-1]
         if self.revision == own:
             return
-        if self.elsewhere:
-            raise IncompatibleDatabase(
-                "The tables of perdure are in the schema `public`: stop its processes and run `perdure migrate`, which "
-                "moves them to PERDURE_DATABASE_SCHEMA."
-            )
         if self.revision is None:
             raise IncompatibleDatabase(f"The database has no tables of perdure: run `perdure migrate` (to {own}).")
         if not self.is_newer:
@@ -144,7 +134,6 @@ def inspect(query: Query) -> Schema:
     schema = Schema(
         revision=versions[0].version_num if versions else None,
         readable_from=declared[0].readable_from if declared else None,
-        elsewhere=found.in_public and not found.migrated,
     )
     if schema.is_newer and schema.readable_from is None:
         raise _not_ours(schema.revision)

@@ -16,12 +16,13 @@ from alembic.config import Config
 from psycopg2.errorcodes import INSUFFICIENT_PRIVILEGE
 from sqlalchemy import Connection, Row, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
-from perdure.database import compatibility, moving
+from perdure.database import compatibility
 from perdure.database.engine import Statement
-from perdure.database.schema import PUBLIC, quoted
+from perdure.database.schema import quoted
 from perdure.database.session import maintenance_engine, with_driver
+from perdure.database.tables import metadata
 from perdure.errors import IncompatibleDatabase, Unavailable
 from perdure.settings import SCHEMA
 from perdure.text.untrusted import first_line
@@ -32,6 +33,23 @@ _ONE_AT_A_TIME = 0x7065726475726500
 """The key of the advisory lock for migrations."""
 
 _POLL_S = 0.1
+
+_RECOGNISED_BY = {
+    "sessions": {"session_id", "user_id", "routable", "token", "lease_until"},
+    "turns": {"turn_id", "session_id", "seq", "status"},
+    "messages": {"session_id", "seq", "turn_id", "role", "content"},
+    "deliveries": {"delivery_id", "turn_id", "target"},
+}
+"""For each of these tables, columns that the table has at every revision."""
+
+_COLUMNS = text("""
+    SELECT c.relname AS name, array_agg(a.attname::text) AS columns
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE n.nspname = :schema AND c.relkind IN ('r', 'p') GROUP BY 1
+""")
+
+_SCHEMA_EXISTS = text("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = :schema)")
 
 
 def config(database_url: str | URL, schema: str = SCHEMA) -> Config:
@@ -47,64 +65,49 @@ def config(database_url: str | URL, schema: str = SCHEMA) -> Config:
 class Migrated:
     """What a call of `migrate` did to the tables in `schema`.
 
-    `before` and `after` are revisions; `before` is `None` if there were no tables. `moved_from` is the schema from
-    which the tables were moved, or `None`.
+    `before` and `after` are revisions; `before` is `None` if there were no tables.
     """
 
     schema: str
     before: str | None
     after: str | None
-    moved_from: str | None = None
 
     def __str__(self) -> str:
         """A message for the operator."""
         where = f"the tables in the schema {self.schema}"
-        moved = f"Moved {where} from the schema {self.moved_from}. " if self.moved_from else ""
         if self.before is None:
-            return f"{moved}Created {where} at revision {self.after}."
+            return f"Created {where} at revision {self.after}."
         if self.before == self.after:
-            return f"{moved}Nothing to {'upgrade' if moved else 'do'}: {where} are at revision {self.after}."
-        return f"{moved}Upgraded {where} from revision {self.before} to {self.after}."
+            return f"Nothing to do: {where} are at revision {self.after}."
+        return f"Upgraded {where} from revision {self.before} to {self.after}."
 
 
-def migrate(
-    database_url: str | URL,
-    revision: str = "head",
-    *,
-    schema: str = SCHEMA,
-    source: str | None = None,
-    although_leased: bool = False,
-    new: bool = False,
-) -> Migrated:
+def migrate(database_url: str | URL, revision: str = "head", *, schema: str = SCHEMA) -> Migrated:
     """Upgrade the tables in `schema` to `revision`, unless a newer release has migrated them.
 
-    Concurrent calls migrate one after another.
-
-    Args:
-        database_url: The database.
-        revision: The Alembic revision to upgrade to.
-        schema: The schema of the tables. It is created if it does not exist.
-        source: The schema of an installation that is first moved to `schema`; see `perdure.database.moving`. If
-            `None`, an installation in `public`, where earlier releases kept their tables, is moved.
-        although_leased: Move the tables even while workers hold leases.
-        new: Do not move an installation from `public`; create another installation in `schema`.
+    Creates `schema` if it does not exist. Concurrent calls migrate one after another.
 
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
-            rights, `schema` has another application's tables, or the tables cannot be moved now.
+            rights, or `schema` has another application's tables.
         Unavailable: the database cannot be reached.
     """
     engine = maintenance_engine(database_url)
     try:
         with engine.connect() as connection:
             _acquire_lock(connection)
-            moved_from = _prepare_schema(connection, schema, source, although_leased=although_leased, new=new)
-            before = moving.find_revision(connection, schema)
+            connection.execute(text(f"SET search_path = {quoted(schema)}"))
+            connection.commit()
+            compatibility.require_server(_query(connection))
+            before = _find_revision(connection, schema)
+            if before is None:
+                _create_schema(connection, schema)
+            connection.commit()
             if not _is_newer(connection):
                 made = config(database_url, schema)
                 made.attributes["connection"] = connection
                 command.upgrade(made, revision)
-            done = Migrated(schema, before, moving.find_revision(connection, schema), moved_from)
+            done = Migrated(schema, before, _find_revision(connection, schema))
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _ONE_AT_A_TIME})
             connection.commit()
             return done
@@ -132,53 +135,56 @@ def _acquire_lock(connection: Connection) -> None:
     connection.commit()
 
 
-def _prepare_schema(
-    connection: Connection, schema: str, source: str | None, *, although_leased: bool, new: bool
-) -> str | None:
-    """Set the connection's `search_path` to `schema`, and prepare `schema` for the migrations.
+def _find_revision(connection: Connection, schema: str) -> str | None:
+    """The revision of perdure's installation in `schema`; `None` if the schema has no installation.
 
-    Returns the schema from which an installation was moved, if any.
-
-    If `schema` has an installation, it needs no preparation. Otherwise, if another schema has an installation to move,
-    move that installation to `schema`. If there is no installation to move, create `schema`.
+    The table `alembic_version` is not enough, because another application's revision may have the same name.
     """
-    connection.execute(text(f"SET search_path = {quoted(schema)}"))
-    connection.commit()
-    compatibility.require_server(_query(connection))
-    moved_from = None
-    if moving.find_revision(connection, schema) is not None:
-        if source not in {None, schema} and moving.find_revision(connection, str(source)) is not None:
-            raise IncompatibleDatabase(
-                f"--from {source}: the schema {schema!r} has an installation of its own already. To move the one in "
-                f"{source!r} there, remove the other first (`DROP SCHEMA`, if it is empty)."
-            )
-    else:
-        revisions = compatibility.revisions()
-        if source is None and not new and moving.find_revision(connection, PUBLIC) is not None:
-            source = _source(schema)
-        if source is None:
-            moving.require_free(connection, schema, revisions)
-            moving.create_schema(connection, schema)
-        else:
-            moving.move(connection, source, schema, revisions, although_leased=although_leased)
-            moved_from = source
-    connection.commit()
-    return moved_from
+    found = _columns(connection, schema)
+    if "alembic_version" not in found:
+        return None
+    recognised = all(columns <= found.get(name, set()) for name, columns in _RECOGNISED_BY.items())
+    return _version(connection, schema) if recognised else None
 
 
-def _source(schema: str) -> str | None:
-    """The schema whose installation is moved to `schema`: `public`, or `None` if `schema` is `public` itself.
+def _create_schema(connection: Connection, schema: str) -> None:
+    """Create `schema` unless it exists.
 
     Raises:
-        IncompatibleDatabase: `schema` is neither `public` nor the default. The operator must choose whether to move the
-            installation in `public` or to create a second installation.
+        IncompatibleDatabase: a table of another application has the name of one of perdure's tables, or the role may
+            not create the schema.
     """
-    if schema not in {SCHEMA, PUBLIC}:
+    found = _columns(connection, schema).keys()
+    taken = sorted(metadata.tables.keys() & found)
+    if "alembic_version" in found and _version(connection, schema) is not None:  # None: all migrations were undone
+        taken.insert(0, "alembic_version")
+    if taken:
         raise IncompatibleDatabase(
-            f"The schema 'public' has an installation of perdure, and PERDURE_DATABASE_SCHEMA is {schema!r}: "
-            "`perdure migrate --from public` moves it there, `perdure migrate --new` makes another one."
+            f"The schema {schema!r} of the database has a table {taken[0]!r} that is not perdure's: set "
+            "PERDURE_DATABASE_SCHEMA to a schema of perdure's own (default: perdure)."
         )
-    return PUBLIC if schema != PUBLIC else None
+    if connection.scalar(_SCHEMA_EXISTS, {"schema": schema}):
+        return
+    try:
+        connection.execute(text(f"CREATE SCHEMA {quoted(schema)}"))
+    except DBAPIError as error:
+        connection.rollback()
+        role = quoted(str(connection.scalar(text("SELECT current_user"))))
+        raise IncompatibleDatabase(
+            f"The schema {schema!r} cannot be created ({first_line(str(error.orig))}): let an administrator run "
+            f"`CREATE SCHEMA {quoted(schema)} AUTHORIZATION {role}` in the database, or set "
+            "PERDURE_DATABASE_SCHEMA to a schema that the role may create tables in."
+        ) from error
+
+
+def _version(connection: Connection, schema: str) -> str | None:
+    version = connection.scalar(text(f"SELECT version_num FROM {quoted(schema)}.alembic_version"))  # noqa: S608 (quoted)
+    return None if version is None else str(version)
+
+
+def _columns(connection: Connection, schema: str) -> dict[str, set[str]]:
+    """The tables of `schema` and their columns."""
+    return {row.name: set(row.columns) for row in connection.execute(_COLUMNS, {"schema": schema})}
 
 
 def _is_newer(connection: Connection) -> bool:

@@ -15,12 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
-from sqlalchemy.types import UserDefinedType
 
 _SCHEMA, _VECTOR = "@schema.", "@vector."
-
-PUBLIC = "public"
-"""The schema that earlier releases used, and that most applications use."""
 
 EXTENSION_SCHEMA = """
     SELECT n.nspname FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace
@@ -48,31 +44,6 @@ def create_extension(connection: Connection) -> None:
     if extension_schema(connection) is None:
         in_public = connection.scalar(text("SELECT to_regnamespace('public') IS NOT NULL"))
         connection.execute(text(f"CREATE EXTENSION IF NOT EXISTS vector{' SCHEMA public' if in_public else ''}"))
-
-
-class QualifiedVector(UserDefinedType[object]):
-    """The column type `vector` for migrations, qualified with the extension's schema."""
-
-    cache_ok = True
-
-    def __init__(self, schema: str) -> None:
-        self.schema = schema
-
-    def get_col_spec(self, **_: object) -> str:
-        """The type's name in SQL."""
-        return f"{quoted(self.schema)}.vector"
-
-
-def vector_type(connection: Connection) -> QualifiedVector:
-    """The column type `vector`, qualified with the schema of the installed extension.
-
-    Raises:
-        LookupError: the extension is not installed.
-    """
-    schema = extension_schema(connection)
-    if schema is None:
-        raise LookupError("the extension vector is not installed")
-    return QualifiedVector(schema)
 
 
 @dataclass(slots=True)

@@ -3,9 +3,6 @@
 Every step of a turn updates a row of `sessions` and a row of `turns`. These rows are narrow, their pages have free
 space (`fillfactor`), and the columns that a step updates have no index. PostgreSQL can therefore make HOT updates. Most
 rows of the other tables (for example, of `messages`) are never updated after they are inserted.
-
-This file is longer than 500 lines on purpose: Alembic compares the whole schema, and a reader needs the schema in one
-file.
 """
 
 from __future__ import annotations

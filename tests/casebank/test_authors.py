@@ -8,7 +8,6 @@ from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
-from alembic import command
 from sqlalchemy import text
 
 from perdure.casebank import executions, search, search_queries, transfer
@@ -16,11 +15,9 @@ from perdure.casebank.cases import NewCase, add
 from perdure.casebank.runs import prune, state
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
-from perdure.database.migrate import config, migrate
 from perdure.database.schema import Names
 from perdure.settings import CaseScope
 from tests.casebank.bank import Post, bank, column, put, statuses, use
-from tests.databases import Databases, engine_of
 
 NEAR = [1.0, 0.0, 0.0, 0.0]
 
@@ -196,7 +193,7 @@ def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: Moved
     assert column(database, "SELECT usage_count FROM cases ORDER BY case_id") == [29, 5]
 
 
-# --- files and migrations ------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------
 
 
 def test_authors_survive_export_and_import(database: Database, clock: MovedClock) -> None:
@@ -215,45 +212,3 @@ def test_authors_survive_export_and_import(database: Database, clock: MovedClock
     unknown = '{"case_id": "of nobody", "query": "q", "response_text": "a", "user_id": ""}'
     assert transfer.import_lines(database, [unknown], now=now).added == 1
     assert '"user_id": ""' in [json.dumps(line) for line in transfer.export_lines(database)][2]
-
-
-def test_migrated_cases_get_their_authors_and_counts(databases: Databases) -> None:
-    """The upgrade sets a missing author to the user of the case's turn, if the turn exists.
-
-    The downgrade adds uncounted uses to `usage_count`.
-    """
-    with databases.empty() as url:
-        migrate(url, "0013")
-        engine = engine_of(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(
-                """
-                INSERT INTO users VALUES ('ana', now());
-                INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at,
-                                      channels)
-                VALUES ('00000000-0000-0000-0000-000000000001', 'ana', '', true, 'a', 'active', now(), now(), '{}');
-                INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, accepted_at)
-                VALUES ('00000000-0000-0000-0000-000000000002', '00000000-0000-0000-0000-000000000001', 1, 'ana', 'a',
-                        'cli', 5, 'accepted', now());
-                INSERT INTO cases (case_id, query, response_text, created_at, user_id, turn_id, query_vector, embedder)
-                VALUES ('learnt', 'q', 'a', now(), 'bob', gen_random_uuid(), '[1,2]', 'hash:2'),
-                       ('of a turn', 'q', 'a', now(), NULL, '00000000-0000-0000-0000-000000000002', NULL, NULL),
-                       ('of a turn that is gone', 'q', 'a', now(), NULL, gen_random_uuid(), NULL, NULL),
-                       ('imported', 'q', 'a', now(), NULL, NULL, NULL, NULL);
-                INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at)
-                VALUES ('learnt', gen_random_uuid(), true, now());
-                CREATE INDEX cases_nearest_2_idx ON cases
-                USING hnsw ((query_vector::public.vector(2)) public.vector_cosine_ops)
-                WHERE status = 'active' AND public.vector_dims(query_vector) = 2;
-                """
-            )
-        migrate(url, "0018")
-        database = Database(url)
-        assert column(database, "SELECT user_id FROM cases ORDER BY case_id") == [None, "bob", "ana", ""]
-        assert column(database, "SELECT indexname FROM pg_indexes WHERE indexname LIKE '%nearest%'") == []
-        assert executions.count(database) == 0, "the previous release counts a use when it records it"
-        use(database, ["learnt"], uuid4())
-        command.downgrade(config(url), "0013")
-        assert column(database, "SELECT usage_count FROM cases WHERE case_id = 'learnt'") == [1]
-        database.close()
-        engine.dispose()

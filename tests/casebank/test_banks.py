@@ -6,7 +6,6 @@ import json
 from uuid import UUID
 
 import pytest
-from alembic import command
 
 from perdure.casebank import archive, cases, search, search_queries, sharing, transfer
 from perdure.casebank.cases import NewCase, add
@@ -14,11 +13,9 @@ from perdure.casebank.runs import prune, state
 from perdure.casebank.search_queries import Scope
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.database.migrate import config, migrate
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import CaseScope
-from tests.casebank.bank import Post, bank, column, put, statuses
-from tests.databases import Databases, engine_of
+from tests.casebank.bank import Post, bank, put, statuses
 
 NEAR = [1.0, 0.0, 0.0, 0.0]
 
@@ -168,23 +165,3 @@ def test_a_bank_is_an_identifier_and_a_shared_case_has_an_author(
     assert imported.bad[0][1].startswith(("bank must be", "shared_at needs"))
     with pytest.raises(InvalidRequest):
         add(database, NewCase("a", "q", "a", bank="no bank"), now=clock.now())
-
-
-def test_migrated_cases_are_in_the_common_bank(databases: Databases) -> None:
-    """The upgrade puts existing cases into the bank `common`, unshared. The downgrade deletes records of sharing."""
-    with databases.empty() as url:
-        migrate(url, "0018")
-        engine = engine_of(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(
-                "INSERT INTO cases (case_id, query, response_text, created_at, user_id)"
-                " VALUES ('a', 'q', 'a', now(), 'ana')"
-            )
-        migrate(url, "0021")
-        database = Database(url)
-        assert column(database, "SELECT bank FROM cases WHERE shared_at IS NULL") == ["common"]
-        sharing.share(database, "a", "the test")
-        command.downgrade(config(url), "0018")
-        assert column(database, "SELECT event FROM case_history") == []
-        database.close()
-        engine.dispose()

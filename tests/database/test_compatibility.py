@@ -12,20 +12,18 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 
 from perdure.database import compatibility
-from perdure.database.compatibility import require, revisions
+from perdure.database.compatibility import require
 from perdure.database.engine import Database
 from perdure.database.migrate import config, migrate
 from perdure.errors import IncompatibleDatabase, Unavailable
 from tests.databases import Databases, engine_of
-from tests.releases import next_release
-
-HEAD = revisions()[-1]
+from tests.releases import HEAD, next_release, upgraded
 
 
 @pytest.fixture
 def empty(databases: Databases) -> Iterator[URL]:
-    """An empty database."""
-    with databases.empty() as url:
+    """An empty database, with the administrator's role: tests change the extension's version."""
+    with databases.empty(bare=True) as url:
         yield url
 
 
@@ -51,17 +49,20 @@ def _declared(engine: Engine) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database) -> None:
+def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: Database, tmp_path: Path) -> None:
     """A release refuses a database without perdure's tables or without the release's newest migration.
 
     The error names `perdure migrate`.
     """
     with pytest.raises(IncompatibleDatabase, match="no tables of perdure: run `perdure migrate`"):
         require(release)
-    migrate(empty, revisions()[-2])
-    with pytest.raises(IncompatibleDatabase, match=f"at revision {revisions()[-2]}, .* needs {HEAD}: run `perdure m"):
-        require(release)
     migrate(empty)
+    with upgraded(next_release(empty, tmp_path)):
+        with pytest.raises(IncompatibleDatabase, match=f"at revision {HEAD}, .* needs next: run `perdure migrate`"):
+            require(release)
+        migrate(empty)
+        require(release)
+        command.downgrade(config(empty), HEAD)
     require(release)
     command.downgrade(config(empty), "base")
     with pytest.raises(IncompatibleDatabase, match="no tables"):

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.engine import URL, Engine
 
@@ -22,6 +23,7 @@ from perdure.database.migrate import config, migrate
 from perdure.database.tables import metadata
 from perdure.errors import Unavailable
 from tests.databases import Databases, engine_of
+from tests.releases import HEAD, next_release, upgraded
 
 
 @pytest.fixture
@@ -60,32 +62,29 @@ def _catalogue(engine: Engine) -> list[Any]:
         return [tuple(row) for row in connection.execute(text(_CATALOGUE)) if row[1] != "alembic_version"]
 
 
-def _revisions() -> list[str]:
-    script = ScriptDirectory.from_config(config("postgresql://"))
-    return [each.revision for each in reversed(list(script.walk_revisions()))]
-
-
 def _downgrade(empty: URL, revision: str) -> None:
     command.downgrade(config(empty), revision)
 
 
 @pytest.mark.long
-def test_up_and_down_and_up_again(empty: URL, engine: Engine) -> None:
+@pytest.mark.parametrize("releases", ["this one", "this one and the next one"])
+def test_up_and_down_and_up_again(empty: URL, engine: Engine, tmp_path: Path, releases: str) -> None:
     """Each downgrade restores the former tables, and a second upgrade gives the same tables as the first."""
-    before = _catalogue(engine)
-    assert [row for row in before if row[0] != "function"] == []
-    stages = []
-    for revision in _revisions():
-        migrate(empty, revision)
-        stages.append((revision, _catalogue(engine)))
-    for (_, there), (revision, back) in zip(reversed(stages[1:]), reversed(stages[:-1]), strict=True):
-        assert _catalogue(engine) == there
-        _downgrade(empty, revision)
-        assert _catalogue(engine) == back
-    _downgrade(empty, "base")
-    assert _catalogue(engine) == before
-    migrate(empty)
-    assert _catalogue(engine) == stages[-1][1]
+    with upgraded(next_release(empty, tmp_path)) if "next" in releases else nullcontext():
+        before = _catalogue(engine)
+        assert [row for row in before if row[0] != "function"] == []
+        stages = []
+        for revision in revisions():
+            migrate(empty, revision)
+            stages.append((revision, _catalogue(engine)))
+        for (_, there), (revision, back) in zip(reversed(stages[1:]), reversed(stages[:-1]), strict=True):
+            assert _catalogue(engine) == there
+            _downgrade(empty, revision)
+            assert _catalogue(engine) == back
+        _downgrade(empty, "base")
+        assert _catalogue(engine) == before
+        migrate(empty)
+        assert _catalogue(engine) == stages[-1][1]
 
 
 def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
@@ -107,18 +106,17 @@ def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) ->
     assert [row for row in _catalogue(engine) if row[0] not in {"function", "trigger"}] == migrated
 
 
-def test_migrating_twice_changes_nothing(empty: URL, engine: Engine) -> None:
+def test_migrating_twice_changes_nothing(empty: URL, engine: Engine, tmp_path: Path) -> None:
     """Migrating a current database changes nothing. `perdure up` relies on this: it migrates at every start.
 
     The operator reads what each call did.
     """
-    head = revisions()[-1]
-    assert str(migrate(empty, "0031")) == "Created the tables in the schema perdure at revision 0031."
-    upgraded = migrate(empty)
-    assert str(upgraded) == f"Upgraded the tables in the schema perdure from revision 0031 to {head}."
-    before = _catalogue(engine)
-    assert str(migrate(empty)) == f"Nothing to do: the tables in the schema perdure are at revision {head}."
-    assert _catalogue(engine) == before
+    assert str(migrate(empty)) == f"Created the tables in the schema perdure at revision {HEAD}."
+    with upgraded(next_release(empty, tmp_path)):
+        assert str(migrate(empty)) == f"Upgraded the tables in the schema perdure from revision {HEAD} to next."
+        before = _catalogue(engine)
+        assert str(migrate(empty)) == "Nothing to do: the tables in the schema perdure are at revision next."
+        assert _catalogue(engine) == before
 
 
 @pytest.mark.long
@@ -164,16 +162,28 @@ def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> N
         assert connection.scalar(text("SELECT extract(epoch FROM perdure_now() - now())::float")) == 90.5
 
 
-def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: Engine) -> None:
-    """Migration 0004 builds an index on `sessions` without blocking writers.
+_INDEX = (
+    """with op.get_context().autocommit_block():
+        op.drop_index("users_created_at_idx", if_exists=True, postgresql_concurrently=True)
+        op.create_index("users_created_at_idx", "users", ["created_at"], postgresql_concurrently=True)""",
+    'op.drop_index("users_created_at_idx")',
+)
+
+
+def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: Engine, tmp_path: Path) -> None:
+    """A later migration builds an index on a table without blocking its writers.
 
     After an interruption, a second run rebuilds the index.
     """
-    migrate(empty, "0003")
+    migrate(empty)
     reader = engine.connect()
     reader.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT count(*) FROM users"))
-    with ThreadPoolExecutor(1) as pool, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as writer:
-        migrating = pool.submit(migrate, empty, "0004")
+    with (
+        upgraded(next_release(empty, tmp_path, steps=_INDEX)),
+        ThreadPoolExecutor(1) as pool,
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as writer,
+    ):
+        migrating = pool.submit(migrate, empty)
         waiting = text(
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'virtualxid'"
         )
@@ -188,48 +198,6 @@ def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: 
             migrating.result(30)
         reader.close()
         broken = text("SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid")
-        assert writer.execute(broken).scalars().all() == ["sessions_ending_idx"]
-        migrate(empty, "0004")
+        assert writer.execute(broken).scalars().all() == ["users_created_at_idx"]
+        migrate(empty)
         assert writer.execute(broken).scalars().all() == []
-
-
-def test_an_interrupted_migration_of_deliveries_is_repeated(empty: URL, engine: Engine) -> None:
-    """The migration's first statements commit separately. After an interruption, a second run accepts their results."""
-    migrate(empty, "0023")
-    with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE deliveries ADD COLUMN asking_seq bigint"))
-        connection.execute(text("CREATE UNIQUE INDEX deliveries_turn_key ON deliveries (turn_id)"))
-    migrate(empty)
-    with engine.begin() as connection:
-        keys = connection.execute(
-            text("SELECT indexdef FROM pg_indexes WHERE tablename = 'deliveries' AND indexdef LIKE '%UNIQUE%turn_id%'")
-        )
-        assert ["asking_seq" in each for each in keys.scalars()] == [True]
-
-
-_FAILED_AND_DONE = """
-    INSERT INTO users (user_id, created_at) VALUES ('ana', now());
-    INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels)
-    SELECT gen_random_uuid(), 'ana', '', true, 'a', 'active', now(), now(), '{cli}';
-    INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, error_code, first_seq,
-                       reply_seq, accepted_at, settled_at)
-    SELECT gen_random_uuid(), session_id, n, 'ana', 'a', 'cli', 5, CASE n WHEN 1 THEN 'failed' ELSE 'done' END,
-           CASE n WHEN 1 THEN 'TIMEOUT' END, 2 * n - 1, 2 * n, now(), now()
-    FROM sessions, generate_series(1, 2) AS n;
-    INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
-    SELECT session_id, first_seq + n, turn_id, CASE n WHEN 0 THEN 'user' ELSE 'assistant' END, 'words', 'cli', 1, now()
-    FROM turns, generate_series(0, 1) AS n
-"""
-
-
-def test_replies_of_failed_turns_leave_the_index(empty: URL, engine: Engine) -> None:
-    """Earlier releases indexed the error of a failed turn as the assistant's words. The migration removes the rows."""
-    migrate(empty, "0032")
-    with engine.begin() as connection:
-        for statement in _FAILED_AND_DONE.split(";"):
-            connection.execute(text(statement))
-    migrate(empty)
-    for table in ("message_words", "unembedded"):
-        with engine.begin() as connection:
-            rows = connection.execute(text(f"SELECT seq FROM {table} ORDER BY seq"))  # noqa: S608 (constants)
-            assert rows.scalars().all() == [1, 3, 4]

@@ -1,4 +1,4 @@
-"""perdure's tables are in a PostgreSQL schema of their own, and can be moved to another schema."""
+"""perdure's tables are in a PostgreSQL schema of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 
 from perdure.casebank import search
-from perdure.database import compatibility, moving
-from perdure.database.compatibility import require, revisions
+from perdure.database.compatibility import require
 from perdure.database.engine import Database, Statement
 from perdure.database.migrate import migrate
 from perdure.errors import IncompatibleDatabase
@@ -144,50 +143,6 @@ def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: 
     assert [each.case_id for each in search.search(database, [1, 7], "hash:2", 1)] == ["7"]
 
 
-@pytest.mark.long
-def test_an_installation_in_public_is_moved_and_moved_back(url: URL, engine: Engine, opened: Any) -> None:
-    """A move to another schema keeps rows, constraints and functions. A move back restores the former state."""
-    migrate(url, schema="public")
-    opened(url, schema="public").run(ADD_USER, {"user_id": "ana"})
-    before = shape(engine, "public")
-    with pytest.raises(IncompatibleDatabase, match=r"are in the schema `public`: .* run `perdure migrate`"):
-        require(opened(url))
-    migrate(url)
-    require(opened(url))
-    assert [row.user_id for row in opened(url).run(USERS, {})] == ["ana"]
-    assert [row for row in shape(engine, "perdure") if row[0] != "function"] == [
-        row for row in before if row[0] != "function"
-    ]
-    assert set(shape(engine, "perdure")) <= set(before)
-    migrate(url, schema="public", source="perdure")
-    require(opened(url, schema="public"))
-    assert shape(engine, "public") == before
-    assert run(engine, "SELECT count(*) FROM pg_class WHERE relnamespace = 'perdure'::regnamespace") == [(0,)]
-
-
-@pytest.mark.long
-def test_a_move_takes_only_tables_of_its_revision(url: URL, engine: Engine, opened: Any) -> None:
-    """An application's table is not moved, even if a later revision of perdure creates a table with the same name."""
-    migrate(url, "0022", schema="public")
-    run(engine, "CREATE TABLE public.conversations (id int)")
-    migrate(url)
-    require(opened(url))
-    assert run(engine, "SELECT count(*) FROM public.conversations") == [(0,)]
-    assert run(engine, "SELECT count(*) FROM perdure.conversations") == [(0,)]
-
-
-def test_a_move_is_refused_while_workers_hold_leases(url: URL, engine: Engine, opened: Any) -> None:
-    """A move is refused while a lease is valid, because a worker of an earlier release may still use the tables."""
-    migrate(url, schema="public")
-    run(engine, "INSERT INTO schedule_entries (entry, since, lease_until) VALUES ('x', now(), now() + interval '9 s')")
-    before = shape(engine, "public")
-    with pytest.raises(IncompatibleDatabase, match=r"stop all of perdure's processes, wait for their leases .*--move"):
-        migrate(url)
-    assert shape(engine, "public") == before
-    migrate(url, although_leased=True)
-    require(opened(url))
-
-
 def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
     """If the role may not create a schema, the error shows the statement that an administrator must run."""
     run(engine, "CREATE EXTENSION vector")
@@ -228,23 +183,6 @@ def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> No
         run(engine, "DROP ROLE poor_migrator")
 
 
-def test_an_installation_in_public_is_moved_only_on_request(url: URL, engine: Engine, opened: Any) -> None:
-    """If `public` has an installation, a migration of the schema `staging` is refused.
-
-    The operator must choose to move the installation to `staging`, or to create a second installation in `staging`.
-    """
-    migrate(url, schema="public")
-    with pytest.raises(IncompatibleDatabase, match=r"'staging': `perdure migrate --from public` moves .* --new` makes"):
-        migrate(url, schema="staging")
-    migrate(url, schema="staging", new=True)
-    require(opened(url, schema="staging"))
-    require(opened(url, schema="public"))
-    with pytest.raises(IncompatibleDatabase, match="--from public: the schema 'staging' has an installation"):
-        migrate(url, schema="staging", source="public")
-    migrate(url, schema="third", source="public")
-    require(opened(url, schema="third"))
-
-
 def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
     """Two installations in one database have separate locks, so each can listen to its own chat services."""
     for schema in ("perdure", "staging"):
@@ -254,21 +192,6 @@ def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
         assert (mine, theirs) == (True, True)
         with opened(url).lock("channel") as again:
             assert not again
-
-
-def test_roles_keep_their_rights_in_a_move(url: URL, engine: Engine, opened: Any) -> None:
-    """A move grants `USAGE` on the new schema to each role that may use the tables."""
-    migrate(url, schema="public")
-    run(engine, 'DROP ROLE IF EXISTS "the worker"')
-    run(engine, 'CREATE ROLE "the worker" LOGIN')
-    try:
-        run(engine, 'GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO "the worker"')
-        migrate(url)
-        theirs = opened(url.update_query_dict({"options": "-c role=the\\ worker"}))
-        assert theirs.run(USERS, {}) == []
-    finally:
-        run(engine, 'DROP OWNED BY "the worker" CASCADE')
-        run(engine, 'DROP ROLE "the worker"')
 
 
 @pytest.mark.parametrize("prepare", [True, False])
@@ -286,15 +209,3 @@ def test_a_schema_with_another_applications_tables_is_refused(url: URL, engine: 
     run(engine, "CREATE TABLE public.users (id int)")
     with pytest.raises(IncompatibleDatabase, match=r"'public' .* has a table 'users' that is not perdure's: set PERD"):
         migrate(url, schema="public")
-    with pytest.raises(IncompatibleDatabase, match="'public' of the database has no tables of perdure to move"):
-        migrate(url, source="public")
-
-
-@pytest.mark.long
-def test_each_revisions_tables_are_known(url: URL, engine: Engine) -> None:
-    """`moving.tables_at` returns exactly the tables that exist at each revision."""
-    for revision in revisions():
-        migrate(url, revision)
-        there = {row[0] for row in run(engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'perdure'")}
-        dropped_later = {"alembic_version"}
-        assert there - dropped_later == moving.tables_at(revision, compatibility.revisions())

@@ -8,8 +8,6 @@ from alembic.script import ScriptDirectory
 
 from perdure.database.compatibility import scripts
 
-FIRST = "0014"
-
 
 def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
     """A migration's `readable_from` is not newer than the migration.
@@ -19,9 +17,8 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
     walked = list(ScriptDirectory(str(scripts())).walk_revisions())[::-1]
     names = [each.revision for each in walked]
     declared = {each.revision: str(getattr(each.module, "readable_from", None)) for each in walked}
-    since = names[names.index(FIRST) :]
-    assert [name for name in since if declared[name] not in names[: names.index(name) + 1]] == []
-    ages = [names.index(declared[name]) for name in since]
+    assert [name for name in names if declared[name] not in names[: names.index(name) + 1]] == []
+    ages = [names.index(declared[name]) for name in names]
     assert ages == sorted(ages)
 
 

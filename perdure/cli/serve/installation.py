@@ -31,25 +31,14 @@ _SERVERS_STOP_S = 90
 _MARGIN_S = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The servers of the installation.
+def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
+    """Start the servers for which no URL is set.
 
-    Attributes:
-        environment: The environment for the other processes.
-        keepers: For each embedded server, a process that restarts the server when the server dies.
-        started: The names of the embedded servers that this process has started, not those that it found running.
+    Returns the environment for the other processes, and for each embedded server a process that restarts the server
+    when the server dies.
     """
-
-    environment: Mapping[str, str]
-    keepers: list[Process]
-    started: frozenset[str]
-
-
-def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> Servers:
-    """Start the servers for which no URL is set."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PERDURE_DATA_DIR": str(data_dir)}
-    keepers, started = [], set()
+    keepers = []
     for name, url, start in (
         ("postgres", settings.database_url, postgres.start),
         ("redis", settings.redis_url, redis.start),
@@ -64,9 +53,7 @@ def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> Serve
         stack.callback(_stop, name, server)
         environment[variable] = server.url
         keepers.append(_keeper(name, directory))
-        if server.owned:
-            started.add(name)
-    return Servers(environment, keepers, frozenset(started))
+    return environment, keepers
 
 
 def _keeper(name: str, directory: Path) -> Process:

@@ -18,15 +18,6 @@ _FLOWER_PORT = 5555
 
 
 def migrate(
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="SCHEMA", help="Move the tables from this schema; default: public, if any."),
-    ] = None,
-    *,
-    although_leased: Annotated[
-        bool, typer.Option("--move", help="Move the tables even if a worker may be running a turn.")
-    ] = False,
-    new: Annotated[bool, typer.Option("--new", help="Make an installation although public has one.")] = False,
     grant: Annotated[
         str | None,
         typer.Option(metavar="ROLE", help="Let this role insert messages (perdure.send), after migrating."),
@@ -42,14 +33,7 @@ def migrate(
 
     settings = Settings.load()
     logs.configure()
-    done = migrate_database(
-        migration_address(settings),
-        schema=settings.database_schema,
-        source=source,
-        although_leased=although_leased,
-        new=new,
-    )
-    write_text(str(done))
+    write_text(str(migrate_database(migration_address(settings), schema=settings.database_schema)))
     if grant is not None:
         grant_sending(migration_address(settings), settings.database_schema, grant)
         write_text(f"The role {grant} may insert messages (perdure.send).")

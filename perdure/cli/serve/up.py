@@ -57,13 +57,8 @@ def up(
     data_dir = settings.data_dir.resolve()
     status = 0
     with _interruptible(), ExitStack() as stack:
-        servers = start_servers(settings, data_dir, stack)
-        environment = servers.environment
-        migrate(
-            migration_address(settings, environment),
-            schema=settings.database_schema,
-            although_leased="postgres" in servers.started,  # if this command started it, all lease holders are dead
-        )
+        environment, keepers = start_servers(settings, data_dir, stack)
+        migrate(migration_address(settings, environment), schema=settings.database_schema)
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
         pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
         programs = processes_of(settings, environment, host, port, None if no_flower else flower_port)
@@ -71,7 +66,7 @@ def up(
         broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
         on_ready = partial(welcome, data_dir, host, port, pages, (broker_url, redis_url))
         try:
-            status = supervisor.run([*servers.keepers, *programs], on_ready=on_ready)
+            status = supervisor.run([*keepers, *programs], on_ready=on_ready)
         finally:
             _ignore_signals()
     raise typer.Exit(status)
