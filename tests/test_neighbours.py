@@ -5,9 +5,6 @@ These tests run in one process. `processes/test_neighbour.py` runs several proce
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -24,10 +21,8 @@ from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.redis import client_url
 from perdure.resilience.registry import Breakers
-from perdure.settings import BreakerSettings, MemorySettings, Settings
-from perdure.workers.application import make_app, transport_options
-from perdure.workers.assembly import Addresses
-from perdure.workers.consumer.old_unacked import OldUnacked
+from perdure.settings import BreakerSettings, MemorySettings
+from perdure.workers.application import transport_options
 from perdure.workers.consumer.unknown_tasks import HELD, UnknownTasks
 
 PREFETCHED = 10
@@ -38,45 +33,6 @@ def client(redis_url: str) -> Iterator[Any]:
     """A client of the shared Redis."""
     with redis_py.Redis.from_url(client_url(redis_url), decode_responses=True) as made:
         yield made
-
-
-def test_a_message_that_is_too_young_is_checked_again(redis_url: str, client: Any) -> None:
-    """An unacknowledged message that is too young to restore is checked again later, and then restored."""
-    app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
-    app.loader.import_default_modules()
-    message = {
-        "body": "W10=",
-        "headers": {"task": "turns.run"},
-        "properties": {"priority": 4, "delivery_tag": "a tag", "delivery_info": {}},
-    }
-    client.hset("unacked", "a tag", json.dumps([message, "turns", "turns"]))
-    client.zadd("unacked_index", {"a tag": time.time()})
-
-    OldUnacked(app, abandoned_s=0.5).run(threading.Event())
-
-    assert not client.exists("unacked", "unacked_index")
-    (restored,) = client.lrange("turns\x06\x163", 0, -1)
-    assert json.loads(restored)["headers"] == {"task": "turns.run", "redelivered": True}
-    app.close()
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "no JSON",
-        "[1, 2]",
-        '[{"headers": null}, "turns", "turns"]',
-        '[{"headers": {}}, "turns", "turns"]',
-        '[{"headers": {"task": []}}, "turns", "turns"]',
-    ],
-)
-def test_an_entry_that_cannot_be_read_stays(redis_url: str, client: Any, entry: str) -> None:
-    """A malformed entry in `unacked` is not changed, because perdure did not write it."""
-    app = make_app(Settings(_env_file=None), Addresses("postgresql://", redis_url, redis_url))
-    client.hset("unacked", "a tag", entry)
-    assert OldUnacked(app).restore() == 0
-    assert client.hgetall("unacked") == {"a tag": entry}
-    app.close()
 
 
 class UserTable:

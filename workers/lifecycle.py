@@ -45,7 +45,6 @@ from perdure.turns.sweep import sweep
 from perdure.workers import logs, upkeep
 from perdure.workers.assembly import Addresses, assemble, require_database
 from perdure.workers.consumer import pause
-from perdure.workers.consumer.old_unacked import OldUnacked
 from perdure.workers.embedding import Embedding
 from perdure.workers.isolated.kill import Warden
 from perdure.workers.isolated.run import Isolation
@@ -125,10 +124,6 @@ class Lifecycle:
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
-
-    def restore_old(self) -> None:
-        """Start a thread that restores unacknowledged messages of releases older than `PERDURE_REDIS_PREFIX`."""
-        _thread("perdure-old-unacked", lambda: OldUnacked(self._app).run(self._shutdown.begun))
 
     def watch(self, name: str) -> None:
         """Start the watchdog, which kills this process if no Python thread of this process runs for a certain time.
@@ -228,7 +223,6 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
             or_exit(partial(require_threads, sender))
         or_exit(lifecycle.check)
         or_exit(lifecycle.start)
-        lifecycle.restore_old()
 
     setup_logging.connect(lambda **_: logs.configure(), weak=False)
     # `weak=False`: Celery would drop these receivers, which nothing else references.

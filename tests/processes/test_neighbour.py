@@ -270,34 +270,6 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     assert neighbour.runs() == {"quick": 1}
 
 
-@pytest.mark.long
-def test_messages_left_by_the_previous_release_are_restored(
-    installation: Installation, neighbour: Neighbour, client: Any
-) -> None:
-    """The previous release used kombu's default keys. A worker restores only perdure's messages from these keys."""
-    submit(neighbour.app, "abandoned")
-    neighbour.app.send_task("neighbour.quick")
-    neighbour.app.send_task("neighbour.quick", queue="turns")
-    for queue in ("ingress", QUEUE, "turns"):
-        take(installation.redis.url, queue, {})
-    age(client, INDEX)
-    submit(neighbour.app, "held")
-    take(installation.redis.url, "ingress", {})
-    theirs = {tag: entry for tag, entry in client.hgetall(UNACKED).items() if "neighbour.quick" in entry}
-
-    worker = installation.worker()
-    wait_until(lambda: accepted(installation, "abandoned"), "the abandoned message is accepted")
-    wait_until(lambda: "left in the Redis key 'unacked': 1" in worker.logs(), "the worker reports it")
-    assert client.hlen(UNACKED) == len(theirs) + 1
-    assert not accepted(installation, "held"), "a worker of the previous release may still run it"
-
-    age(client, INDEX)
-    installation.worker()
-    wait_until(lambda: accepted(installation, "held"), "another worker finds it abandoned")
-    assert client.hgetall(UNACKED) == theirs
-    assert set(client.zrange(INDEX, 0, -1)) == theirs.keys()
-
-
 def test_all_keys_of_an_installation_begin_with_its_prefix(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
