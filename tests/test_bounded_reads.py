@@ -72,8 +72,8 @@ _FILL = f"""
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', n, 1, now() - interval '200 days'
     FROM sessions, generate_series(1, 4) AS n WHERE routable;
-    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-    SELECT gen_random_uuid(), turn_id, '{{"url": "https://a.example"}}',
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), turn_id, user_id, '{{"url": "https://a.example"}}',
            CASE WHEN settled_at IS NULL THEN 'pending' ELSE 'delivered' END, now(), now()
     FROM turns;
     INSERT INTO cases (case_id, query, response_text, created_at)

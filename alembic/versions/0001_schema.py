@@ -395,7 +395,7 @@ _TABLES = r"""
     CREATE TABLE deliveries (
         delivery_id uuid PRIMARY KEY,
         turn_id uuid NOT NULL,
-        user_id text,
+        user_id text NOT NULL,
         scope text,
         asking_seq bigint,
         target jsonb NOT NULL,
@@ -415,7 +415,7 @@ _TABLES = r"""
             (coalesce(target ->> 'channel', '') || ' ') || coalesce(target #>> '{place,chat}', ''))),
         delivery_id
     ) WHERE status = 'pending';
-    CREATE INDEX deliveries_refused_idx ON deliveries (user_id) WHERE scope IS NULL AND user_id IS NOT NULL;
+    CREATE INDEX deliveries_refused_idx ON deliveries (user_id) WHERE scope IS NULL;
     CREATE INDEX deliveries_service_idx ON deliveries (
         md5(coalesce(lower(substring(target ->> 'url', '^[^:/?#]+://(?:[^/?#@]*@)?([^/?#]*)')),
             'task ' || coalesce(target ->> 'queue', target ->> 'task'), 'channel ' || (target ->> 'channel'), '')),
@@ -665,7 +665,7 @@ _TABLES = r"""
         feedback smallint CHECK (feedback IN (-1, 1)),
         error text,
         executed_at timestamptz NOT NULL,
-        counted boolean NOT NULL DEFAULT true,
+        counted boolean NOT NULL DEFAULT false,
         PRIMARY KEY (case_id, turn_id)
     );
     CREATE INDEX case_executions_newest_idx ON case_executions (case_id, executed_at, turn_id);
@@ -855,11 +855,11 @@ _COMMENTS = {
     "tool_effects.probe_at": "when the sweeper asks for its task's result, or revokes the task",
     "tool_effects.progress": "the task's last progress report, as JSON",
     "tool_effects.parts": "[[status, result]]: the calls of a list of arguments",
-    "tool_effects.approver": "who approves it: user or staff; NULL: user",
+    "tool_effects.approver": "who approves it: user or staff; NULL: it needs no approval",
     "tool_effects.decided_by": "who approved or denied it, such as user:KEY",
     "deliveries": "The outbox: replies to deliver.",
     "deliveries.turn_id": "in turns, or in unrouted if the message was refused",
-    "deliveries.user_id": "the turn's user; NULL: a release before 0030 wrote the row",
+    "deliveries.user_id": "the turn's user",
     "deliveries.scope": "the scope of the turn's session; NULL: it has no session",
     "deliveries.asking_seq": "seq of the message whose calls need approval; NULL: the reply",
     "deliveries.due_at": "the next attempt; an attempt moves it ahead",

@@ -253,11 +253,11 @@ UNWAKE_DELIVERIES = Statement(
 DELIVERIES = Statement(
     "deliveries.list",
     """
-    SELECT d.delivery_id, d.turn_id, coalesce(t.user_id, d.user_id) AS user_id, d.target, d.status, d.attempts,
-           d.last_error, d.created_at, CASE WHEN d.status = 'pending' THEN d.due_at END AS due_at, d.delivered_at
-    FROM deliveries AS d LEFT JOIN turns AS t USING (turn_id)
-    WHERE (%(status)s::text IS NULL OR d.status = %(status)s)
-    ORDER BY d.delivery_id DESC LIMIT %(limit)s
+    SELECT delivery_id, turn_id, user_id, target, status, attempts, last_error, created_at,
+           CASE WHEN status = 'pending' THEN due_at END AS due_at, delivered_at
+    FROM deliveries
+    WHERE (%(status)s::text IS NULL OR status = %(status)s)
+    ORDER BY delivery_id DESC LIMIT %(limit)s
     """,
     writes=False,
 )

@@ -246,7 +246,7 @@ _TURN = """
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                     'arguments', e.arguments, 'expires_at', e.decide_at,
-                                                    'approver', coalesce(e.approver, 'user'))
+                                                    'approver', e.approver)
                                  ORDER BY e.position)
                 FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
                 WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()

@@ -151,14 +151,6 @@ def test_an_invalid_approver_is_refused() -> None:
         McpServer("bank", url="http://127.0.0.1:9/mcp", requires_approval={"a": True}, approver={"b": "staff"})
 
 
-def test_a_call_of_an_older_release_is_the_users(harness: Harness) -> None:
-    """A release without approvers wrote no approver; its calls can still be decided."""
-    turn = _waiting(harness, "order", {"item": "tea"})
-    harness.sql("UPDATE tool_effects SET approver = NULL")
-    assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"][0]["approver"] == "user"
-    _decide(harness, turn, ANA)
-
-
 def test_waiting_calls_are_listed_by_user_and_tenant(harness: Harness) -> None:
     """The list has the waiting calls only, longest wait first, in pages."""
     turns = [

@@ -161,15 +161,6 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
     assert _deliver(harness, recipient, reply) == Delivered()
 
 
-def test_a_delivery_of_the_previous_release_waits_too(harness: Harness) -> None:
-    """The previous release leaves `user_id` and `scope` empty. `deliver` then reads the conversation from the turn."""
-    first, second = _delivery(harness), _delivery(harness)
-    harness.sql("UPDATE deliveries SET user_id = NULL, scope = NULL WHERE delivery_id = %(id)s", id=second)
-    assert _deliver(harness, Recipient(), second) == NotDue()
-    assert _deliver(harness, Recipient(), first) == Delivered()
-    assert _deliver(harness, Recipient(), second) == Delivered()
-
-
 def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
     """The delivery may have been recorded by a concurrent refusal of the same message.
 

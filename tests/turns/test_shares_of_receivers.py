@@ -68,8 +68,8 @@ def _owe(harness: Harness, target: dict[str, Any], number: int = 1) -> list[UUID
     for seq, each in enumerate(made):
         harness.sql(
             """
-            INSERT INTO deliveries (delivery_id, turn_id, asking_seq, target, status, due_at, created_at)
-            VALUES (%(id)s, %(turn_id)s, %(seq)s, %(target)s, 'pending', perdure_now(), perdure_now())
+            INSERT INTO deliveries (delivery_id, turn_id, user_id, asking_seq, target, status, due_at, created_at)
+            VALUES (%(id)s, %(turn_id)s, 'ana', %(seq)s, %(target)s, 'pending', perdure_now(), perdure_now())
             """,
             id=each, turn_id=turn_id, seq=seq, target=as_json(target),
         )  # fmt: skip

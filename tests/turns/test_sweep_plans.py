@@ -34,8 +34,8 @@ _FILL = """
     FROM generate_series(1, %(backlog)s) AS n;
     INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, accepted_at)
     SELECT gen_random_uuid(), session_id, 1, 'ana', 'assistant', 'http', 5, 'accepted', now() FROM sessions;
-    INSERT INTO deliveries (delivery_id, turn_id, target, status, due_at, created_at)
-    SELECT gen_random_uuid(), turn_id, '{}', 'pending', now() - interval '1 hour', now() FROM turns;
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), turn_id, user_id, '{}', 'pending', now() - interval '1 hour', now() FROM turns;
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at, waits_for)
     SELECT gen_random_uuid(), turn_id, 1, 0, 'export', '{}', 'pure', 'intended', now(), now() + interval '1 hour',
