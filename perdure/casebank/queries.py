@@ -140,11 +140,6 @@ def index_definition(size: int, part: str) -> str:
     """
 
 
-def drop_index_of_all(size: int) -> str:
-    """The SQL that drops the index on the vectors of all cases. Releases before database revision 0018 used it."""
-    return f"DROP INDEX CONCURRENTLY IF EXISTS @schema.cases_nearest_{size}_idx"
-
-
 # A CTE for the statement that settles a turn; the CTE `fenced` must precede it. Inserts one execution for each case in
 # the turn's prompt. Neither reads nor locks cases, so archiving or erasing a case at the same time does not block the
 # statement.

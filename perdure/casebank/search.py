@@ -181,15 +181,8 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
         if not alone:
             return []
         for size, part in wanted:
-            _build(database, size, part)
+            indexes.build_index(database, queries.index_name(size, part), queries.index_definition(size, part))
     return [queries.index_name(size, part) for size, part in wanted]
-
-
-def _build(database: Database, size: int, part: str) -> None:
-    if indexes.build_index(database, queries.index_name(size, part), queries.index_definition(size, part)):
-        # During a rolling deployment, a worker of the previous release may have rebuilt the obsolete index over all
-        # cases.
-        database.define(queries.drop_index_of_all(size))
 
 
 @lru_cache
