@@ -121,11 +121,6 @@ def identifier(name: str) -> str:
     return name
 
 
-def shown_channel(name: str) -> str:
-    """A channel's name for a prompt. Replaces an invalid name, which an earlier release may have stored."""
-    return f"'{name}'" if is_identifier(name) else "another channel"
-
-
 def cut(text: str, limit: int) -> str:
     """Cut `text` to `limit` characters. If `text` is longer, a mark at the end states its full length."""
     return text if len(text) <= limit else _within(text, limit, f"{len(text):,}")

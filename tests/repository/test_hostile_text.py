@@ -129,7 +129,6 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.first_line": untrusted.first_line,
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
     "perdure.text.untrusted.identifier": suppressing(untrusted.identifier, ValueError),
-    "perdure.text.untrusted.shown_channel": untrusted.shown_channel,
     "perdure.text.untrusted.error_summary": lambda given: untrusted.error_summary(ValueError(given)),
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.consolidation.candidates.parse": suppressing(candidates.parse, ValueError),

@@ -26,7 +26,7 @@ from perdure.memory.sections import queries
 from perdure.memory.sections.budget import Section, estimate_tokens, fitting, render
 from perdure.settings import MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, Quoter
-from perdure.text.untrusted import cut, shown_channel
+from perdure.text.untrusted import cut
 
 MOST_RECALLED = 10
 """Maximum memories and messages that a turn recalls."""
@@ -207,4 +207,4 @@ def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
 
 def _stream_line(each: StreamEvent) -> str:
     what = "continued on the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
-    return f"- {each.at:%Y-%m-%d %H:%M}: {what} {shown_channel(each.channel)}"
+    return f"- {each.at:%Y-%m-%d %H:%M}: {what} '{each.channel}'"

@@ -28,7 +28,7 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
 from perdure.text.quoting import CONVERSATION, NOTE, Quoter, label_lines
-from perdure.text.untrusted import cut, shown_channel
+from perdure.text.untrusted import cut
 from perdure.turns.lease.claim import Before, TurnRef
 from perdure.turns.lease.hold import Hold
 from perdure.turns.run.transcript import Transcript
@@ -172,8 +172,8 @@ def _case(case: FoundCase) -> str:
 
 def _channel(present: str, previous: str | None) -> str:
     if previous is None or previous == present:
-        return f"The user is writing on the channel {shown_channel(present)}."
-    return f"The user wrote on {shown_channel(previous)} before and now writes on {shown_channel(present)}."
+        return f"The user is writing on the channel '{present}'."
+    return f"The user wrote on '{previous}' before and now writes on '{present}'."
 
 
 def _previous_session(runtime: Runtime, before: Before, quoter: Quoter, budget: int) -> str:
