@@ -2,7 +2,7 @@
 
 The reply of a failed turn is the error's message. People read it; a model never does. So the statements that read
 messages for a prompt, a summary, a memory or a search index exclude it, and those that read messages for people mark
-it. The turn's row tells which message it is, so messages of earlier releases need no mark of their own.
+it. The turn's row tells which message it is.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ worker's writes take effect only while the session still has this token and this
 The token orders the claims. The nonce distinguishes two claims with the same token. Such claims occur after a failover
 to a standby that had not received the first claim: the first worker still runs, and the standby gives the next claim
 the same token.
-
-A worker of a release without the nonce only increments the token. This is enough to fence off all earlier workers.
 """
 
 from __future__ import annotations

@@ -434,19 +434,18 @@ NEWEST_MESSAGES = Statement(
 # --- forking -----------------------------------------------------------------------------
 
 # The turns to copy, in order: those that had begun and were settled at or before the tick. A turn that was cancelled
-# before it began has no messages, so it is not copied. Turns from releases without forks have no `settled_tick`, and
-# count as settled at tick 0.
+# before it began has no messages, so it is not copied.
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """
     SELECT s.tick,
            (SELECT count(*) FROM sessions
             WHERE user_id = s.user_id AND forked_from IS NOT NULL AND ended_at IS NULL) AS open_forks,
-           (SELECT min(coalesce(settled_tick, 0)) FROM turns
+           (SELECT min(settled_tick) FROM turns
             WHERE session_id = s.session_id AND first_seq IS NOT NULL AND settled_at IS NOT NULL) AS first_tick,
            ARRAY(SELECT turn_id FROM turns
                  WHERE session_id = s.session_id AND first_seq IS NOT NULL
-                   AND settled_at IS NOT NULL AND coalesce(settled_tick, 0) <= coalesce(%(tick)s::bigint, s.tick)
+                   AND settled_at IS NOT NULL AND settled_tick <= coalesce(%(tick)s::bigint, s.tick)
                  ORDER BY seq) AS turn_ids
     FROM sessions AS s WHERE s.session_id = %(session_id)s
     """,
@@ -480,7 +479,7 @@ FORK = Statement(
                steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
                accepted_at, started_at, settled_at, settled_tick
         FROM copied
-        RETURNING coalesce(settled_tick, 0) AS settled_tick
+        RETURNING settled_tick
     ), kept AS (
         INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
         SELECT %(fork_id)s::uuid, false, variables, '[]', tick, 0, saved_at

@@ -160,7 +160,7 @@ def test_a_410_response_ends_the_attempts(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}/", "http://2130706433:{}/", "http://[::ffff:7f00:1]:{}/"])
 def test_a_stored_url_that_is_not_allowed_gets_no_request(receiver: Receiver, url: str) -> None:
-    """A forbidden URL that an earlier release stored is refused. The carrier opens no connection."""
+    """A forbidden URL in a stored delivery is refused. The carrier opens no connection."""
     with pytest.raises(Undeliverable, match="is not a public address"):
         carrier(Reachable()).carry({"url": url.format(receiver.server_port)}, BODY, MESSAGE_ID)
     assert receiver.received == []

@@ -173,11 +173,8 @@ def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
         assert len({each.result().json()["run_id"] for each in waits}) == 1
 
 
-def test_a_release_that_knows_no_dry_runs_cannot_apply_one(runtime: Runtime) -> None:
-    """A check constraint keeps dry runs out of the phases that remove cases.
-
-    Without the constraint, a worker of an older release would execute a dry run as a real run.
-    """
+def test_a_dry_run_cannot_be_applied(runtime: Runtime) -> None:
+    """A check constraint keeps dry runs out of the phases that remove cases."""
     state.request(runtime.database, runtime.clock, dry_run=True)
     with (
         runtime.database.engine.connect() as connection,

@@ -139,7 +139,7 @@ def test_an_installed_perdure_runs_next_to_an_applications_modules(
 
 @pytest.mark.parametrize("application_name", ["perdure", "workers"])
 def test_celery_finds_the_application_in_a_checkout(application_name: str, environment: Environment) -> None:
-    """In a checkout, Celery finds the application as `perdure`, and as `workers`, its name in earlier releases."""
+    """In a checkout, Celery finds the application as `perdure`, and as `workers`."""
     command = [sys.executable, "-m", "celery", "-A", application_name, "report"]
     ended = subprocess.run(
         command, cwd=ROOT, env={**environment, "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,

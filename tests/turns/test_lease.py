@@ -89,11 +89,10 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
     return found
 
 
-def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Claimed, Hold]:
+def _lost_in_a_failover(harness: Harness) -> tuple[Claimed, Hold]:
     """Claim a session, and lose the claim in a failover to a standby; returns the lost claim and its hold.
 
-    After the failover, another worker claims the session and gets the same token. `release` is the perdure release
-    that the other worker runs: `this` or `previous`.
+    After the failover, another worker claims the session and gets the same token.
     """
     session_id = harness.send().session_id
     harness.script(says("before the failover"))
@@ -107,22 +106,12 @@ def _lost_in_a_failover(harness: Harness, *, release: str = "this") -> tuple[Cla
         token=before.token, nonce=before.nonce, id=session_id,
     )  # fmt: skip
     harness.sql("UPDATE turns SET status = 'accepted', attempts = 0, started_at = NULL WHERE settled_at IS NULL")
-    if release == "this":
-        other, _ = harness.claimed(session_id)
-        assert (other.token, other.fence != found.fence) == (found.token, True)
-    else:  # the previous release raises the token and leaves the nonce unchanged
-        harness.sql(
-            "UPDATE sessions SET token = token + 1, lease_until = perdure_now() + interval '30 s', state = 'thinking' "
-            "WHERE session_id = %(id)s",
-            id=session_id,
-        )
+    other, _ = harness.claimed(session_id)
+    assert (other.token, other.fence != found.fence) == (found.token, True)
     return found, hold
 
 
-STALE = {
-    "taken over": _stale, "lost in a failover": _lost_in_a_failover,
-    "lost to the previous release": lambda harness: _lost_in_a_failover(harness, release="previous"),
-}  # fmt: skip
+STALE = {"taken over": _stale, "lost in a failover": _lost_in_a_failover}
 
 
 def _state(harness: Harness) -> list[Any]:

@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 def without_arguments(event: dict[str, Any]) -> dict[str, Any]:
     """`event` as Flower may store it: the arguments of perdure's tasks are hidden.
 
-    Publishers with `task_send_sent_event`, and workers of an earlier release, send events that contain arguments.
+    Publishers with `task_send_sent_event` send events that contain arguments.
     """
     if not any(fnmatchcase(str(event.get("name")), glob) for glob in ROUTES):
         return event

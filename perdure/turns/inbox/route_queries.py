@@ -45,11 +45,11 @@ OF_USER = Statement(
     writes=False,
 )
 
-# The lock's key does not contain the schema's name: workers of the previous release lock the same key.
 LOCK_USER = Statement(
     "unrouted.lock_user",
     """
-    SELECT pg_try_advisory_xact_lock(hashtextextended('perdure routing ' || %(user_id)s::text, 0)) AS locked
+    SELECT pg_try_advisory_xact_lock(
+        hashtextextended(current_schema() || ' routing ' || %(user_id)s::text, 0)) AS locked
     """,
 )
 
