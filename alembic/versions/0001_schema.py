@@ -158,8 +158,8 @@ _TABLES = r"""
         model text,
         usage jsonb
     );
-    CREATE INDEX metered_requests_requested_at_idx ON metered_requests (requested_at);
     CREATE INDEX metered_requests_user_idx ON metered_requests (user_id, requested_at);
+    CREATE INDEX metered_requests_requested_at_idx ON metered_requests (requested_at);
 
     CREATE TABLE reminders (
         schedule_id uuid PRIMARY KEY,
@@ -180,8 +180,8 @@ _TABLES = r"""
         error text,
         created_at timestamptz NOT NULL
     );
-    CREATE INDEX reminders_next_due_idx ON reminders (next_due);
     CREATE INDEX reminders_user_id_idx ON reminders (user_id, next_due);
+    CREATE INDEX reminders_next_due_idx ON reminders (next_due);
 
     CREATE TABLE unrouted (
         turn_id uuid PRIMARY KEY,
@@ -197,8 +197,8 @@ _TABLES = r"""
         settled_at timestamptz
     );
     CREATE INDEX unrouted_due_at_idx ON unrouted (due_at, position) WHERE settled_at IS NULL;
-    CREATE INDEX unrouted_settled_at_idx ON unrouted (settled_at) WHERE settled_at IS NOT NULL;
     CREATE INDEX unrouted_user_id_idx ON unrouted (user_id, position);
+    CREATE INDEX unrouted_settled_at_idx ON unrouted (settled_at) WHERE settled_at IS NOT NULL;
     CREATE INDEX unrouted_user_idx ON unrouted ((md5(user_id) || user_id), position) WHERE settled_at IS NULL;
 
     CREATE TABLE sessions (
@@ -256,43 +256,43 @@ _TABLES = r"""
         unequipped_since timestamptz,
         parked_for text
     ) WITH (fillfactor = 70);
-    CREATE INDEX sessions_admitted_idx ON sessions (user_id) WHERE unsettled > 0 AND not_before IS NULL;
-    CREATE INDEX sessions_consolidation_due_idx ON sessions (coalesce(consolidation_due_at, ended_at))
-        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL;
-    CREATE INDEX sessions_created_at_idx ON sessions (created_at, session_id);
+    CREATE UNIQUE INDEX sessions_live_key ON sessions (user_id, scope) WHERE routable;
     CREATE INDEX sessions_ending_idx ON sessions (end_requested_at)
         WHERE end_requested_at IS NOT NULL AND ended_at IS NULL;
-    CREATE INDEX sessions_ending_wake_idx ON sessions (least(wakes, 6), coalesce(woken_at, '-infinity'::timestamptz))
-        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0;
+    CREATE INDEX sessions_previous_session_id_idx ON sessions (previous_session_id)
+        WHERE previous_session_id IS NOT NULL;
+    CREATE UNIQUE INDEX sessions_imported_as_key ON sessions (user_id, imported_as) WHERE imported_as IS NOT NULL;
     CREATE INDEX sessions_forked_from_idx ON sessions (forked_from) WHERE forked_from IS NOT NULL;
+    CREATE INDEX sessions_created_at_idx ON sessions (created_at, session_id);
+    CREATE INDEX sessions_of_user_idx ON sessions (user_id, created_at, session_id);
+    CREATE INDEX sessions_waiting_idx ON sessions (ended_at)
+        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL;
+    CREATE INDEX sessions_consolidation_due_idx ON sessions (coalesce(consolidation_due_at, ended_at))
+        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL;
     CREATE INDEX sessions_given_up_idx ON sessions (consolidation_given_up_at, session_id)
         WHERE consolidation_given_up_at IS NOT NULL;
     CREATE INDEX sessions_given_up_of_user_idx ON sessions (user_id, consolidation_given_up_at, session_id)
         WHERE consolidation_given_up_at IS NOT NULL;
-    CREATE INDEX sessions_idle_idx ON sessions (last_activity_at) WHERE end_requested_at IS NULL;
-    CREATE UNIQUE INDEX sessions_imported_as_key ON sessions (user_id, imported_as) WHERE imported_as IS NOT NULL;
-    CREATE UNIQUE INDEX sessions_live_key ON sessions (user_id, scope) WHERE routable;
-    CREATE INDEX sessions_of_scope_idx ON sessions (user_id, scope, created_at, session_id);
-    CREATE INDEX sessions_of_tenant_idx ON sessions (split_part(user_id, chr(31), 1), created_at, session_id)
-        WHERE strpos(user_id, chr(31)) > 0;
-    CREATE INDEX sessions_of_user_idx ON sessions (user_id, created_at, session_id);
-    CREATE INDEX sessions_open_forks_idx ON sessions (user_id) WHERE forked_from IS NOT NULL AND ended_at IS NULL;
-    CREATE INDEX sessions_parked_idx ON sessions (coalesce(parked_for, ''), least(wakes, 6), not_before)
-        WHERE unsettled > 0 AND not_before IS NOT NULL AND paced;
+    CREATE INDEX sessions_wake_idx ON sessions (priority, least(wakes, 6), coalesce(woken_at, '-infinity'::timestamptz))
+        WHERE unsettled > 0 AND not_before IS NULL;
     CREATE INDEX sessions_postponed_idx ON sessions (paced, least(wakes, 6), not_before)
         WHERE unsettled > 0 AND not_before IS NOT NULL;
     CREATE INDEX sessions_postponed_woken_at_idx ON sessions (woken_at)
         WHERE unsettled > 0 AND not_before IS NOT NULL;
-    CREATE INDEX sessions_previous_session_id_idx ON sessions (previous_session_id)
-        WHERE previous_session_id IS NOT NULL;
+    CREATE INDEX sessions_ending_wake_idx ON sessions (least(wakes, 6), coalesce(woken_at, '-infinity'::timestamptz))
+        WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0;
+    CREATE INDEX sessions_admitted_idx ON sessions (user_id) WHERE unsettled > 0 AND not_before IS NULL;
     CREATE INDEX sessions_queued_idx ON sessions (user_id, priority DESC, queued_at)
         WHERE unsettled > 0 AND queued_at IS NOT NULL;
+    CREATE INDEX sessions_of_tenant_idx ON sessions (split_part(user_id, chr(31), 1), created_at, session_id)
+        WHERE strpos(user_id, chr(31)) > 0;
+    CREATE INDEX sessions_of_scope_idx ON sessions (user_id, scope, created_at, session_id);
+    CREATE INDEX sessions_idle_idx ON sessions (last_activity_at) WHERE end_requested_at IS NULL;
     CREATE INDEX sessions_queued_user_idx ON sessions ((md5(user_id) || user_id))
         WHERE unsettled > 0 AND queued_at IS NOT NULL;
-    CREATE INDEX sessions_waiting_idx ON sessions (ended_at)
-        WHERE ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL;
-    CREATE INDEX sessions_wake_idx ON sessions (priority, least(wakes, 6), coalesce(woken_at, '-infinity'::timestamptz))
-        WHERE unsettled > 0 AND not_before IS NULL;
+    CREATE INDEX sessions_parked_idx ON sessions (coalesce(parked_for, ''), least(wakes, 6), not_before)
+        WHERE unsettled > 0 AND not_before IS NOT NULL AND paced;
+    CREATE INDEX sessions_open_forks_idx ON sessions (user_id) WHERE forked_from IS NOT NULL AND ended_at IS NULL;
 
     CREATE TABLE turns (
         turn_id uuid PRIMARY KEY,
@@ -326,9 +326,9 @@ _TABLES = r"""
         CONSTRAINT turns_settled_check
             CHECK ((settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked')))
     ) WITH (fillfactor = 70);
-    CREATE INDEX turns_error_idx ON turns (turn_id) WHERE error_code IS NOT NULL;
     CREATE INDEX turns_unsettled_idx ON turns (session_id, seq) WHERE settled_at IS NULL;
     CREATE INDEX turns_user_id_idx ON turns (user_id, turn_id);
+    CREATE INDEX turns_error_idx ON turns (turn_id) WHERE error_code IS NOT NULL;
 
     CREATE TABLE inbox (
         user_id text NOT NULL,
@@ -388,9 +388,9 @@ _TABLES = r"""
         decided_at timestamptz,
         UNIQUE (turn_id, message_seq, position)
     );
+    CREATE INDEX tool_effects_probe_idx ON tool_effects (probe_at) WHERE probe_at IS NOT NULL;
     CREATE INDEX tool_effects_asked_idx ON tool_effects (effect_id) WHERE status = 'asked';
     CREATE INDEX tool_effects_decided_by_idx ON tool_effects (decided_by) WHERE decided_by IS NOT NULL;
-    CREATE INDEX tool_effects_probe_idx ON tool_effects (probe_at) WHERE probe_at IS NOT NULL;
 
     CREATE TABLE deliveries (
         delivery_id uuid PRIMARY KEY,
@@ -409,6 +409,8 @@ _TABLES = r"""
         wakes integer NOT NULL DEFAULT '0'
     );
     CREATE INDEX deliveries_over_idx ON deliveries (created_at) WHERE status <> 'pending';
+    CREATE INDEX deliveries_wake_idx ON deliveries (greatest(due_at, wake_at)) WHERE status = 'pending';
+    CREATE UNIQUE INDEX deliveries_turn_key ON deliveries (turn_id, asking_seq) NULLS NOT DISTINCT;
     CREATE INDEX deliveries_pending_idx ON deliveries (
         user_id, scope,
         md5(coalesce(target ->> 'url', target ->> 'task',
@@ -421,8 +423,6 @@ _TABLES = r"""
             'task ' || coalesce(target ->> 'queue', target ->> 'task'), 'channel ' || (target ->> 'channel'), '')),
         greatest(due_at, wake_at)
     ) WHERE status = 'pending';
-    CREATE UNIQUE INDEX deliveries_turn_key ON deliveries (turn_id, asking_seq) NULLS NOT DISTINCT;
-    CREATE INDEX deliveries_wake_idx ON deliveries (greatest(due_at, wake_at)) WHERE status = 'pending';
 
     CREATE TABLE snapshots (
         session_id uuid NOT NULL REFERENCES sessions,
@@ -558,9 +558,9 @@ _TABLES = r"""
             perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)])
         ) STORED
     ) WITH (fillfactor = 80);
-    CREATE INDEX memories_superseded_by_idx ON memories (superseded_by) WHERE superseded_by IS NOT NULL;
     CREATE INDEX memories_user_id_idx ON memories (user_id, valid_from);
     CREATE INDEX memories_words_idx ON memories USING gin (words) WITH (gin_pending_list_limit = 64);
+    CREATE INDEX memories_superseded_by_idx ON memories (superseded_by) WHERE superseded_by IS NOT NULL;
 
     CREATE TABLE memory_vectors (
         memory_id uuid NOT NULL REFERENCES memories ON DELETE CASCADE,
@@ -606,8 +606,8 @@ _TABLES = r"""
         created_at timestamptz NOT NULL,
         PRIMARY KEY (source_id, predicate, target_id, memory_id)
     );
-    CREATE INDEX relations_memory_id_idx ON relations (memory_id);
     CREATE INDEX relations_target_id_idx ON relations (target_id);
+    CREATE INDEX relations_memory_id_idx ON relations (memory_id);
     CREATE INDEX relations_user_id_idx ON relations (user_id);
 
     CREATE TABLE memory_accesses (
@@ -617,8 +617,8 @@ _TABLES = r"""
         user_id text NOT NULL,
         PRIMARY KEY (memory_id, accessed_at, access_id)
     );
-    CREATE INDEX memory_accesses_accessed_at_idx ON memory_accesses (accessed_at);
     CREATE INDEX memory_accesses_user_id_idx ON memory_accesses (user_id, accessed_at);
+    CREATE INDEX memory_accesses_accessed_at_idx ON memory_accesses (accessed_at);
 
     CREATE TABLE hot_memories (
         user_id text NOT NULL,
@@ -649,14 +649,14 @@ _TABLES = r"""
         CONSTRAINT cases_embedder_check CHECK (query_vector IS NULL OR embedder IS NOT NULL),
         CONSTRAINT cases_author_check CHECK (turn_id IS NULL OR user_id IS NOT NULL)
     ) WITH (fillfactor = 80);
-    CREATE INDEX cases_approved_idx ON cases (bank, embedder)
-        WHERE status = 'active' AND query_vector IS NOT NULL AND shared_at IS NOT NULL AND user_id IS NOT NULL;
+    CREATE INDEX cases_flagged_idx ON cases (case_id) WHERE review IS NOT NULL;
+    CREATE INDEX cases_user_id_idx ON cases (user_id) WHERE user_id IS NOT NULL;
+    CREATE INDEX cases_of_tenant_idx ON cases (split_part(user_id, chr(31), 1)) WHERE strpos(user_id, chr(31)) > 0;
     CREATE INDEX cases_bank_idx ON cases (bank, embedder) WHERE status = 'active' AND query_vector IS NOT NULL;
     CREATE INDEX cases_everybodys_idx ON cases (bank, embedder)
         WHERE status = 'active' AND query_vector IS NOT NULL AND user_id IS NULL;
-    CREATE INDEX cases_flagged_idx ON cases (case_id) WHERE review IS NOT NULL;
-    CREATE INDEX cases_of_tenant_idx ON cases (split_part(user_id, chr(31), 1)) WHERE strpos(user_id, chr(31)) > 0;
-    CREATE INDEX cases_user_id_idx ON cases (user_id) WHERE user_id IS NOT NULL;
+    CREATE INDEX cases_approved_idx ON cases (bank, embedder)
+        WHERE status = 'active' AND query_vector IS NOT NULL AND shared_at IS NOT NULL AND user_id IS NOT NULL;
 
     CREATE TABLE case_executions (
         case_id text COLLATE "C" NOT NULL,
@@ -730,9 +730,9 @@ _TABLES = r"""
         ),
         CONSTRAINT case_runs_dry_run_check CHECK (NOT dry_run OR phase IN ('planning', 'done'))
     );
+    CREATE INDEX case_runs_started_at_idx ON case_runs (started_at);
     CREATE UNIQUE INDEX case_runs_one_at_a_time_key ON case_runs ((true)) WHERE finished_at IS NULL AND NOT dry_run;
     CREATE UNIQUE INDEX case_runs_one_dry_run_key ON case_runs ((true)) WHERE finished_at IS NULL AND dry_run;
-    CREATE INDEX case_runs_started_at_idx ON case_runs (started_at);
 
     CREATE TABLE case_run_items (
         run_id uuid NOT NULL REFERENCES case_runs ON DELETE CASCADE,
