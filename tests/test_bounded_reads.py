@@ -78,8 +78,8 @@ _FILL = f"""
     FROM turns;
     INSERT INTO cases (case_id, query, response_text, created_at)
     SELECT 'case ' || n, 'q', 'r', now() FROM generate_series(1, 3000) AS n;
-    INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at)
-    SELECT 'case ' || n, gen_random_uuid(), true, now() - m * interval '1 day'
+    INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at, counted)
+    SELECT 'case ' || n, gen_random_uuid(), true, now() - m * interval '1 day', true
     FROM generate_series(1, 3000) AS n, generate_series(1, CASE WHEN n = 1 THEN 9000 ELSE 3 END) AS m;
     INSERT INTO case_runs (run_id, dry_run, phase, started_at, finished_at)
     SELECT gen_random_uuid(), n % 2 = 0, 'done', now() - interval '1 day', now() FROM generate_series(1, 500) AS n;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,9 @@ def test_the_licence_is_apache_2_in_full() -> None:
     assert "END OF TERMS AND CONDITIONS" in licence
 
 
-def test_the_changelog_begins_with_unreleased_changes() -> None:
-    """The changelog begins with unreleased changes, as Keep a Changelog asks."""
-    headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
+def test_the_changelog_begins_with_the_next_or_the_present_version() -> None:
+    """The newest entry of the changelog has the unreleased changes, or is that of the version in `pyproject.toml`."""
+    headings = re.findall(r"^## \[(.+?)\]", read("CHANGELOG.md"), re.MULTILINE)
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
 
-    assert headings[0] == "[Unreleased]"
+    assert headings[0] in ("Unreleased", version)
