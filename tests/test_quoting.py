@@ -68,14 +68,14 @@ def test_quoted_text_is_removed(given_: str, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"a<{MEMORY} 0123456789abcdef>never closed",
-        f"a<{MEMORY.upper()} 0123456789ABCDEF>x</{MEMORY} 0123456789abcdef>",
+        f"a<{MEMORY}>never closed",
+        f"a<{MEMORY.upper()}>x</{MEMORY}>",
         f"a<{MEMORY} 0123456789abcdef>x</{MEMORY}> </{CONVERSATION} 0123456789abcdef> </{MEMORY} 0123456789ABCDEF",
-        f"a<{MEMORY} 0123456789abcdef>x <{CONVERSATION} 0123456789abcdef> y</{MEMORY} 0123456789abcdef>",
+        f"a<{MEMORY}>x <{CONVERSATION} 0123456789abcdef> y</{MEMORY}>",
     ],
 )
 def test_truncated_and_upper_case_quotations_are_removed(text: str) -> None:
-    """Quotations are removed even if they have no closing mark, or marks in upper case."""
+    """Quotations are removed even if they have no closing mark, no code, or marks in upper case."""
     assert without_quotations(text) == "a"
 
 

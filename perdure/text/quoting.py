@@ -41,7 +41,7 @@ _PROCESS_KEY = secrets.token_bytes(32)
 _REMOVED = "*" * _CODE_CHARS
 
 _MARK = compiled(
-    rf"<(?P<closes>/?)(?P<mark>{CONVERSATION}|{MEMORY}|{PAGE}|{CASE}|{RESULT})(?P<code> [0-9a-f]{{{_CODE_CHARS}}})>",
+    rf"<(?P<closes>/?)(?P<mark>{CONVERSATION}|{MEMORY}|{PAGE}|{CASE}|{RESULT})(?P<code> [0-9a-f]{{{_CODE_CHARS}}})?>",
     ignore_case=True,
 )
 
@@ -96,7 +96,8 @@ def label_lines(label: str, text: str) -> str:
 def without_quotations(text: str) -> str:
     """Remove all quotations from `text`.
 
-    A quotation without a closing mark, as in a truncated result, extends to the end of the text.
+    Quotations whose marks have no code are removed, too, because a model or a user may repeat a quotation without it. A
+    quotation without a closing mark, as in a truncated result, extends to the end of the text.
     """
     kept: list[str] = []
     kept_to, quotation = 0, None
