@@ -165,6 +165,10 @@ class ModelCall:
         self.deadline = clock.monotonic() + timeout_s
         self._on_delta = on_delta
         self._on_rewind = on_rewind
+        self.may_shorten = False
+        """Whether the engine may ask again with a shorter prompt after `ContextTooLong`. Fallbacks then wait."""
+        self.fallback_waits = False
+        """Whether a fallback was not called because of `may_shorten`."""
         self._streamed = False
         self._part: ModelCall | None = None
         self._lock = threading.Lock()

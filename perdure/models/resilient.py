@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from perdure.errors import loggable
+from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.without_tools import flatten_tool_calls
@@ -145,12 +145,16 @@ class _CheckedStrategy:
         self._strategy = strategy
 
     def execute(self, asked: FallbackRequest, error: Exception) -> ModelReply | None:
-        """The strategy's reply, or `None` if the strategy has no reply.
+        """The strategy's reply, or `None` if the strategy has no reply or waits for a shorter prompt.
 
         Raises:
             PerdureError: the reply is empty or filtered; see `checked`.
             Exception: the strategy failed; see `FallbackStrategy.execute`.
         """
+        if isinstance(error, ContextTooLong) and asked.call.may_shorten:
+            asked.call.fallback_waits = True
+            asked.call.rewind()
+            return None
         found = None
         try:
             reply = self._strategy.execute(asked, error)

@@ -398,6 +398,22 @@ def test_a_conversation_that_grew_too_long_goes_on(harness: Harness, runtime: Ru
     assert {row.status for row in harness.sql("SELECT status FROM turns")} == {"done"}
 
 
+def test_a_prompt_is_shortened_before_a_fallback_replies(
+    harness: Harness, runtime: Runtime, provider: Provider
+) -> None:
+    """A fallback cannot call tools, so it replies only to a prompt that cannot be shorter."""
+    other = Scripted()
+    model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
+    runtime = replace(runtime, models=lambda _: model)
+    provider.server.player = _window(3_000)
+    for number in range(12):
+        assert harness.run_with(runtime, f"message {number}: {'x' * 500}")["status"] == "done"
+    assert other.requests == []
+    provider.server.player = lambda _: Status(413)
+    assert harness.run_with(runtime, "and now?")["reply"]["text"] == "ok"
+    assert len(other.requests) == 1
+
+
 def test_a_message_that_is_too_long_does_not_end_its_conversation(
     harness: Harness, runtime: Runtime, provider: Provider
 ) -> None:

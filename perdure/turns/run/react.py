@@ -106,6 +106,7 @@ class Turn:
         self._briefing: Briefing | None = None
         self._limits = runtime.settings.memory
         self._halvings = 0
+        self._fallback_waits = False
         self._incomplete = 0
         self._tools = Toolset()
         self._schemas: tuple[ToolSchema, ...] = ()
@@ -363,7 +364,13 @@ class Turn:
         return ModelRequest(self.transcript.prompt(self._briefing.text, self._limits.budget_working), self._offered)
 
     def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
-        """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets."""
+        """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets.
+
+        If it cannot be smaller, the same prompt is for the fallback, if the model has one.
+
+        Raises:
+            ContextTooLong: `error`, because nothing is left to try.
+        """
         while self._halvings < _MOST_HALVINGS:
             self._halvings += 1
             self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
@@ -371,6 +378,8 @@ class Turn:
             request = self._request()
             if request != before:
                 return request
+        if self._fallback_waits:
+            return before
         raise error
 
     def _respond(self, request: ModelRequest) -> ModelReply:
@@ -378,12 +387,15 @@ class Turn:
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self._before_call_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        call.may_shorten = self._halvings < _MOST_HALVINGS
         self._hold.step_within(limit_s)
         with self._hold.calling(call):
             try:
                 return checked(self._model.respond(request, call))
             except Unavailable as error:  # the runner would take `Unavailable` for a database error and retry
                 raise ProviderError(error.message) from error
+            finally:
+                self._fallback_waits = call.fallback_waits
 
     def _load_tools(self) -> None:
         """Read the agent's tools before each model call, because an MCP server's tools may change between two steps."""
