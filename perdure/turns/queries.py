@@ -111,8 +111,10 @@ _WAITS_SINCE = """
 #
 # `ready` has the sessions whose turn may run. `waiting` has the sessions whose turn waited until `not_before`, for
 # example for a person or a model. Their wait is counted from `not_before`. Of the sessions that wait for a model
-# (`parked`), it wakes only as many as `paces` has for this model, or `most_paced`, so that a recovered model is not
-# overloaded. `marked` sets `not_before` to the present time, so that a worker can claim the session.
+# (`parked`), it returns only as many as `paces` has for this model, or `most_paced`, so that a recovered model is not
+# overloaded. A session that was returned but not claimed (`wakes > 0`) is woken again without this limit: it counts
+# among the returned ones already, and if its wake-up is lost, only another one makes room again. `marked` sets
+# `not_before` to the present time, so that a worker can claim the session.
 #
 # Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_wake_idx`. A range is read in
 # index order up to the limit. The limit is a subquery, so that the planner does not know the number. If the planner
@@ -158,9 +160,11 @@ WAKE_DUE = Statement(
                   AND not_before <= perdure_now()
                       - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
                   AND {_UNLEASED}
-                ORDER BY not_before LIMIT (SELECT %(most)s::bigint)) AS each
-            ORDER BY each.wakes, each.since
-            LIMIT least(coalesce((%(paces)s::jsonb ->> models.model)::int, %(most_paced)s::int), %(most)s::int)
+                ORDER BY not_before
+                LIMIT CASE level WHEN 0 THEN least(coalesce((%(paces)s::jsonb ->> models.model)::int,
+                                                            %(most_paced)s::int), %(most)s::int)
+                                 ELSE %(most)s::int END) AS each
+            ORDER BY each.wakes, each.since LIMIT (SELECT %(most)s::bigint)
         ) AS found
         WHERE models.model IS NOT NULL
     ), found AS (

@@ -27,7 +27,7 @@ from perdure.turns.lease.pace import Pace
 from perdure.turns.lease.wait_for_model import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
 from perdure.turns.run.runner import Ran
-from perdure.turns.sweep import sweep
+from perdure.turns.sweep import postpone, sweep
 from tests.processes.faults import wait_until
 from tests.turns.harness import Harness
 from tests.turns.scripted import Scripted, calls, says
@@ -358,6 +358,23 @@ def test_the_number_of_returning_turns_shrinks_while_the_model_fails(parking: Ha
     assert sizes == [10, 5, 2, 1, 1]
     parking.script()
     _close_a_breaker(parking)
+    assert sorted(each for group in _returns(parking) for each in group) == sorted(parked)
+
+
+@pytest.mark.parametrize("reason", ["the wake-ups are lost", "the workers are busy"])
+def test_returned_turns_that_no_worker_claims_return_again(parking: Harness, reason: str) -> None:
+    """Turns whose wake-ups came to nothing are woken again, and no others before a worker has claimed them."""
+    parked = _park(parking, MOST_A_ROUND + 2)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    first = _swept(parking)
+    assert first == parked[:MOST_A_ROUND]
+    for _ in range(3):
+        for session_id in first if reason == "the workers are busy" else ():
+            postpone(parking.runtime, session_id)
+        parking.move(400)
+        assert sorted(_swept(parking)) == sorted(first)
+    parking.move(400)
     assert sorted(each for group in _returns(parking) for each in group) == sorted(parked)
 
 

@@ -63,8 +63,9 @@ class Pace:
         return Pace(most, left, 0, now, rate if math.isfinite(rate) else 0.0)
 
     def wake(self, sessions: Iterable[UUID], now: float) -> Pace:
-        """The pace after the turns of `sessions` have returned to the model."""
-        return replace(self, woken=(*self.woken, *sessions), since=self.since if self.woken else now)
+        """The pace after the turns of `sessions` have returned to the model, or were woken again after their return."""
+        added = (each for each in sessions if each not in self.woken)
+        return replace(self, woken=(*self.woken, *added), since=self.since if self.woken else now)
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Pace:
@@ -112,13 +113,10 @@ class Paces:
 
         Stores the paces for the next round if they changed.
         """
-        limited = any(len(woken.get(model, ())) >= pace.room for model, pace in self._paces.items())
         for model, sessions in woken.items():
-            pace = self._paces.get(model, Pace())
-            limited = limited or len(sessions) >= pace.room
-            self._paces[model] = pace.wake(sessions, now.timestamp())
+            self._paces[model] = self._paces.get(model, Pace()).wake(sessions, now.timestamp())
         if self._paces != self._stored:
             self._stored = dict(self._paces)
             kept = as_json({model: pace.record() for model, pace in self._paces.items()})
             self._database.run(queries.KEEP_PACES, {"paces": kept})
-        return limited
+        return any(pace.room == 0 for pace in self._paces.values())
