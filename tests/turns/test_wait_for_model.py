@@ -378,6 +378,38 @@ def test_returned_turns_that_no_worker_claims_return_again(parking: Harness, rea
     assert sorted(each for group in _returns(parking) for each in group) == sorted(parked)
 
 
+@pytest.mark.parametrize("then", ["a tool runs", "the next turn runs"])
+def test_a_returned_turn_is_answered_once_the_model_replies(parking: Harness, then: str) -> None:
+    """What follows the model's first reply takes no other turn's place at the model."""
+    seen: list[bool] = []
+
+    def note() -> None:
+        seen.append(parking.database.run(queries.RETURNED, {"session_ids": [session_id]})[0].unanswered)
+
+    @tool(effect="pure")
+    def slow() -> str:
+        """Return `done`."""
+        note()
+        return "done"
+
+    def respond(request: Any, call: Any) -> ModelReply:
+        note()
+        return says("ok") if then == "the next turn runs" else calls(("slow", {}))
+
+    parking.equip(slow)
+    [session_id] = _park(parking, 1)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    assert _swept(parking) == [session_id]
+    if then == "the next turn runs":
+        parking.send("and another", user_id="user 0")
+        parking.script(respond, respond)
+    else:
+        parking.script(respond, says("ok"))
+    parking.run(session_id)
+    assert seen == [True, False]
+
+
 def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:
     """Each model has a pace of its own: while one fails again and again, the turns of the other return."""
     parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])

@@ -476,7 +476,7 @@ RETURNED = Statement(
     """
     SELECT session_id, paced AND not_before IS NOT NULL AND wakes = 0 AS failed,
            paced AND unsettled > 0
-           AND CASE WHEN not_before IS NULL THEN lease_until IS NOT NULL AND strikes > 0 ELSE wakes > 0 END
+           AND CASE WHEN not_before IS NULL THEN lease_until IS NOT NULL ELSE wakes > 0 END
            AS unanswered
     FROM sessions WHERE session_id = ANY (%(session_ids)s::uuid[])
     """,

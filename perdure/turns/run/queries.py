@@ -68,7 +68,8 @@ _SUSPECT = f"""
 # the next step, so that a tool that kills its process has used one attempt. The step also ends the suspicion that the
 # turn kills its processes (`claims`, `deaths`), unless the outcome of one of its calls is unknown: a model may call
 # such a tool again after each crash, and each of these replies is a step. A turn in a process of its own stays suspect
-# until it is settled: its process may hang or die after each step.
+# until it is settled: its process may hang or die after each step. `paced = false`: the model has answered (see
+# `lease.queries.RETURNED`).
 STEP = Statement(
     "turns.step",
     f"""
@@ -81,6 +82,7 @@ STEP = Statement(
             claims = CASE WHEN {_SUSPECT} THEN claims ELSE 1 END,
             deaths = CASE WHEN {_SUSPECT} THEN deaths ELSE 0 END,
             unequipped_since = NULL,
+            paced = false,
             spent_s = %(spent_s)s,
             variables_tick = {NEXT_VARIABLES_TICK},
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
@@ -128,6 +130,7 @@ SETTLE = Statement(
             claims = 0,
             deaths = 0,
             unequipped_since = NULL,
+            paced = false,
             spent_s = 0,
             variables_tick = {NEXT_VARIABLES_TICK},
             saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,
