@@ -410,6 +410,32 @@ def test_a_returned_turn_is_answered_once_the_model_replies(parking: Harness, th
     assert seen == [True, False]
 
 
+def test_a_broker_that_refuses_wake_ups_does_not_change_the_pace(parking: Harness) -> None:
+    """The model did not fail for a turn that never reached it, nor did it answer this turn."""
+    _park(parking, MOST_A_ROUND + 2)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    parking.waker.away = True
+    for _ in range(4):
+        assert _swept(parking) == []
+    parking.waker.away = False
+    assert len(_swept(parking)) == MOST_A_ROUND
+
+
+def test_a_returned_turn_that_its_worker_releases_does_not_change_the_pace(parking: Harness) -> None:
+    """The model has neither answered a turn that was parked during a shutdown, nor failed for it."""
+    parked = _park(parking, MOST_A_ROUND + 2)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    for session_id in _swept(parking):
+        claimed, hold = parking.claimed(session_id)
+        assert claimed.turn is not None
+        assert parking.database.run(queries.PARK, {**hold.held, "turn_id": claimed.turn.turn_id, "spent_s": 0.0})
+    assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
+    [row] = parking.sql("SELECT paces -> 'offline' AS pace FROM sweeps WHERE name = 'turns'")
+    assert (row.pace["most"], row.pace["answered"], len(row.pace["woken"])) == (MOST_A_ROUND, 0, 2)
+
+
 def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:
     """Each model has a pace of its own: while one fails again and again, the turns of the other return."""
     parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])
@@ -466,7 +492,7 @@ def test_a_pace_stays_within_its_bounds(seconds: int, answers: list[int], failur
         now += seconds
         failed = found.woken[:1] if number in failures else ()
         before = found
-        found = found.after(set(failed), set(found.woken[answered:]), now)
+        found = found.after(set(failed), set(found.woken[:answered]), set(found.woken[answered:]), now)
         assert 1 <= found.most <= pace.MOST
         assert found.room >= 0
         assert not failed or found.most <= max(before.most // 2, 1)

@@ -49,16 +49,21 @@ class Pace:
         """The number of turns that may return now."""
         return max(self.most - len(self.woken), 0)
 
-    def after(self, failed: Collection[UUID], unanswered: Collection[UUID], now: float) -> Pace:
-        """The pace after the model has failed for the turns `failed`, and answered others but `unanswered`."""
+    def after(
+        self, failed: Collection[UUID], answered: Collection[UUID], unanswered: Collection[UUID], now: float
+    ) -> Pace:
+        """The pace after the model has failed for the turns `failed`, and answered `answered`.
+
+        It still has `unanswered`. The other turns have left it, which says nothing about it.
+        """
         left = tuple(each for each in self.woken if each in unanswered)
         if any(each in failed for each in self.woken):
             return Pace(max(self.most // 2, 1), left, since=now)
-        answered = self.answered + len(self.woken) - len(left)
-        if answered < self.most:
-            return replace(self, woken=left, answered=answered)
+        number = self.answered + sum(each in answered for each in self.woken)
+        if number < self.most:
+            return replace(self, woken=left, answered=number)
         elapsed_s = now - self.since
-        rate = answered / elapsed_s if elapsed_s > 0 else math.inf
+        rate = number / elapsed_s if elapsed_s > 0 else math.inf
         most = min(self.most * 2, MOST) if rate > self.rate * _FASTER else self.most
         return Pace(most, left, 0, now, rate if math.isfinite(rate) else 0.0)
 
@@ -104,9 +109,12 @@ class Paces:
         woken = [each for pace in self._paces.values() for each in pace.woken]
         rows = self._database.run(queries.RETURNED, {"session_ids": woken}) if woken else ()
         failed = {row.session_id for row in rows if row.failed}
+        answered = {row.session_id for row in rows if row.answered}
         unanswered = {row.session_id for row in rows if row.unanswered}
         seen = now.timestamp()
-        self._paces = {model: pace.after(failed, unanswered, seen) for model, pace in self._paces.items() if pace.woken}
+        self._paces = {
+            model: pace.after(failed, answered, unanswered, seen) for model, pace in self._paces.items() if pace.woken
+        }
 
     def wake(self, woken: Mapping[str, Collection[UUID]], now: datetime) -> bool:
         """Record the sessions whose turns return, by model; returns whether a pace has limited their number.
