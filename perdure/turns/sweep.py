@@ -38,6 +38,9 @@ MOST_CROWDED_WAKES = 3
 MOST_CONSOLIDATIONS = 50
 """The most sessions that one round wakes for consolidation. Consolidation is not urgent."""
 
+_OF_TURNS = ("turns", "admission")
+"""The kinds of wake-ups, among those of `Round.wakes`, that begin turns."""
+
 PAUSE_S = 0.25
 """Seconds between two passes of a round."""
 
@@ -87,6 +90,10 @@ class Round:
         sessions = published["turns"] + published["admission"]
         return Swept(sessions, published["deliveries"], published["endings"], refused, self.consolidations)
 
+    def full(self) -> list[str]:
+        """The kinds of which more is probably due, without turns while these are not woken."""
+        return [name for name, each in self.wakes.items() if each.is_full and (self.turns or name not in _OF_TURNS)]
+
     def wake(self, kind: str) -> None:
         """Publish wake-ups of a kind, unless the broker refuses them."""
         if not self.is_refused:
@@ -114,22 +121,23 @@ def sweep(
     for name, duty in DUTIES.items():
         runtime.duties.run(name, partial(duty, this))
     _log(this.swept, Swept())
-    if turns:
-        _continue(this, until)
+    _continue(this, until)
     return this.swept
 
 
 def _continue(this: Round, until: float) -> None:
-    """Wake what else is due, as workers take the earlier wake-ups, until the time `until` of the monotonic clock."""
+    """Wake what else is due, as workers take the earlier wake-ups, until the time `until` of the monotonic clock.
+
+    Once the intake is closed, no further turns are woken.
+    """
     runtime = this.runtime
     for _ in range(int(runtime.settings.turn.sweep_s / PAUSE_S)):
-        full = [name for name, each in this.wakes.items() if each.is_full]
-        if not full or this.is_refused or this.stopped_after(PAUSE_S) or runtime.clock.monotonic() >= until:
+        if not this.full() or this.is_refused or this.stopped_after(PAUSE_S) or runtime.clock.monotonic() >= until:
             return
-        if drain.is_active(runtime.database):
-            return
+        if this.turns and drain.is_active(runtime.database):
+            this.turns = False
         before = this.swept
-        for name in full:
+        for name in this.full():
             runtime.duties.run(name, partial(DUTIES[name], this))
         _log(this.swept, before)
 

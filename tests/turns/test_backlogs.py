@@ -142,6 +142,27 @@ def test_a_long_round_ends_early(harness: Harness, reason: str) -> None:
     assert (looks, len(woken)) == (2, 2 * MOST)
 
 
+@pytest.mark.parametrize("arrange", [_endings, _deliveries])
+@pytest.mark.parametrize("closes", ["before the round", "during the round"])
+def test_a_closed_intake_delays_no_endings_and_no_deliveries(
+    harness: Harness, arrange: Callable[[Harness], tuple[list[UUID], Work]], closes: str
+) -> None:
+    """While the intake is closed, a round wakes a whole backlog of work that begins no turn."""
+    woken, work = arrange(harness)
+    harness.move(5.1)
+
+    def stopped_after(_: float) -> bool:
+        for _ in range(MOST):
+            work()
+        drain.begin(harness.database)
+        return False
+
+    if closes == "before the round":
+        drain.begin(harness.database)
+    sweep(harness.runtime, turns=closes == "during the round", stopped_after=stopped_after)
+    assert len(woken) == len(set(woken)) == BACKLOG
+
+
 def test_a_refused_wake_up_ends_the_round(harness: Harness) -> None:
     """If the broker refuses a wake-up, the round publishes no more, and the next round wakes the rest."""
     woken, work = _sessions(harness)
