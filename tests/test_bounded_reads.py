@@ -31,6 +31,8 @@ _FILL = f"""
     INSERT INTO users SELECT 'user ' || n, now() FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO conversations SELECT 'user ' || n, 'a', 'A title', false, NULL, now()
     FROM generate_series(0, {_OTHERS}) AS n;
+    INSERT INTO metered_requests (request_id, user_id, kind, requested_at)
+    SELECT gen_random_uuid(), 'user ' || n, 'fork', now() - n * interval '1 minute' FROM generate_series(1, 3000) AS n;
     INSERT INTO answered_requests SELECT 'user ' || n, 'a', gen_random_uuid(), now() - n * interval '1 minute'
     FROM generate_series(0, {_OTHERS}) AS n;
     INSERT INTO unrouted (turn_id, user_id, message, accepted_at, due_at, error_code, settled_at)

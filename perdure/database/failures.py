@@ -10,5 +10,11 @@ from __future__ import annotations
 FAILURE_OF = "failed.turn_id = m.turn_id AND failed.reply_seq = m.seq AND failed.status = 'failed'"
 """The SQL condition that joins a row of `messages AS m` to the row of `turns AS failed` whose error it reports."""
 
-SPOKEN = f"NOT EXISTS (SELECT FROM turns AS failed WHERE {FAILURE_OF})"
-"""The SQL condition that a row of `messages AS m` is not the reply of a failed turn."""
+WITH_FAILURE = f"""
+    LEFT JOIN LATERAL (
+        SELECT error_code, error_message FROM turns AS failed WHERE {FAILURE_OF} LIMIT 1) AS failed ON true
+""".strip()  # noqa: S608 (constants)
+"""Joins each row of `messages AS m` to the error that it reports. The limit makes the planner read one turn per row."""
+
+SPOKEN = "(SELECT status = 'failed' AND reply_seq = m.seq FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE"
+"""The SQL condition that a row of `messages AS m` is not the reply of a failed turn. Reads one turn by its key."""

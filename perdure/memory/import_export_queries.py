@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.database.failures import FAILURE_OF
+from perdure.database.failures import WITH_FAILURE
 
 ENSURE_USER = Statement(
     "exchange.know_user",
@@ -84,7 +84,7 @@ _MESSAGES = f"""
     SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
            coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
            m.created_at AS occurred_at, m.channel, failed.error_code, failed.error_message
-    FROM messages AS m JOIN sessions AS s USING (session_id) LEFT JOIN turns AS failed ON {FAILURE_OF}
+    FROM messages AS m JOIN sessions AS s USING (session_id) {WITH_FAILURE}
     WHERE (m.session_id, m.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
       AND m.role IN ('user', 'assistant') AND m.content ~ '[^[:space:]]'
       AND (s.forked_from IS NULL OR m.created_at >= s.created_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.database.failures import FAILURE_OF, SPOKEN
+from perdure.database.failures import SPOKEN, WITH_FAILURE
 from perdure.database.fencing import HELD, RAISED
 from perdure.database.paging import sized
 from perdure.sessions.states import State, Trigger, sql
@@ -199,7 +199,7 @@ MESSAGES = Statement(
         f"""
         SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel,
                m.token_count, m.model, m.fallback, m.stop_reason, m.created_at, failed.error_code, failed.error_message
-        FROM messages AS m LEFT JOIN turns AS failed ON {FAILURE_OF}
+        FROM messages AS m {WITH_FAILURE}
         WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
         ORDER BY m.seq LIMIT %(most)s
         """,

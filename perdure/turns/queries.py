@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.database.failures import FAILURE_OF
+from perdure.database.failures import WITH_FAILURE
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import Trigger, sql
 from perdure.turns.lease.aging import HIGHEST, effective, levels
@@ -380,7 +380,7 @@ MESSAGES_OF_TURN = Statement(
     f"""
     WITH own AS (
         SELECT m.*, failed.error_code, failed.error_message, row_number() OVER (ORDER BY m.seq) AS number
-        FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id LEFT JOIN turns AS failed ON {FAILURE_OF}
+        FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id {WITH_FAILURE}
         WHERE t.turn_id = %(turn_id)s AND m.turn_id = t.turn_id AND m.seq >= t.first_seq
           AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
                                 WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL

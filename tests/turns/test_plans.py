@@ -136,7 +136,8 @@ SMALL = {"sweeps", "intake"}
 
 MOST_ROWS = 25
 MORE_ROWS = {
-    "turns.history": 20 * 4 + 60, "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
+    "turns.history": 20 * 8 + 40,  # each message and its turn
+    "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
     "deliveries.postpone_service": 610,
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
-from perdure.database.failures import SPOKEN
 from perdure.database.fencing import HELD
 from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.sessions.states import Trigger, sql
@@ -31,8 +30,8 @@ HISTORY = Statement(
             WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
               AND {_LEFT_OUT} IS NOT TRUE
             ORDER BY seq DESC LIMIT %(window)s) AS recent)
-      AND NOT EXISTS (SELECT FROM turns WHERE turn_id = m.turn_id AND {_LEFT_OUT})
-      AND {SPOKEN}
+      AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
+           FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     UNION ALL
     SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
     FROM inbox AS i
