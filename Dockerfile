@@ -3,13 +3,14 @@
 
 FROM python:3.13-slim AS build
 WORKDIR /source
-RUN python -m venv /opt/perdure
-# The pinned dependencies change rarely, so their layer comes first. pip checks each file against its hash.
-COPY constraints.txt ./
-RUN sed '/^# end of run$/q' constraints.txt > /tmp/pins.txt \
-    && /opt/perdure/bin/pip install --no-cache-dir --require-hashes --requirement /tmp/pins.txt
+ENV VIRTUAL_ENV=/opt/perdure UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
+COPY .ci/uv.txt .ci/
+RUN pip install --no-cache-dir --require-hashes --requirement .ci/uv.txt && uv venv "$VIRTUAL_ENV"
+# The pinned dependencies change rarely, so their layer comes first. uv checks each file against its hash.
+COPY constraints.txt pyproject.toml ./
+RUN uv pip install --require-hashes --constraints constraints.txt --requirement pyproject.toml --group build
 COPY . ./
-RUN /opt/perdure/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+RUN uv pip install --no-deps --no-build-isolation .
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/perdure perdure

@@ -77,7 +77,7 @@ clean: ## remove .venv, caches and build results; the data in PERDURE_DATA_DIR s
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# pip runs only if the marker file of a part is missing or outdated. A part includes the previous parts, whose markers
-# .ci/install writes as well.
-.venv/%.installed: pyproject.toml constraints.txt .ci/install
+# .ci/install runs only if the marker file of an extra is missing or outdated. An extra includes the previous ones, whose
+# markers .ci/install writes as well.
+.venv/%.installed: pyproject.toml constraints.txt .ci/install .ci/uv.txt
 	@.ci/install $* $(PYTHON)

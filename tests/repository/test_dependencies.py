@@ -14,22 +14,29 @@ from tests.repository.source import read
 
 PROJECT: dict[str, Any] = tomllib.loads(read("pyproject.toml"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
-UNPINNED: list[str] = PROJECT["tool"]["perdure"]["unpinned"]
-PARTS: dict[str, list[str]] = {
-    "run": [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]],
-    **{name: lines for name, lines in EXTRAS.items() if name not in UNPINNED},
-}
-PINNED = [line for lines in PARTS.values() for line in lines]
-DIRECT = [*PINNED, *(line for name in UNPINNED for line in EXTRAS[name])]
+BUILD: list[str] = PROJECT["dependency-groups"]["build"]
+RUN: list[str] = PROJECT["project"]["dependencies"]
+DIRECT = [*BUILD, *RUN, *(line for lines in EXTRAS.values() for line in lines)]
+
+
+def included(extra: str) -> set[str]:
+    """`extra`, and the extras that it includes."""
+    names = [name for line in EXTRAS[extra] if line.startswith("perdure[") for name in Requirement(line).extras]
+    return {extra}.union(*(included(name) for name in names))
+
+
+def own(extra: str) -> list[str]:
+    """The requirements of `extra`, without the extras that it includes."""
+    return [line for line in EXTRAS[extra] if not line.startswith("perdure[")]
 
 
 def pins() -> dict[str, str]:
-    """The lines of each pinned package in constraints.txt, by the package's name."""
-    blocks = re.split(r"\n(?=\S)", read("constraints.txt").strip())
+    """The lines of each pinned package in constraints.txt and in .ci/uv.txt, by the package's name."""
+    blocks = re.split(r"\n(?=\S)", read("constraints.txt") + read(".ci/uv.txt").strip())
     return {canonicalize_name(block.partition("==")[0]): block for block in blocks if not block.startswith("#")}
 
 
-@pytest.mark.parametrize("requirement", [line for line in DIRECT if line not in PARTS["run"][:1]])
+@pytest.mark.parametrize("requirement", DIRECT)
 def test_each_direct_dependency_says_what_it_is_for(requirement: str) -> None:
     """Each direct dependency has a comment with its purpose, so that an unused one can be found and removed."""
     lines = read("pyproject.toml").splitlines()
@@ -53,30 +60,24 @@ def test_the_pins_satisfy_pyproject() -> None:
     """The pins, which are generated from pyproject.toml, satisfy its current requirements."""
     pinned = {name: Requirement(block.splitlines()[0].removesuffix("\\")) for name, block in pins().items()}
 
-    for line in PINNED:
+    for line in [*BUILD, *RUN, *(line for extra in included("bench") for line in own(extra))]:
         wanted = Requirement(line)
         (version,) = pinned[canonicalize_name(wanted.name)].specifier
         assert wanted.specifier.contains(version.version, prereleases=True), f"{line}: run .ci/pin"
 
 
-def test_each_dependency_is_pinned_in_its_own_part_or_an_earlier_one() -> None:
-    """constraints.txt pins each dependency in the part to which it belongs, or in an earlier part.
+def test_the_build_system_is_pinned() -> None:
+    """`.ci/install` builds the source tree with the pinned build system, which is the one that pyproject.toml declares."""
+    assert PROJECT["build-system"]["requires"] == BUILD
 
-    `.ci/install PART` omits the parts after `PART`.
-    """
-    text = read("constraints.txt")
 
-    assert re.findall(r"^# end of (.+)$", text, re.MULTILINE) == list(PARTS)
-    for part, lines in PARTS.items():
-        upto = text.partition(f"# end of {part}\n")[0]
-        for line in lines:
-            name = canonicalize_name(Requirement(line).name)
-            assert re.search(rf"^{re.escape(name)}==", upto, re.MULTILINE), f"{name} is not in part {part}"
+def test_the_last_extra_includes_all_others_except_pytorch() -> None:
+    """`.ci/pin` pins `bench`, which therefore includes all other extras; PyTorch has a build for each processor."""
+    assert EXTRAS.keys() - included("bench") == {"sentence-transformers"}
 
 
 def test_only_the_benchmark_installs_its_competitor() -> None:
     """Only the benchmark installs the engine that it compares perdure with."""
-    before = read("constraints.txt").partition("# end of dev\n")[0]
+    installed = [*RUN, *(line for extra in included("dev") for line in own(extra))]
 
-    assert "langgraph==" not in before
-    assert "psycopg==" not in before
+    assert not {"langgraph", "psycopg"} & {Requirement(line).name for line in installed}
