@@ -67,7 +67,7 @@ def test_the_pins_satisfy_pyproject() -> None:
 
 
 def test_the_build_system_is_pinned() -> None:
-    """`.ci/install` builds the source tree with the pinned build system, which is the one that pyproject.toml declares."""
+    """`.ci/install` builds the source tree with the build system that pyproject.toml declares and `.ci/pin` pins."""
     assert PROJECT["build-system"]["requires"] == BUILD
 
 
