@@ -38,7 +38,7 @@ def test_the_readme_names_the_two_commands(command: str) -> None:
     assert command in read("README.md")
 
 
-@pytest.mark.parametrize("target", ["up", "test", "check", "bench", "chaos", "clean", "help"])
+@pytest.mark.parametrize("target", ["up", "test", "check", "coverage", "bench", "chaos", "clean", "help"])
 def test_make_has_the_documented_targets(target: str) -> None:
     """The documented make targets exist, each with a one-line help text."""
     assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
@@ -58,6 +58,24 @@ def test_the_workflow_runs_the_same_script() -> None:
     workflow = yaml.safe_load(read(".github/workflows/check.yml"))
 
     assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["check"]["steps"]]
+
+
+def test_the_workflow_lints_before_its_long_jobs() -> None:
+    """A style fault is reported after minutes, not after the tests; the lint job runs what `make check` runs first."""
+    jobs = yaml.safe_load(read(".github/workflows/check.yml"))["jobs"]
+    (checks,) = re.findall(r"^check: \S+ (.+?) ##", read("Makefile"), re.MULTILINE)
+
+    assert f"make {checks}" in [step.get("run") for step in jobs["lint"]["steps"]]
+    assert {job.get("needs") for name, job in jobs.items() if name != "lint"} == {"lint"}
+
+
+def test_the_commit_hooks_run_the_pinned_programs() -> None:
+    """The hooks of pre-commit and `make lint` must not disagree, so they run the same programs of `.venv`."""
+    (repository,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+
+    assert repository["repo"] == "local"
+    for hook in repository["hooks"]:
+        assert hook["entry"].startswith((".venv/bin/ruff ", "make ")), hook["id"]
 
 
 def test_contributing_names_targets_that_exist() -> None:
