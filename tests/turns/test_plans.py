@@ -53,6 +53,8 @@ _FILL = f"""
     FROM turns AS t, generate_series(0, CASE WHEN t.session_id = %(long)s THEN 3 ELSE 1 END) AS n
     WHERE t.settled_at IS NOT NULL;
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', now() FROM turns;
+    INSERT INTO metered_requests (request_id, user_id, kind, requested_at)
+    SELECT turn_id, user_id, 'side_request', now() FROM turns;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
     UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq,
