@@ -107,7 +107,7 @@ def test_two_servers_of_one_name_are_refused() -> None:
         ({"url": "http://x:none/mcp"}, "begins with http"),
         ({"url": "http://x", "effect": "mostly"}, "mostly"),
         ({"url": "http://x", "timeout_s": 0}, "seconds above 0"),
-        ({"url": "http://x", "max_result_chars": 0}, "1 or more"),
+        ({"url": "http://x", "max_result_chars": 0}, "from 1 to"),
     ],
 )
 def test_an_invalid_declaration_stops_the_start(given: dict[str, Any], why: str) -> None:

@@ -196,7 +196,7 @@ def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: p
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("perdure.turns.run.remember._write", broken)
+    monkeypatch.setattr("perdure.turns.run.runner.remember", broken)
     sent = [harness.send("1"), harness.send("2")]
     assert harness.run(sent[0].session_id) == Ran(2)
     assert harness.session(sent[0].session_id).token == 1
