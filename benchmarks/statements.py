@@ -28,7 +28,8 @@ from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.claim import Ran
+from perdure.turns.run.loop import Runner
 
 NAME = "statements"
 

@@ -14,7 +14,6 @@ from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask, declare
-from perdure.turns.lease.claim import Claimed
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def consolidator(process: Process) -> Consolidator:
         limits=settings.consolidation,
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
-        holding=lambda session_id, fence: process.runner.keeper.holding(Claimed(session_id, fence, 0, 0.0, None)),
+        holding=process.runner.keeper.keep_fenced,
     )
 
 

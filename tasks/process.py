@@ -14,7 +14,7 @@ from perdure.tasks.metrics import TaskMetrics
 from perdure.tasks.shares import Shares
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.isolated import ChildEnd
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]
 """Writes to PostgreSQL a session's turns that only Redis has; returns the number of turns written.

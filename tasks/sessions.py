@@ -16,7 +16,6 @@ from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.inbox.incoming import parse_reason
-from perdure.turns.lease.claim import Claimed
 from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def ender(process: Process) -> Ender:
         model=runtime.models(settings.summary_model or settings.model),
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
-        holding=lambda session_id, fence: process.runner.keeper.holding(Claimed(session_id, fence, 0, 0.0, None)),
+        holding=process.runner.keeper.keep_fenced,
         clean=partial(_clean, runtime),
     )
 

@@ -19,9 +19,8 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route_unrouted import route_user
-from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Unequipped
+from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Ran, Unequipped
 from perdure.turns.run.isolated import count_failed_start
-from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)

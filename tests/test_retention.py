@@ -20,7 +20,7 @@ from perdure.runtime import Runtime
 from perdure.settings import OnBusy
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.casebank.bank import put, use
 
 NOTHING = {kept.what: 0 for kept in retention.KEPT}

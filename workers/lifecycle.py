@@ -40,7 +40,7 @@ from perdure.tasks.process import Process
 from perdure.tasks.scheduled import fire
 from perdure.turns.calls import awaited
 from perdure.turns.outbox import Carrier
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers import logs, upkeep
 from perdure.workers.assembly import Addresses, assemble, require_database

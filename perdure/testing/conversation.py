@@ -1,25 +1,24 @@
-"""Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.react.Turn`) on a store in memory.
+"""Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.loop.Turn`) on a store in memory.
 
-This module replaces the engine's runner (`perdure.turns.run.runner`). It claims no lease, because no other process can
-run the turn. When the turn is settled, this module appends the messages that no step has committed, such as the reply,
+This module replaces the engine's runner (`perdure.turns.run.loop.Runner`). It claims no lease, because no other
+process can run the turn. When the turn is settled, this module appends the messages that no step has committed, such as the reply,
 to the store. An exception that is not a `PerdureError` propagates to the test.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, TypedDict, Unpack, assert_never
+from typing import Any, TypedDict, Unpack
 from uuid import UUID, uuid4
 
 from perdure.access.tenants import user_key
 from perdure.agents import Agent, Agents
 from perdure.clock import MovedClock
 from perdure.database.fencing import Fence
-from perdure.errors import PerdureError, reworded
+from perdure.errors import PerdureError
 from perdure.ids import new_id
 from perdure.models.protocol import Message, Model, Role, ToolCall, Usage
 from perdure.resilience.registry import Breakers
@@ -33,15 +32,12 @@ from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.awaited import finish
-from perdure.turns.lease.claim import Claimed, TurnRef
-from perdure.turns.lease.hold import Hold
-from perdure.turns.lease.wait_for_model import Delayed
-from perdure.turns.run.queries import LEFT_OUT
-from perdure.turns.run.react import Asleep, Lacking, Parked, Stop, Turn, Waiting
-from perdure.turns.run.settle import Cancelled, Ending, Failed, Replied, Verdict, conclude
-from perdure.turns.run.transcript import Entry, Transcript
-
-log = logging.getLogger(__name__)
+from perdure.turns.lease.tenure import Tenure, TurnRow
+from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Cancelled, Ending, Failed, Outcome, Replied
+from perdure.turns.run.failures import render_error
+from perdure.turns.run.loop import Turn
+from perdure.turns.run.verdict import Verdict, conclude
+from perdure.turns.transcript import LEFT_OUT, Entry, Transcript
 
 Approve = bool | Callable[[ToolCall], bool]
 """The decision about calls that need approval: one decision for all calls, or a function of the call."""
@@ -190,28 +186,29 @@ class Conversation:
         if self._open:
             raise RuntimeError("the previous turn is not settled: it waits for an approval or for a model")
         self._open = True
-        ref = self._next_turn()
-        sent = Entry(ref.turn_id, Role.USER, storable(text), message_id=str(ref.turn_id), created_at=self._clock.now())
-        transcript = Transcript(ref.turn_id, [*self._window(), sent])
+        turn = self._next_turn()
+        sent = Entry(
+            turn.turn_id, Role.USER, storable(text), message_id=str(turn.turn_id), created_at=self._clock.now()
+        )
+        transcript = Transcript(turn.turn_id, [*self._window(), sent])
         began = self._clock.monotonic()
         while True:
-            variables = VariableSet(self._store.variables)
-            hold = self._hold(ref)
-            spent_s = self._clock.monotonic() - began
-            ended = Turn(self._runtime, hold, ref, transcript, spent_s, variables=variables, overdue=True).run()
-            if isinstance(ended, Asleep):
+            tenure = self._tenure(turn, self._clock.monotonic() - began)
+            outcome = Turn(self._runtime, tenure, self._agent, transcript, VariableSet(self._store.variables)).run()
+            if isinstance(outcome, AwaitsCalls):
+                self._store.record(outcome.results)
                 asleep_since = self._clock.monotonic()
                 if self._wait():
                     began += self._clock.monotonic() - asleep_since  # waiting does not count towards the time limit
                     continue
-            if not isinstance(ended, Waiting) or self._approve is None:
+            if not isinstance(outcome, AwaitsDecision) or self._approve is None:
                 break
             self._decide(transcript, self._approve)
-        return self._answer(ref, transcript, ended)
+        return self._answer(tenure, transcript, outcome)
 
-    def _next_turn(self) -> TurnRef:
+    def _next_turn(self) -> TurnRow:
         self._turns += 1
-        return TurnRef(
+        return TurnRow(
             turn_id=new_id(self._clock),
             seq=self._turns,
             user_id=self._user,
@@ -233,11 +230,13 @@ class Conversation:
         kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
         return [_entry(message) for messages in kept for message in messages if message["seq"] not in self._failures]
 
-    def _hold(self, ref: TurnRef) -> Hold:
-        claim = Claimed(self._session_id, Fence(1, uuid4()), strikes=1, spent_s=0.0, turn=ref)
-        hold = Hold(claim, self._clock, self._settings.turn.lease_s)
-        hold.begin(ref.turn_id)
-        return hold
+    def _tenure(self, turn: TurnRow, spent_s: float) -> Tenure:
+        fence, lease_s = Fence(1, uuid4()), self._settings.turn.lease_s
+        tenure = Tenure(self._session_id, fence, self._clock, lease_s, turn=turn, tick=0)
+        tenure.overdue = True  # there is no other worker
+        tenure.spent(spent_s)
+        tenure.begin()
+        return tenure
 
     def _wait(self) -> bool:
         """Run the tasks that the turn waits for. If the turn waits in the tool `sleep_until`, advance the clock.
@@ -262,50 +261,34 @@ class Conversation:
             approved = approve(call) if callable(approve) else approve
             self._store.decide(effect, approved=approved, denial=approvals.DENIED)
 
-    def _answer(self, ref: TurnRef, transcript: Transcript, ended: Ending | Stop) -> Answer:
-        match ended:
-            case Waiting():
+    def _answer(self, tenure: Tenure, transcript: Transcript, outcome: Outcome) -> Answer:
+        match outcome:
+            case AwaitsDecision():
                 return self._read(transcript, "waiting_approval")
-            case Asleep():
+            case AwaitsCalls():
                 return self._read(transcript, "parked")
-            case Delayed(error):
+            case AwaitsModel(error):
                 return self._read(transcript, "parked", error)
-            case Parked() | Lacking():
-                raise RuntimeError("the turn was left to another worker, which does not exist in a test")
             case Replied() | Failed() | Cancelled():
-                return self._settle(ref, transcript, ended)
+                return self._settle(tenure, transcript, outcome)
             case _:
-                assert_never(ended)
+                raise RuntimeError("the turn was left to another worker, which does not exist in a test")
 
-    def _settle(self, ref: TurnRef, transcript: Transcript, ending: Ending) -> Answer:
-        ending = self._with_the_agents_message(ref, ending)
-        verdict = conclude(self._store, self._session_id, ref, transcript, ending)
-        self._store.append(ref.turn_id, verdict.messages)
+    def _settle(self, tenure: Tenure, transcript: Transcript, ending: Ending) -> Answer:
+        turn = tenure.at_hand
+        ending = render_error(self._runtime.agents, turn, ending)
+        verdict = conclude(self._store, tenure, transcript, ending)
+        self._store.append(turn.turn_id, verdict.messages)
         if isinstance(ending, Failed):
             self._failures.add(len(self._store.messages))
         if verdict.variables is not None:
             self._store.variables = verdict.variables
         self._open = False
         if verdict.error_code in LEFT_OUT:
-            self._left_out.add(ref.turn_id)
-        settled = Transcript(ref.turn_id, map(_entry, self._store.messages))
+            self._left_out.add(turn.turn_id)
+        settled = Transcript(turn.turn_id, map(_entry, self._store.messages))
         error = ending.error if isinstance(ending, Failed) else None
         return self._read(settled, verdict.status, error, verdict)
-
-    def _with_the_agents_message(self, ref: TurnRef, ending: Ending) -> Ending:
-        """Return `ending` with the message that the agent defines for the error's code.
-
-        Returns `ending` unchanged if the turn has not failed, or if the agent defines no message for the code.
-        """
-        messages = self._agent.error_messages
-        if not isinstance(ending, Failed) or messages is None:
-            return ending
-        try:
-            message = messages.find(ending.error.code, ref.language)
-        except Exception:
-            log.exception("agent %s: its message for the error %s cannot be used", self._agent.name, ending.error.code)
-            return ending
-        return replace(ending, error=reworded(ending.error, message)) if message else ending
 
     def _read(
         self, transcript: Transcript, status: str, error: PerdureError | None = None, verdict: Verdict | None = None

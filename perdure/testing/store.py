@@ -55,7 +55,6 @@ class _Row:
     cancel_requested_at: None = None
     undecided: bool = False
     variables: str | None = None
-    delivery_id: None = None
     ending: bool = False
 
 
@@ -90,8 +89,6 @@ class MemoryStore(Database):
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
             "turns.effects_of_step": self._effects_of_step,
-            "turns.lock_held": lambda _: [_Row()],
-            "turns.wait_approval": lambda _: [_Row()],
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
             "turns.lock_of_call": lambda _: [_Row()],
@@ -101,9 +98,6 @@ class MemoryStore(Database):
             "turns.make_parts": self._set_parts,
             "turns.set_parts": self._set_parts,
             "turns.is_ending": lambda _: [_Row()],
-            "turns.is_cancelled": lambda _: [],
-            "turns.record_results": self._record_results,
-            "turns.wait_calls": lambda _: [_Row()] if self.waiting() else [],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],
         }
@@ -138,6 +132,14 @@ class MemoryStore(Database):
     def decide(self, effect: Effect, *, approved: bool, denial: str) -> None:
         """Record a person's decision about a call that waits for approval."""
         effect.status, effect.result = ("approved", None) if approved else ("denied", denial)
+
+    def record(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Record the results of calls while other calls of the same message wait."""
+        for result in results:
+            effect = self.effects[result["effect_id"]]
+            if not effect.finished and effect.status in {"intended", "approved"}:
+                effect.status, effect.result = result["status"], result["result"]
+                effect.finished = result["status"] != "unknown"
 
     def awaiting_decision(self) -> list[Effect]:
         """The calls that wait for a person's decision."""
@@ -189,14 +191,6 @@ class MemoryStore(Database):
 
     def _set_parts(self, given: Mapping[str, Any]) -> Sequence[object]:
         self.effects[given["effect_id"]].parts = json.loads(given["parts"])
-        return []
-
-    def _record_results(self, given: Mapping[str, Any]) -> Sequence[object]:
-        for result in json.loads(given["results"]):
-            effect = self.effects[UUID(result["effect_id"])]
-            if not effect.finished and effect.status in {"intended", "approved"}:
-                effect.status, effect.result = result["status"], result["result"]
-                effect.finished = result["status"] != "unknown"
         return []
 
     def _effects_of_step(self, step: Mapping[str, Any]) -> Sequence[object]:

@@ -1,30 +1,20 @@
-"""Cancelling a turn. A turn that waits is settled at once; a running turn stops at its next safe point.
-
-If a message interrupts a session, `settle_begun` settles the session's begun turn.
-"""
+"""Cancelling a turn. A turn that waits is settled at once; a running turn stops at its next safe point."""
 
 from __future__ import annotations
 
-import logging
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
-from perdure.database.engine import Transaction
 from perdure.database.fencing import Fence
 from perdure.errors import NotFound, TurnCancelled
 from perdure.ids import new_id
-from perdure.runtime import AcceptingRuntime, Runtime
+from perdure.runtime import Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
 from perdure.turns.inbox import route_unrouted
-from perdure.turns.lease.claim import TurnRef
+from perdure.turns.lease.tenure import Tenure, TurnRow
+from perdure.turns.outcome import CANCELLED
 from perdure.turns.reading import find_owner
-from perdure.turns.run.settle import CANCELLED, Cancelled, Settled, Tenure, conclude, conclude_unread, settle
-from perdure.turns.run.transcript import UNREADABLE, Transcript
-
-log = logging.getLogger(__name__)
+from perdure.turns.run.leave import settle_begun
 
 _WAITING = frozenset({"waiting_approval", "parked"})
 
@@ -59,18 +49,6 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     runtime.wake.session(row.session_id, row.priority)
 
 
-def settle_begun(runtime: AcceptingRuntime, transaction: Transaction, tenure: Tenure, row: Row[Any]) -> Settled:
-    """Settle a begun turn as cancelled. The caller has raised the session's fence; `tenure` has the new fence."""
-    turn = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-    try:
-        transcript = Transcript.load(transaction, tenure.session_id, turn, window=1)
-        verdict = conclude(transaction, tenure.session_id, turn, transcript, Cancelled())
-    except UNREADABLE:
-        log.exception("turn %s cannot be parsed; its open calls are closed without its transcript", turn.turn_id)
-        verdict = conclude_unread(transaction, tenure.session_id, turn, Cancelled())
-    return settle(transaction, runtime.clock, tenure, turn=turn, verdict=verdict)
-
-
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
     """Settle a turn if it still waits. Returns True if the session has no turn left to run."""
     with runtime.database.transaction("turns.close_waiting") as transaction:
@@ -78,8 +56,9 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()
         if not rows or rows[0].turn_id != turn_id or rows[0].status not in _WAITING:
             return False
-        tenure = Tenure(session_id, Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s)
-        settled = settle_begun(runtime, transaction, tenure, rows[0])
+        fence, lease_s = Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s
+        tenure = Tenure(session_id, fence, runtime.clock, lease_s, turn=TurnRow.begun(rows[0]))
+        settled = settle_begun(transaction, runtime.clock, tenure)
     if settled.delivery_id is not None:
         runtime.wake.delivery(settled.delivery_id)
     if settled.may_end:

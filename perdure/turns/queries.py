@@ -49,7 +49,6 @@ CANCEL = Statement(
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
         FROM asked WHERE settled AND reply_to IS NOT NULL
-        ON CONFLICT DO NOTHING  -- as in SETTLE
         RETURNING delivery_id
     )
     SELECT asked.session_id, asked.status, asked.priority, asked.waits, (SELECT delivery_id FROM owed) AS delivery_id,

@@ -28,7 +28,7 @@ from perdure.schedules.entries import active_entries
 from perdure.settings import CasebankSettings, PruneApproval
 from perdure.tasks import casebank
 from perdure.tasks.process import Process
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.workers.application import load_tasks
 from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver

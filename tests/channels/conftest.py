@@ -14,7 +14,7 @@ from perdure.channels.http.app import create_app
 from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.runtime import Runtime
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 
 BASE_URL = "http://127.0.0.1:8080"
 SERVICE_KEY, ADMIN_KEY = "key-of-a-service", "key-of-the-admin"

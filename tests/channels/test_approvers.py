@@ -21,7 +21,7 @@ from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_bad_input import refused
 from tests.turns.scripted import Scripted, calls, says

@@ -17,9 +17,9 @@ from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.claim import NotNeeded, Ran
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.loop import Runner
 from perdure.workers.assembly import assemble
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused

@@ -13,7 +13,7 @@ from perdure.errors import InvalidRequest, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept as inbox
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.conftest import RecordingWaker
 
 

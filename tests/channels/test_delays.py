@@ -20,7 +20,7 @@ from perdure.settings import OnUnavailable, TurnSettings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.reading import DELAYED
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker
 from tests.processes.faults import wait_until

@@ -23,7 +23,7 @@ from perdure.errors import ProviderError
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import BreakerSettings, CasebankSettings, PruneApproval
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.casebank.bank import put
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_casebank_routes import Working

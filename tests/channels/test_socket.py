@@ -20,7 +20,7 @@ from perdure.channels.http.stream import websocket
 from perdure.clock import MovedClock
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 
 SOCKET = "ws://127.0.0.1:8080/v1/ws"

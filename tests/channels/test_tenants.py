@@ -18,7 +18,7 @@ from perdure.casebank.cases import NewCase, add
 from perdure.channels.http.app import create_app
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.users.identities import mint_code, redeem
 from tests.channels.conftest import BASE_URL
 

@@ -21,7 +21,7 @@ from perdure.clock import MovedClock
 from perdure.errors import SettingsError
 from perdure.runtime import Runtime
 from perdure.settings import Settings
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_tenants import BY_ID, BY_USER, FLEET, QUESTION, ROUTES, SERVICES, Ana, ById, ByUser, Fleet
 

@@ -24,7 +24,7 @@ from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import ORDINARY, Databases
 

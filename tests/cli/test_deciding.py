@@ -17,9 +17,9 @@ from perdure.settings import BreakerSettings
 from perdure.turns.calls import queries
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease.claim import NotNeeded, Ran
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.conftest import Environment, Perdure
 from tests.turns.broker import Broker
 from tests.turns.scripted import Scripted, calls, says

@@ -16,7 +16,7 @@ from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.outbox import Undeliverable, deliver
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.conftest import Environment, Perdure
 from tests.processes.receiver import Receiver
 from tests.turns.harness import until

@@ -15,7 +15,7 @@ from perdure.sessions.reading import list_sessions, read_messages, read_session
 from perdure.snapshots.exchange import read
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import Databases
 from tests.turns.harness import until

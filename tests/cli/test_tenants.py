@@ -14,7 +14,7 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.test_memory import Command, command
 
 __all__ = ["command"]

@@ -12,7 +12,7 @@ from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.cli.conftest import Perdure
 
 

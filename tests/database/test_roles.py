@@ -20,7 +20,7 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.upkeep import UPKEEP, take_round
 

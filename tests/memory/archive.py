@@ -19,7 +19,6 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector, unit
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.settings import ConsolidationSettings
-from perdure.turns.lease.claim import Claimed
 from perdure.turns.lease.keeper import Keeper
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
@@ -144,7 +143,7 @@ def consolidator(database: Database, clock: Clock, keeper: Keeper, **given: Any)
     """A consolidator. `keeper` renews the leases of the sessions that are being consolidated."""
 
     def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[LeaseHold]:
-        return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
+        return keeper.keep_fenced(session_id, fence)
 
     usual: dict[str, Any] = {"limits": ConsolidationSettings(), "timeout_s": 5, "lease_s": LEASE_S}
     return Consolidator(database=database, clock=clock, holding=holding, **(usual | given))

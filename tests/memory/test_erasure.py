@@ -28,7 +28,7 @@ from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.statistics import forget_samples

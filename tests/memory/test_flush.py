@@ -19,10 +19,9 @@ from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.working import RememberedMessage
 from perdure.models.protocol import Role
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.claim import TurnRef
 from perdure.turns.run.remember import remember
-from perdure.turns.run.settle import Verdict
-from perdure.turns.run.transcript import Transcript
+from perdure.turns.run.verdict import Verdict
+from perdure.turns.transcript import Transcript
 from tests.memory.conftest import Remembered, line
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
@@ -72,11 +71,10 @@ class Session:
     def remember(self, sent: Accepted) -> None:
         """Run the turn of the message `sent`, and add the turn to working memory in Redis."""
         self.harness.run(self.id)
-        (row,) = self.harness.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=sent.turn_id)
-        ref = TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-        transcript = Transcript.load(self.harness.database, self.id, ref)
+        tenure = self.harness.tenure_of(sent.turn_id)
+        transcript = Transcript.load(self.harness.database, tenure)
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory)
-        remember(runtime, self.id, self.token, turn=ref, transcript=transcript, verdict=SETTLED_BEFORE)
+        remember(runtime, tenure, tenure.at_hand, transcript, SETTLED_BEFORE)
 
     @property
     def fence(self) -> Fence:

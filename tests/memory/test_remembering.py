@@ -10,21 +10,21 @@ import pytest
 from perdure.ids import new_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import Role
-from perdure.turns.lease.claim import Before, TurnRef
+from perdure.turns.lease.tenure import Before, TurnRow
 from perdure.turns.run.remember import remember
-from perdure.turns.run.settle import Verdict
-from perdure.turns.run.transcript import Entry, Transcript
+from perdure.turns.run.verdict import Verdict
+from perdure.turns.transcript import Entry, Transcript
 from tests.turns.harness import Harness
 
 
 def _settled(
     harness: Harness, redis_memory: RedisMemory | None, *, before: Before | None = None, **verdict: Any
-) -> TurnRef:
+) -> TurnRow:
     """Call `remember` for a turn with one committed question and a reply; returns the turn.
 
     `verdict` overrides fields of the verdict "done".
     """
-    ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
+    ref = TurnRow(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
     done = Verdict(
@@ -32,11 +32,10 @@ def _settled(
     )
     remember(
         replace(harness.runtime, redis_memory=redis_memory),
-        ref.turn_id,
-        7,
-        turn=ref,
-        transcript=Transcript(ref.turn_id, [question]),
-        verdict=replace(done, **verdict),
+        harness.tenure(ref.turn_id, ref, token=7),
+        ref,
+        Transcript(ref.turn_id, [question]),
+        replace(done, **verdict),
     )
     return ref
 
@@ -77,10 +76,10 @@ def test_nothing_to_remember_and_no_redis_are_no_errors(
     """`remember` does not raise if the turn has no messages, or if Redis is unavailable or not configured."""
     _settled(harness, None)
     _settled(harness, unreachable)
-    ref = TurnRef(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)
+    ref = TurnRow(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
     )
     runtime = replace(harness.runtime, redis_memory=redis_memory)
-    remember(runtime, ref.turn_id, 7, turn=ref, transcript=Transcript(ref.turn_id, []), verdict=silent)
+    remember(runtime, harness.tenure(ref.turn_id, ref), ref, Transcript(ref.turn_id, []), silent)
     assert client.keys() == []

@@ -18,7 +18,7 @@ from perdure.settings import Settings
 from perdure.tasks import memory, sessions
 from perdure.tasks.process import Process
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.application import load_tasks
 from tests.conftest import RecordingWaker

@@ -20,7 +20,7 @@ from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.workers.assembly import assemble, check
 from tests.conftest import RecordingWaker
 from tests.resilience import acme

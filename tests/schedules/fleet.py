@@ -20,7 +20,7 @@ from perdure.schedule.sweep import sweep_slots
 from perdure.schedules.beat import configure_beat
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 
 TASKS = (
     "sessions.expire_idle",

@@ -26,7 +26,7 @@ from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.schedule.sweep import sweep_slots
 from perdure.tasks.process import Process
 from perdure.tasks.scheduled import ScheduledTask, fire
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 
 PATIENCE_S = 30
 ENTRY = Entry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": False})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from uuid import UUID
 
 import pytest
 
 from perdure.database.fencing import Fence
-from perdure.sessions.ending import Ender, EndOutcome, Hold
-from perdure.turns.lease.claim import Claimed
+from perdure.sessions.ending import Ender, EndOutcome
 from perdure.turns.lease.keeper import Keeper
 from tests.turns.conftest import harness
 from tests.turns.harness import Harness
@@ -41,10 +39,7 @@ def end(harness: Harness, keeper: Keeper, cleaned: list[UUID]) -> End:
 def ender(harness: Harness, keeper: Keeper, clean: Callable[[UUID], object]) -> Ender:
     """An `Ender` like a worker's: `keeper` renews its leases, and `clean` removes data outside PostgreSQL."""
 
-    def holding(session_id: UUID, fence: Fence) -> AbstractContextManager[Hold]:
-        return keeper.holding(Claimed(session_id, fence, 0, 0.0, None))
-
     def cleaned_up(session_id: UUID, _: Fence) -> None:
         clean(session_id)
 
-    return Ender(harness.database, harness.clock, harness.model, 5, 30, holding, cleaned_up)
+    return Ender(harness.database, harness.clock, harness.model, 5, 30, keeper.keep_fenced, cleaned_up)

@@ -20,7 +20,7 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.tasks.process import Process
 from perdure.tasks.sessions import ender
 from perdure.testing.suites.snapshots import snapshot_of
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.memory.conftest import Remembered, client, redis_memory, remembered, unreachable
 from tests.turns.harness import Harness
 

@@ -26,8 +26,8 @@ from perdure.sessions.ending import (
 from perdure.sessions.reading import find_live, list_sessions, read_session
 from perdure.sessions.summary import MAX_PROMPT_CHARS, extract, summarise
 from perdure.turns.cancel import cancel
+from perdure.turns.lease.claim import Ran
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
 from tests.turns.harness import Crash, Harness, side_by_side

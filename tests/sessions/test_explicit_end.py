@@ -23,7 +23,7 @@ from perdure.tasks.process import Process
 from perdure.tasks.sessions import end as end_task
 from perdure.turns.calls.approvals import ENDED, decide, parse_decision
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.application import load_tasks
 from tests.sessions.conftest import End

@@ -20,7 +20,7 @@ from perdure.snapshots.exchange import read
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.registry import ToolContext
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness

@@ -13,7 +13,7 @@ from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import request_end
 from perdure.tasks.process import ENDINGS, Process
 from perdure.tasks.sessions import end
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.application import CONCURRENCY, load_tasks
 from tests.turns.harness import Harness

@@ -32,7 +32,7 @@ from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.wait_for_model import recall
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.memory.conftest import Remembered, redis_memory, remembered, unreachable
 from tests.sessions.session_log import ARROWS, SessionLog

@@ -27,6 +27,7 @@ from perdure.sessions.diagram import draw
 from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.states import TRANSITIONS, State, Trigger, sql
 from perdure.turns.calls.approvals import Decision, decide
+from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run import queries as run_queries
@@ -44,8 +45,8 @@ BY_TRIGGER = {
 
 OWNED = {
     lease_queries.BEGIN_NEXT: Trigger.TURN_CLAIMED,
-    lease_queries.PARK: Trigger.TURN_STOPPED,
-    lease_queries.RELEASE: Trigger.TURN_STOPPED,
+    leave_queries.PARK: Trigger.TURN_STOPPED,
+    leave_queries.RELEASE: Trigger.TURN_STOPPED,
     sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
     sessions.FINISH_ENDING: Trigger.CLEANED_UP,
 }
@@ -127,10 +128,10 @@ def test_a_turn_settles_only_where_the_table_allows_it(harness: Harness, status:
         _put(harness, session_id, state)
         settling = {**parameters, "status": status, "keep": False, "messages": "[]", "added": 0}
         if (state, trigger) in TRANSITIONS:
-            harness.database.run(run_queries.SETTLE, settling)
+            harness.database.run(leave_queries.SETTLE, settling)
             assert harness.turn(turn_id)["status"] == status
         else:
-            _refused(harness.database, run_queries.SETTLE, settling, state, trigger)
+            _refused(harness.database, leave_queries.SETTLE, settling, state, trigger)
             assert harness.turn(turn_id)["status"] == "running"
 
 
@@ -185,7 +186,7 @@ def test_a_state_is_visible_while_it_lasts(
 def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     """Claim a session. Returns the session's id, the turn's id, and parameters for the lease holder's statements."""
     sent = harness.send(**given)
-    claimed, _ = harness.claimed(sent.session_id)
+    claimed = harness.claimed(sent.session_id)
     parameters = {
         **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0,
         "spent_s": 1.0, "forgiven": True, "tick": 0, "summary": "", "title": "", "key_topics": [], "extractive": True,

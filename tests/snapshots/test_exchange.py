@@ -18,7 +18,7 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event, Status
 from perdure.snapshots.store import SnapshotStore, SnapshotUnavailable
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from tests.turns.conftest import harness
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says

@@ -26,7 +26,7 @@ from perdure.runtime import Runtime
 from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.conftest import harness
 from tests.turns.harness import Harness
 

@@ -25,8 +25,7 @@ __all__ = ["harness"]
 def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> ToolContext:
     """The context of a tool call in a new turn of `user_id`."""
     accepted = harness.send(text, user_id=user_id)
-    claimed, hold = harness.claimed(accepted.session_id)
-    assert claimed.turn is not None
+    hold = harness.claimed(accepted.session_id)
     effect_id = uuid4()
     return ToolContext(
         user_id=user_id,
@@ -35,7 +34,7 @@ def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> Too
         effect_id=effect_id,
         channel="http",
         cancelled=hold.unwanted,
-        memory=memory_of_call(harness.runtime, accepted.session_id, claimed.turn, effect_id),
+        memory=memory_of_call(harness.runtime, hold, effect_id),
     )
 
 

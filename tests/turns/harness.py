@@ -17,6 +17,7 @@ from perdure import Agent
 from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
+from perdure.database.fencing import Fence
 from perdure.events.writer import EventWriter
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
@@ -33,10 +34,10 @@ from perdure.tools.mcp.connections import Connections
 from perdure.tools.mcp.server import McpServer
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.lease.claim import Claimed, claim
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.claim import Ran, Refusal, claim
+from perdure.turns.lease.tenure import Tenure, TurnRow
 from perdure.turns.reading import read_turn
-from perdure.turns.run.runner import Runner, RunOutcome
+from perdure.turns.run.loop import Runner
 from tests.conftest import RecordingWaker
 from tests.models.openai_server import validate_transcript
 from tests.turns.scripted import Line, Scripted
@@ -123,18 +124,31 @@ class Harness:
         Runner(runtime, "harness").run(accepted.session_id)
         return self.turn(accepted.turn_id)
 
-    def run(self, session_id: UUID, *, alone: bool = False) -> RunOutcome:
+    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:
         """Run the session's turns with a new runner. No thread renews the session's lease.
 
         `alone` tells the runner that its process runs no other session.
         """
         return Runner(self.runtime, "harness").run(session_id, alone=alone)
 
-    def claimed(self, session_id: UUID) -> tuple[Claimed, Hold]:
+    def claimed(self, session_id: UUID) -> Tenure:
         """Claim the session without a runner."""
-        found = claim(self.database, session_id, "by hand", self.settings.turn)
-        assert isinstance(found, Claimed)
-        return found, Hold(found, self.clock, self.settings.turn.lease_s)
+        found = claim(self.runtime, session_id, "by hand")
+        assert isinstance(found, Tenure)
+        return found
+
+    def tenure(self, session_id: UUID, turn: TurnRow, token: int = 1) -> Tenure:
+        """A tenure that no claim has made."""
+        return Tenure(session_id, Fence(token, UUID(int=0)), self.clock, self.settings.turn.lease_s, turn=turn)
+
+    def tenure_of(self, turn_id: UUID, fence: Fence | None = None) -> Tenure:
+        """A tenure of a turn in the database that no claim has made; by default under the session's present fence."""
+        row = self.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=turn_id)[0]
+        present = self.session(row.session_id)
+        fence = fence or Fence(present.token, present.nonce)
+        return Tenure(
+            row.session_id, fence, self.clock, self.settings.turn.lease_s, turn=TurnRow.begun(row), tick=present.tick
+        )
 
     def ask(self, text: str = "hello", **given: Any) -> dict[str, Any]:
         """Accept a message, run its session, and return the message's turn."""

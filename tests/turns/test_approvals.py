@@ -12,8 +12,8 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.sessions.ending import request_end
 from perdure.turns.calls.approvals import DENIED, ENDED, EXPIRED, decide, parse_decision
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.claim import NotNeeded
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.claim import NotNeeded, Ran
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says

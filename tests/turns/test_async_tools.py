@@ -21,7 +21,7 @@ from perdure.tools import event_loop
 from perdure.tools.registry import ProbeOutcome
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 

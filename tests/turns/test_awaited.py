@@ -12,12 +12,13 @@ from perdure.memory.redis.memory import RedisMemory
 from perdure.sessions.ending import request_end
 from perdure.tools.awaited.port import Sent, TaskEnded, TaskRuns
 from perdure.turns.calls.approvals import decide, parse_decision
-from perdure.turns.calls.awaited import ENDED, RETRY_S, UNSENT, finish, probe_due
+from perdure.turns.calls.awaited import ENDED, UNSENT, finish, probe_due
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import NotNeeded
 from perdure.turns.lease.queries import RECALL
 from perdure.turns.reading import Delays
+from perdure.turns.run.leave import UNSENT_S
 from perdure.turns.sweep import sweep
 from tests.turns.awaiting import (
     TIMEOUT_S,
@@ -287,16 +288,16 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
     broker.outcome = Sent.NO
     turn = ask_and_wait(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
-    harness.move(RETRY_S + 1)
+    harness.move(UNSENT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
     assert resume(harness, turn)["status"] == "parked"
     broker.outcome = Sent.YES
-    harness.move(RETRY_S + 1)
+    harness.move(UNSENT_S + 1)
     assert resume(harness, turn)["status"] == "parked"
     [task] = broker.sent
     [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'reports_export'")
     assert task.task_id == effect.effect_id
-    assert task.expires_s < TIMEOUT_S - RETRY_S
+    assert task.expires_s < TIMEOUT_S - UNSENT_S
     end_task(harness, task)
     assert resume(harness, turn)["attempts"] == 1
     assert tool_results(harness, turn) == ["made", f"Error: {UNSENT}"]

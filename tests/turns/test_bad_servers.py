@@ -24,7 +24,7 @@ from perdure.settings import BreakerSettings, RetrySettings, Settings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import OpenAIServer
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step, Wire

@@ -12,7 +12,8 @@ from perdure.errors import NotFound
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.claim import Ran
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, side_by_side
 from tests.turns.scripted import calls, says
 

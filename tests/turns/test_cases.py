@@ -19,7 +19,7 @@ from perdure.errors import Conflict, NotFound, ProviderError, SettingsError
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.feedback import Feedback, give_feedback
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from tests.casebank.bank import bank
 from tests.casebank.questions import TOPICS
 from tests.turns.harness import PATIENCE_S, Harness, until

@@ -8,10 +8,11 @@ import pytest
 
 from perdure import tool
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, NeedsIsolation, claim
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, Ran, claim, claim_patiently
+from perdure.turns.lease.tenure import Tenure
 from perdure.turns.reading import read_attempt_error
 from perdure.turns.run.isolated import ChildEnd, count_failed_start
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
 
@@ -35,7 +36,7 @@ def _die_in_a_call(harness: Harness, session_id: UUID) -> None:
 def _hold(harness: Harness, owner: str, *session_ids: UUID) -> None:
     """Claim the sessions for the process `owner`, which then dies."""
     for session_id in session_ids:
-        assert isinstance(claim(harness.database, session_id, owner, harness.settings.turn), Claimed)
+        assert isinstance(claim(harness.runtime, session_id, owner), Tenure)
 
 
 def _counts(harness: Harness, column: str = "claims") -> list[int]:
@@ -50,8 +51,8 @@ def _sessions(harness: Harness, count: int) -> list[UUID]:
 def _take_over(harness: Harness, owner: str, *session_ids: UUID) -> list[UUID]:
     """Let the leases expire, and claim the sessions for `owner`; returns those that must run alone."""
     harness.move(LEASE_S + 1)
-    found = {each: claim(harness.database, each, owner, harness.settings.turn) for each in session_ids}
-    assert all(isinstance(each, Claimed | NeedsIsolation) for each in found.values())
+    found = {each: claim(harness.runtime, each, owner) for each in session_ids}
+    assert all(isinstance(each, Tenure | NeedsIsolation) for each in found.values())
     return [each for each, outcome in found.items() if isinstance(outcome, NeedsIsolation)]
 
 
@@ -71,7 +72,7 @@ def test_a_fleet_that_dies_twice_isolates_one_turn_of_each_process(harness: Harn
     _hold(harness, "a", *sessions[:10])
     _hold(harness, "b", *sessions[10:])
     assert _take_over(harness, "c", *sessions[:10]) == []
-    assert [type(claim(harness.database, each, "d", harness.settings.turn)) for each in sessions[10:]] == [Claimed] * 10
+    assert [type(claim(harness.runtime, each, "d")) for each in sessions[10:]] == [Tenure] * 10
     assert len(_take_over(harness, "e", *sessions)) == 2
 
 
@@ -80,9 +81,8 @@ def test_concurrent_claims_charge_a_death_once(harness: Harness) -> None:
     sessions = _sessions(harness, 4)
     _hold(harness, "dead", *sessions)
     harness.move(LEASE_S + 1)
-    runner = Runner(harness.runtime, "next")
-    found = side_by_side(*(lambda each=each: runner._claim(each, alone=False) for each in sessions))
-    assert [type(each) for each in found] == [Claimed] * 4
+    found = side_by_side(*(lambda each=each: claim_patiently(harness.runtime, each, "harness") for each in sessions))
+    assert [type(each) for each in found] == [Tenure] * 4
     assert sorted(_counts(harness)) == [1, 1, 1, 2]
 
 
@@ -96,7 +96,7 @@ def test_the_turn_in_a_tool_call_is_suspected_first(harness: Harness) -> None:
         _die_in_a_call(harness, poison.session_id)
         harness.move(LEASE_S * 2)
         for session_id in innocent:
-            assert isinstance(claim(harness.database, session_id, "harness", harness.settings.turn), Claimed)
+            assert isinstance(claim(harness.runtime, session_id, "harness"), Tenure)
     assert isinstance(harness.run(poison.session_id), NeedsIsolation)
     assert _counts(harness)[:3] == [1, 1, 1]
     harness.script(says("gone"))
@@ -148,7 +148,7 @@ def test_a_stuck_turn_of_a_living_process_is_charged_alone(harness: Harness) -> 
         ids=others,
     )
     harness.move(6)
-    assert isinstance(claim(harness.database, stuck, "next", harness.settings.turn), Claimed)
+    assert isinstance(claim(harness.runtime, stuck, "next"), Tenure)
     assert _counts(harness) == [2, 1, 1]
     assert _counts(harness, "deaths") == [1, 0, 0]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from perdure.errors import Unavailable
 from perdure.turns import drain
 from perdure.turns.drain import Unfinished
-from perdure.turns.lease.claim import NotNeeded
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import NotNeeded, Ran
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
@@ -28,7 +27,7 @@ def test_no_turn_begins_while_the_intake_is_closed(harness: Harness) -> None:
 def test_running_turns_may_finish(harness: Harness) -> None:
     """A drain reports running turns and leaves them to their workers."""
     accepted = harness.send()
-    found, _ = harness.claimed(accepted.session_id)
+    found = harness.claimed(accepted.session_id)
 
     drain.begin(harness.database)
 

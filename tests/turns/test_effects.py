@@ -17,8 +17,8 @@ from perdure import tool
 from perdure.hooks import ToolCalling
 from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
-from perdure.turns.lease.claim import Unequipped
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.claim import Ran, Unequipped
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 

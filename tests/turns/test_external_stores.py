@@ -15,8 +15,8 @@ from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore, Version
+from perdure.turns.lease.claim import Ran
 from perdure.turns.reading import held_turns
-from perdure.turns.run.runner import Ran
 from tests.snapshots.conftest import small_disk
 from tests.snapshots.test_troubles import fill
 from tests.turns.counting import (

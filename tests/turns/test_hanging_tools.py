@@ -13,7 +13,7 @@ from perdure.tools.leaks import Leaks
 from perdure.tools.registry import ProbeOutcome
 from perdure.turns.calls.execute import TRIED_BEFORE
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 

@@ -14,7 +14,7 @@ from perdure.agents import ErrorTexts
 from perdure.errors import CircuitBreakerOpen, GuardRejected
 from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
 

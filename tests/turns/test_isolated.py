@@ -14,12 +14,12 @@ from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.hold import GRACE_S
-from perdure.turns.run import runner
+from perdure.turns.lease.tenure import GRACE_S
+from perdure.turns.outcome import Failed
+from perdure.turns.run import loop
+from perdure.turns.run.failures import out_of_time
 from perdure.turns.run.isolated import IDLE_S, LOST_S, Overdue, Standing, Watch, look
-from perdure.turns.run.react import out_of_time
-from perdure.turns.run.runner import Runner
-from perdure.turns.run.settle import Failed
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
 
@@ -70,7 +70,7 @@ def test_a_process_that_claims_its_session_again_is_not_killed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the broker is unavailable, the process claims its own session again for the next turn, under a new fence."""
-    monkeypatch.setattr(runner, "_SLICE_S", 0.0)
+    monkeypatch.setattr(loop, "_SLICE_S", 0.0)
     first, _ = harness.send("first"), harness.send("second")
     harness.waker.away = True
     watch = Watch("host:1 alone", 0)
@@ -152,7 +152,7 @@ def killed(harness: Harness, session_id: UUID, fence: Fence, turn_id: UUID) -> b
 def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Harness) -> None:
     """If a turn's process is killed at the time limit, the turn fails and the session's next turn runs."""
     first, second = harness.send("first"), harness.send("second")
-    claim, _ = harness.claimed(first.session_id)
+    claim = harness.claimed(first.session_id)
     harness.move(301)
 
     assert killed(harness, first.session_id, claim.fence, first.turn_id)
@@ -189,7 +189,7 @@ def test_the_usage_of_a_turn_whose_process_was_killed(
     with suppress(Crash):
         harness.run(sent.session_id)
     harness.move(301)
-    claim, _ = harness.claimed(sent.session_id)
+    claim = harness.claimed(sent.session_id)
 
     assert killed(harness, sent.session_id, claim.fence, sent.turn_id)
 
@@ -205,7 +205,7 @@ def look_up() -> str:
 def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness) -> None:
     """If a cancelled turn's process is killed at the time limit, the turn is settled as cancelled, not as failed."""
     sent = harness.send()
-    claim, _ = harness.claimed(sent.session_id)
+    claim = harness.claimed(sent.session_id)
     cancel(harness.runtime, sent.turn_id)
 
     assert killed(harness, sent.session_id, claim.fence, sent.turn_id)
@@ -215,7 +215,7 @@ def test_a_cancelled_turn_whose_process_was_killed_is_cancelled(harness: Harness
 def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> None:
     """If another runner claims the turn before the parent process settles the turn, the parent changes nothing."""
     sent = harness.send()
-    stale, _ = harness.claimed(sent.session_id)
+    stale = harness.claimed(sent.session_id)
     harness.move(harness.settings.turn.lease_s + 1)
     harness.claimed(sent.session_id)
 
@@ -226,11 +226,11 @@ def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> 
 def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
     """If the killed process had begun the session's next turn, the parent parks that turn without a strike."""
     first, second = harness.send("first"), harness.send("second")
-    claim, _ = harness.claimed(first.session_id)
+    claim = harness.claimed(first.session_id)
     Runner(harness.runtime, "parent").settle_killed(
         first.session_id, claim.fence, first.turn_id, Failed(out_of_time(300))
     )
-    claim, _ = harness.claimed(first.session_id)
+    claim = harness.claimed(first.session_id)
 
     assert not killed(harness, first.session_id, claim.fence, first.turn_id)
     row = harness.session(first.session_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from uuid import uuid4
+from dataclasses import replace
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -17,10 +18,10 @@ from perdure.sessions.queries import CLAIM_ENDING
 from perdure.sessions.states import State
 from perdure.turns.cancel import cancel
 from perdure.turns.lease import queries
-from perdure.turns.lease.claim import Claimed
-from perdure.turns.lease.hold import GRACE_S, Hold
+from perdure.turns.lease.claim import Ran
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.tenure import GRACE_S, Tenure
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import KILL_THE_OTHERS, PATIENCE_S, Harness, until
 from tests.turns.scripted import says
 
@@ -40,19 +41,25 @@ def runner(harness: Harness) -> Iterator[Runner]:
     made.close()
 
 
-def _not_stopped(hold: Hold) -> bool:
+def _not_stopped(hold: Tenure) -> bool:
     return not any([hold.stopping.is_set(), hold.unwanted.is_set(), hold.cancelled])
 
 
-def _lease_left_s(harness: Harness, hold: Hold) -> float:
+def _begin(hold: Tenure, turn_id: UUID) -> None:
+    """Begin the session's next turn, `turn_id`."""
+    hold.turn = replace(hold.at_hand, turn_id=turn_id)
+    hold.begin()
+
+
+def _lease_left_s(harness: Harness, hold: Tenure) -> float:
     query = "SELECT extract(epoch FROM lease_until - perdure_now())::float AS s FROM sessions WHERE session_id = %(id)s"
     return float(harness.sql(query, id=hold.session_id)[0].s)
 
 
 def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> None:
     """Until the step's deadline, the keeper renews the lease of a turn that waits for its model."""
-    found, _ = harness.claimed(harness.send().session_id)
-    with keeper.holding(found) as hold:
+    found = harness.claimed(harness.send().session_id)
+    with keeper.keep(found) as hold:
         hold.step_within(60)
         for _ in range(5):
             harness.move(10)
@@ -65,10 +72,9 @@ def test_it_renews_within_the_heartbeat(harness: Harness, keeper: Keeper) -> Non
 
 def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Keeper) -> None:
     """If a turn's thread hangs, the session's lease expires and another runner takes over the session."""
-    found, _ = harness.claimed(harness.send().session_id)
-    assert found.turn is not None
-    with keeper.holding(found) as hold:
-        hold.begin(found.turn.turn_id)
+    found = harness.claimed(harness.send().session_id)
+    with keeper.keep(found) as hold:
+        hold.begin()
         hold.step_within(10)
         harness.move(10 + GRACE_S + 1)
         keeper.beat()
@@ -84,9 +90,9 @@ def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Ke
 
 def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> None:
     """One statement per heartbeat renews the leases of all running turns."""
-    claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id)[0] for number in range(5)]
+    claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id) for number in range(5)]
     ran: list[str] = []
-    holds = [keeper.holding(claim) for claim in claims]
+    holds = [keeper.keep(claim) for claim in claims]
     for hold in holds:
         hold.__enter__()
     harness.move(10)
@@ -102,21 +108,21 @@ def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper
     ended = harness.send(user_id="eva").session_id
     assert harness.run(ended) == Ran(1)
     request_end(harness.database, ended, "enough")
-    found, _ = harness.claimed(harness.send().session_id)
+    found = harness.claimed(harness.send().session_id)
     assert found.turn is not None
     ending = harness.database.run(CLAIM_ENDING, {"session_id": ended, "owner": "w", "lease_s": 30.0})[0]
     closed = harness.send(user_id="max").session_id
     assert harness.run(closed) == Ran(1)
     harness.sql("UPDATE sessions SET state = 'ended', ended_at = perdure_now() WHERE session_id = %(id)s", id=closed)
-    lost, _ = harness.claimed(harness.send(user_id="bob").session_id)
+    lost = harness.claimed(harness.send(user_id="bob").session_id)
     harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s RETURNING token", id=lost.session_id)
     with ExitStack() as held:
         holds = [
-            held.enter_context(keeper.holding(each))
+            held.enter_context(keeper.keep(each))
             for each in (
                 found,
-                Claimed(ended, Fence(ending.token, ending.nonce), 0, 0.0, None),
-                Claimed(closed, Fence(harness.session(closed).token, harness.session(closed).nonce), 0, 0.0, None),
+                Tenure(ended, Fence(ending.token, ending.nonce), harness.clock, 30),
+                Tenure(closed, Fence(harness.session(closed).token, harness.session(closed).nonce), harness.clock, 30),
                 lost,
             )
         ]
@@ -132,16 +138,15 @@ def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper
 
 def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Harness) -> None:
     """A cancellation may arrive after the runner has begun the session's next turn."""
-    found, hold = harness.claimed(harness.send().session_id)
-    assert found.turn is not None
-    hold.begin(found.turn.turn_id)
-    following = uuid4()
-    hold.begin(following)
-    hold.cancel(found.turn.turn_id)
+    hold = harness.claimed(harness.send().session_id)
+    first, following = hold.at_hand.turn_id, uuid4()
+    hold.begin()
+    _begin(hold, following)
+    hold.cancel(first)
     assert _not_stopped(hold)
     hold.cancel(following)
     assert hold.stopping.is_set()
-    hold.begin(uuid4())
+    _begin(hold, uuid4())
     assert _not_stopped(hold)
 
 
@@ -151,9 +156,9 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
 
     The reasons are `cancelled`, `lost` and `draining`.
     """
-    _, hold = harness.claimed(harness.send().session_id)
+    hold = harness.claimed(harness.send().session_id)
     stopped, following = uuid4(), uuid4()
-    hold.begin(stopped)
+    _begin(hold, stopped)
 
     class Overtaken(threading.Event):
         """An event whose `set` first gives another thread time to begin the next turn."""
@@ -163,19 +168,19 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
             next_turn.join(0.2)
             super().set()
 
-    next_turn = threading.Thread(target=hold.begin, args=(following,), daemon=True)
+    next_turn = threading.Thread(target=_begin, args=(hold, following), daemon=True)
     hold.stopping = Overtaken()
     {"cancel": lambda: hold.cancel(stopped), "lose": hold.lose, "drain": hold.drain}[stop]()
     next_turn.join(PATIENCE_S)
-    assert hold.turn_id == following
+    assert hold.running == following
     assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.draining)
 
 
 def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
     """The keeper aborts the call, because the thread that made the call may be blocked on a socket."""
-    found, _ = harness.claimed(harness.send().session_id)
+    found = harness.claimed(harness.send().session_id)
     aborted = threading.Event()
-    with keeper.holding(found) as hold:
+    with keeper.keep(found) as hold:
         call = ModelCall(harness.clock, 20)
         with pytest.raises(DeadlineExceeded), hold.calling(call), call.aborting(aborted.set):  # noqa: PT012 (the call is the block)
             keeper.beat()
@@ -266,10 +271,10 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
 
 def test_it_continues_after_lost_connections(harness: Harness, keeper: Keeper) -> None:
     """If the database connection is lost, the keeper renews the leases at a later heartbeat."""
-    found, _ = harness.claimed(harness.send().session_id)
+    found = harness.claimed(harness.send().session_id)
     made = Keeper(harness.database, harness.clock, harness.settings.turn.model_copy(update={"heartbeat_s": 0.05}))
     made.start()
-    with made.holding(found) as hold:
+    with made.keep(found) as hold:
         hold.step_within(60)
         for _ in range(3):
             harness.sql(KILL_THE_OTHERS)
@@ -287,11 +292,11 @@ def test_it_logs_once_that_it_drops_sessions_from_the_flush(
     first, second, third, fourth = uuid4(), uuid4(), uuid4(), uuid4()
     one, two = Fence(1, uuid4()), Fence(2, uuid4())
     for session_id, fence in ((first, one), (second, one), (first, two)):
-        with keeper.holding(Claimed(session_id, fence, 0, 0.0, None)):
+        with keeper.keep_fenced(session_id, fence):
             assert keeper.touched()[0] == (session_id, fence)
     assert caplog.messages == []
     for session_id in (third, fourth):
-        with keeper.holding(Claimed(session_id, one, 0, 0.0, None)):
+        with keeper.keep_fenced(session_id, one):
             pass
     assert keeper.touched() == [(fourth, one), (third, one)]
     assert caplog.messages == ["more than 2 sessions were held here: the oldest are not flushed at shutdown"]

@@ -7,31 +7,33 @@ from contextlib import suppress
 from threading import Thread
 from time import monotonic
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
 from perdure import tool
 from perdure.database.engine import Database, Statement, as_json
-from perdure.errors import Unavailable
+from perdure.errors import PerdureError, Unavailable
 from perdure.memory.consolidation import queries as consolidation_queries
 from perdure.memory.redis import queries as memory_queries
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions import queries as session_queries
 from perdure.snapshots import queries as snapshot_queries
+from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
+from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claimed, LeaseLost, NeedsIsolation, NotNeeded, claim
-from perdure.turns.lease.hold import Hold, all_held
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, NotNeeded, Ran, claim
 from perdure.turns.lease.keeper import Keeper
+from perdure.turns.lease.passing import Passing
+from perdure.turns.lease.tenure import LeaseLost, Tenure, all_fenced
+from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Lacking, NotSaved, Parked, Struck
 from perdure.turns.run import queries as run_queries
-from perdure.turns.run.commit_step import Step
-from perdure.turns.run.react import Turn
-from perdure.turns.run.runner import Ran, Runner
-from perdure.turns.run.settle import Cancelled, Tenure, conclude, settle
-from perdure.turns.run.transcript import Entry, Transcript
+from perdure.turns.run.commit import Step, commit_step
+from perdure.turns.run.leave import Leaving, Left, SliceOver, settle_begun
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import Swept, sweep
+from perdure.turns.transcript import Entry, Transcript
 from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
 
@@ -40,9 +42,9 @@ def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
     """Of four workers that claim a session concurrently, one succeeds."""
     for _ in range(10):
         session_id = harness.send().session_id
-        claims = [lambda: claim(harness.database, session_id, "racer", harness.settings.turn)] * 4  # noqa: B023
+        claims = [lambda: claim(harness.runtime, session_id, "racer")] * 4  # noqa: B023
         found = side_by_side(*claims)
-        assert [type(each) for each in found].count(Claimed) == 1
+        assert [type(each) for each in found].count(Tenure) == 1
         assert [type(each) for each in found].count(NotNeeded) == 3
         harness.move(31)
         harness.run(session_id)
@@ -51,9 +53,9 @@ def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
 def test_the_token_grows_with_each_claim(harness: Harness) -> None:
     """The token distinguishes a stale runner from the current one."""
     session_id = harness.send().session_id
-    first, _ = harness.claimed(session_id)
+    first = harness.claimed(session_id)
     harness.move(31)
-    second, _ = harness.claimed(session_id)
+    second = harness.claimed(session_id)
     assert second.token > first.token
 
 
@@ -80,8 +82,8 @@ def test_a_runner_keeps_an_expired_lease_until_another_claim(harness: Harness) -
     assert harness.lines(session_id)[-1] == ("assistant", "late but ours")
 
 
-def _stale(harness: Harness) -> tuple[Claimed, Hold]:
-    """Claim a session, let the lease expire, and claim again; returns the first claim and its hold."""
+def _stale(harness: Harness) -> Tenure:
+    """Claim a session, let the lease expire, and claim again; returns the first claim."""
     session_id = harness.send().session_id
     found = harness.claimed(session_id)
     harness.move(31)
@@ -89,8 +91,8 @@ def _stale(harness: Harness) -> tuple[Claimed, Hold]:
     return found
 
 
-def _lost_in_a_failover(harness: Harness) -> tuple[Claimed, Hold]:
-    """Claim a session, and lose the claim in a failover to a standby; returns the lost claim and its hold.
+def _lost_in_a_failover(harness: Harness) -> Tenure:
+    """Claim a session, and lose the claim in a failover to a standby; returns the lost claim.
 
     After the failover, another worker claims the session and gets the same token.
     """
@@ -99,16 +101,16 @@ def _lost_in_a_failover(harness: Harness) -> tuple[Claimed, Hold]:
     harness.run(session_id)
     harness.send()
     before = harness.session(session_id)
-    found, hold = harness.claimed(session_id)
+    found = harness.claimed(session_id)
     harness.sql(
         "UPDATE sessions SET token = %(token)s, nonce = %(nonce)s, lease_until = NULL, lease_owner = NULL, "
         "strikes = 0, claims = 0, state = 'active' WHERE session_id = %(id)s",
         token=before.token, nonce=before.nonce, id=session_id,
     )  # fmt: skip
     harness.sql("UPDATE turns SET status = 'accepted', attempts = 0, started_at = NULL WHERE settled_at IS NULL")
-    other, _ = harness.claimed(session_id)
+    other = harness.claimed(session_id)
     assert (other.token, other.fence != found.fence) == (found.token, True)
-    return found, hold
+    return found
 
 
 STALE = {"taken over": _stale, "lost in a failover": _lost_in_a_failover}
@@ -120,63 +122,56 @@ def _state(harness: Harness) -> list[Any]:
 
 
 @pytest.mark.parametrize("lose", STALE.values(), ids=STALE)
-def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness], tuple[Claimed, Hold]]) -> None:
+def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness], Tenure]) -> None:
     """Every statement of a runner is conditional on the runner's fence: the token and the nonce."""
-    stale, hold = lose(harness)
+    stale = lose(harness)
     assert stale.turn is not None
-    transcript = Transcript.load(harness.database, stale.session_id, stale.turn)
-    turn = Turn(harness.runtime, hold, stale.turn, transcript, 0)
+    transcript = Transcript.load(harness.database, stale)
     before = _state(harness)
+    step = Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")])
     with pytest.raises(LeaseLost):
-        turn._steps.commit(Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")]))
+        commit_step(harness.runtime, stale, transcript, VariableSet(), step)
     with pytest.raises(LeaseLost):
-        settle(
-            harness.database, harness.clock, Tenure(stale.session_id, stale.fence, 30), turn=stale.turn,
-            verdict=conclude(harness.database, stale.session_id, stale.turn, transcript, Cancelled()),
-        )  # fmt: skip
-    mine = {**hold.held, "turn_id": stale.turn.turn_id, "lease_s": 30}
-    assert not harness.database.run(lease_queries.PARK, {**mine, "spent_s": 9.0})
-    assert not harness.database.run(lease_queries.STRIKE, {**mine, "spent_s": 9.0, "max_attempts": 5})
-    assert not harness.database.run(lease_queries.RELEASE, {**mine, "woken": True})
+        settle_begun(harness.database, harness.clock, stale)
+    leaving = Leaving(harness.runtime, Passing(harness.runtime))
+    for outcome in (
+        Parked(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
+        Lacking("a tool"), Struck(), NotSaved("full"),
+    ):  # fmt: skip
+        with pytest.raises(LeaseLost):
+            leaving.leave(stale, outcome)
+    assert leaving.leave(stale, SliceOver()) == Left()
+    mine = {**stale.fenced, "turn_id": stale.turn.turn_id, "lease_s": 30}
     assert not harness.database.run(
         calls_queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0}
     )
     assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
     assert not harness.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
-    assert not harness.database.run(lease_queries.POSTPONE, {**mine, "wakes": 1, "error": "x"})
     assert not harness.database.run(run_queries.OWNED, mine)
-    assert not harness.database.run(calls_queries.LOCK_HELD, mine)
-    asking = {"spent_s": 9.0, "message_seq": 1, "delivery_id": uuid4()}
-    assert not harness.database.run(calls_queries.WAIT_APPROVAL, {**mine, **asking})
-    waits = {"spent_s": 9.0, "wait_s": 9.0, "error_code": "TIMEOUT", "steps": 1, "model": "scripted"}
-    assert not harness.database.run(lease_queries.PARK_FOR, {**mine, **waits})
-    harness.database.run(lease_queries.MAKE_DUE, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
     assert not harness.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
-    assert not harness.database.run(lease_queries.RELEASE_ALL, all_held([hold]))
-    assert not harness.database.run(lease_queries.RENEW, {**all_held([hold]), "lease_s": 99})
+    assert not harness.database.run(leave_queries.RELEASE_ALL, all_fenced([stale]))
+    assert not harness.database.run(lease_queries.RENEW, {**all_fenced([stale]), "lease_s": 99})
     assert _state(harness) == before
 
 
 def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
     """After a failover, two claims can have the same token. The older claim's keeper does not renew the newer lease."""
-    stale, hold = _lost_in_a_failover(harness)
+    stale = _lost_in_a_failover(harness)
     keeper = Keeper(harness.database, harness.clock, harness.settings.turn)
     until = harness.session(stale.session_id).lease_until
-    with keeper.holding(stale) as kept:
-        assert stale.turn is not None
-        kept.begin(stale.turn.turn_id)
+    with keeper.keep(stale) as kept:
+        kept.begin()
         harness.move(harness.settings.turn.heartbeat_s)
         keeper.beat()
         assert kept.lost
     assert harness.session(stale.session_id).lease_until == until
-    assert not hold.lost
 
 
 def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None:
     """Every statement that is conditional on a session's token is also conditional on the nonce."""
     modules = (
-        lease_queries, run_queries, calls_queries, session_queries, consolidation_queries,
+        lease_queries, leave_queries, run_queries, calls_queries, session_queries, consolidation_queries,
         memory_queries, snapshot_queries,
     )  # fmt: skip
     statements = [each for module in modules for each in vars(module).values() if isinstance(each, Statement)]
@@ -188,13 +183,13 @@ def test_every_statement_under_a_token_names_the_nonce(harness: Harness) -> None
 
 def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> None:
     """If the fence is stale, the statement `STEP` writes nothing at all."""
-    stale, hold = _stale(harness)
+    stale = _stale(harness)
     assert stale.turn is not None
     before = harness.counts()
     rows = harness.database.run(
         run_queries.STEP,
         {
-            **hold.held, "lease_s": 30, "turn_id": stale.turn.turn_id,
+            **stale.fenced, "lease_s": 30, "turn_id": stale.turn.turn_id,
             "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
             "intents": as_json([{
@@ -214,7 +209,7 @@ def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
     engine = harness.database.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM sessions WHERE session_id = :id FOR UPDATE"), {"id": session_id})
-        assert claim(harness.database, session_id, "me", harness.settings.turn) == NotNeeded()
+        assert claim(harness.runtime, session_id, "me") == NotNeeded()
         assert harness.run(other) == Ran(1)
     assert harness.run(session_id) == Ran(1)
 
@@ -236,14 +231,10 @@ def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, databa
 def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     """The keeper does not renew a lease that a settle has released, because the renewed lease would have no holder."""
     session_id = harness.send().session_id
-    found, hold = harness.claimed(session_id)
+    found = harness.claimed(session_id)
     assert found.turn is not None
-    transcript = Transcript.load(harness.database, session_id, found.turn)
-    settle(
-        harness.database, harness.clock, Tenure(session_id, found.fence, 30), turn=found.turn,
-        verdict=conclude(harness.database, session_id, found.turn, transcript, Cancelled()),
-    )  # fmt: skip
-    harness.database.run(lease_queries.RENEW, {**all_held([hold]), "lease_s": 30})
+    settle_begun(harness.database, harness.clock, found)
+    harness.database.run(lease_queries.RENEW, {**all_fenced([found]), "lease_s": 30})
     assert harness.session(session_id).lease_until is None
     harness.waker.sessions.clear()
     assert harness.send().session_id == session_id
@@ -270,12 +261,12 @@ def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
 def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
     """If a claim finds no turn to begin, the session is released without a strike."""
     session_id = harness.send().session_id
-    found, hold = harness.claimed(session_id)
+    found = harness.claimed(session_id)
     assert found.turn is not None
-    harness.database.run(lease_queries.RELEASE, {**hold.held, "woken": False})
+    harness.database.run(leave_queries.RELEASE, {**found.fenced, "woken": False})
     row = harness.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
-    assert not hold.lost
+    assert not found.lost
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:
@@ -420,13 +411,13 @@ def test_statements_that_wait_for_locks_do_not_delay_the_keeper(harness: Harness
     """Statements that wait for one locked row must not delay the renewal of the process's other leases."""
     locked = harness.send(user_id="locked").session_id
     running = harness.send(user_id="running")
-    _, hold = harness.claimed(running.session_id)
+    hold = harness.claimed(running.session_id)
     with harness.database.transaction("test.lock") as transaction:
         transaction.run(Statement("test.lock", LOCK_ROW), {"session_id": locked})
         senders = [Thread(target=_ignoring_unavailable, args=(harness, "locked"), daemon=True) for _ in range(40)]
         for sender in senders:
             sender.start()
-        parameters = {**all_held([hold]), "lease_s": 30}
+        parameters = {**all_fenced([hold]), "lease_s": 30}
         began = monotonic()
         assert harness.database.run(lease_queries.RENEW, parameters, urgent=True)
         assert monotonic() - began < 1

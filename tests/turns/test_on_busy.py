@@ -14,7 +14,7 @@ from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.turns import outbox
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
 

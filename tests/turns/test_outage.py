@@ -10,7 +10,8 @@ from perdure import tool
 from perdure.database.engine import Database, Moment
 from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.lease.claim import Ran
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import KILL_THE_OTHERS, Harness
 from tests.turns.scripted import calls, says
 
@@ -109,7 +110,7 @@ def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, m
         pauses.append(seconds)
         harness.move(seconds)
 
-    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", pause)
+    monkeypatch.setattr("perdure.turns.run.commit.time.sleep", pause)
     harness.equip(double)
     harness.script(*[_next_line] * 200)
     sent = harness.send()
@@ -128,7 +129,7 @@ def test_retries_end_while_the_database_refuses_every_commit(harness: Harness, m
 
 def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """When its lease expires, the runner stops and leaves the turn unsettled. Another runner then answers the turn."""
-    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
+    monkeypatch.setattr("perdure.turns.run.commit.time.sleep", harness.move)
     sent = harness.send()
 
     def unavailable(at: Moment, statement: str) -> None:

@@ -161,25 +161,6 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
     assert _deliver(harness, recipient, reply) == Delivered()
 
 
-def test_a_turn_settles_although_its_delivery_exists(harness: Harness) -> None:
-    """The delivery may have been recorded by a concurrent refusal of the same message.
-
-    A newer worker refuses the message and records the delivery. At the same time, a worker from before migration 0030
-    routes the message, and the turn runs.
-    """
-    sent = harness.send(reply_to={"url": "https://a.example/hook"})
-    harness.sql(
-        """
-        INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
-        VALUES (%(id)s, %(turn_id)s, 'ana', '{"url": "https://a.example/hook"}', 'pending', now(), now())
-        """,
-        id=uuid4(),
-        turn_id=sent.turn_id,
-    )
-    harness.run(sent.session_id)
-    assert harness.turn(sent.turn_id)["status"] == "done"
-
-
 def test_a_failed_delivery_releases_the_next_one(harness: Harness) -> None:
     """After its last failed attempt, a delivery no longer delays later deliveries to the same receiver."""
     recipient = Recipient(failures=MAX_ATTEMPTS)

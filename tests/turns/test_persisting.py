@@ -11,8 +11,10 @@ from sqlalchemy import Connection, text
 from perdure import tool
 from perdure.database.engine import Database, Moment, Statement
 from perdure.errors import Unavailable
+from perdure.turns.lease import leave_queries
+from perdure.turns.lease.claim import Ran, claim
 from perdure.turns.run import queries
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
@@ -102,7 +104,7 @@ def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Mome
     _answered_once(harness, bench)
 
 
-@pytest.mark.parametrize("statement", [queries.STEP, queries.SETTLE], ids=lambda each: each.name)
+@pytest.mark.parametrize("statement", [queries.STEP, leave_queries.SETTLE], ids=lambda each: each.name)
 def test_a_statement_that_the_server_commits_late_is_not_committed_twice(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, statement: Statement
 ) -> None:
@@ -157,7 +159,7 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
             runner.keeper.drain()
             raise Unavailable("The row is locked.")
 
-    with runner.keeper.holding(harness.claimed(harness.send(user_id="bob").session_id)[0]), harness.hooked(refuse):
+    with runner.keeper.keep(harness.claimed(harness.send(user_id="bob").session_id)), harness.hooked(refuse):
         assert runner.run(sent.session_id) == Ran(0)
     assert len(tries) == 2
     assert harness.turn(sent.turn_id)["status"] == "parked"
@@ -175,9 +177,9 @@ def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: p
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         harness.move(seconds)
-        others.append(Runner(harness.runtime, "other")._claim(sent.session_id, alone=True))
+        others.append(claim(harness.runtime, sent.session_id, "other", alone=True))
 
-    monkeypatch.setattr("perdure.turns.run.retry_commit.time", _Sleeping(pause))
+    monkeypatch.setattr("perdure.turns.run.commit.time", _Sleeping(pause))
 
     def refuse(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "turns.settle") and sum(pauses) < 3 * harness.settings.turn.lease_s:

@@ -14,9 +14,10 @@ from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.inbox import queries as inbox_queries
-from perdure.turns.lease import death_queries, passing_queries
+from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
 from perdure.turns.run import queries as run_queries
+from perdure.turns.transcript import HISTORY
 from tests.conftest import RecordingWaker
 from tests.plans import outline, plans, rows_read
 from tests.turns.harness import Harness
@@ -116,14 +117,14 @@ HOT = [
     lease_queries.ADMIT, lease_queries.ADMIT_DUE,
     inbox_queries.ENQUEUE, inbox_queries.FIND_ACCEPTED, inbox_queries.MERGE, lease_queries.CLAIM,
     lease_queries.CLAIMABLE, lease_queries.BEGIN_NEXT,
-    run_queries.HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
+    HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
-    calls_queries.EFFECTS_OF_STEP, run_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, lease_queries.POSTPONE,
-    lease_queries.PARK, passing_queries.LEAVE, passing_queries.IS_UNEQUIPPED, death_queries.FAILED_START,
-    lease_queries.STRIKE, run_queries.REMAINS,
-    lease_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, lease_queries.PARK_FOR,
-    lease_queries.MAKE_DUE, lease_queries.RECALL,
-    calls_queries.LOCK_HELD, calls_queries.IS_CANCELLED, calls_queries.BEGIN_APPROVED, calls_queries.LOCK_OF_TURN,
+    calls_queries.EFFECTS_OF_STEP, leave_queries.SETTLE, run_queries.HOLD, run_queries.OWNED, leave_queries.POSTPONE,
+    leave_queries.PARK, leave_queries.LEAVE, lease_queries.IS_UNEQUIPPED, leave_queries.FAILED_START,
+    leave_queries.STRIKE, run_queries.REMAINS,
+    leave_queries.RELEASE, turns_queries.CANCEL, inbox_queries.BEGUN, leave_queries.WAIT_MODEL,
+    lease_queries.RECALL,
+    leave_queries.LOCK, leave_queries.IS_CANCELLED, calls_queries.BEGIN_APPROVED, calls_queries.LOCK_OF_TURN,
     calls_queries.FIND_CALL, turns_queries.SEIZE_WAITING, inbox_queries.FULL_FOR,
     turns_queries.WAKE_DUE, turns_queries.UNWAKE, turns_queries.CROWDED, outbox_queries.UNWAKE_DELIVERIES,
     outbox_queries.TAKE_DELIVERY, outbox_queries.DELIVERED, outbox_queries.POSTPONE_DELIVERY,

@@ -12,7 +12,7 @@ from perdure import tool
 from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
 

@@ -25,8 +25,8 @@ from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
 from perdure.turns.cancel import cancel
+from perdure.turns.lease.claim import Ran
 from perdure.turns.restore_snapshot import Restored, restore
-from perdure.turns.run.runner import Ran
 from tests.conftest import RecordingWaker
 from tests.databases import Databases
 from tests.turns.harness import Harness

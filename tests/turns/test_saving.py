@@ -20,7 +20,7 @@ from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.store import SnapshotUnavailable, Stored, Version
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from tests.snapshots.storages import MemorySnapshots
 from tests.turns.counting import (
     AFTER_LEASE_S,

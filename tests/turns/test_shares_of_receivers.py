@@ -27,7 +27,7 @@ from perdure.turns.outbox import (
     due,
     sharers_of,
 )
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.test_outbox import Recipient

@@ -17,9 +17,9 @@ from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease import user_share
-from perdure.turns.lease.claim import Claimed, NotNeeded, Queued, claim
-from perdure.turns.run import runner
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import NotNeeded, Queued, Ran, claim
+from perdure.turns.lease.tenure import Tenure
+from perdure.turns.run import loop
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import calls, says
@@ -54,7 +54,7 @@ def _round(harness: Harness) -> list[UUID]:
 
 
 def _try(harness: Harness, session_id: UUID) -> object:
-    return claim(harness.database, session_id, "by hand", harness.settings.turn)
+    return claim(harness.runtime, session_id, "by hand")
 
 
 def _claimed(harness: Harness, number: int) -> list[UUID]:
@@ -139,9 +139,9 @@ def test_concurrent_claims_may_exceed_the_limit(harness: Harness) -> None:
     sent = [each.session_id for each in _flood(harness, 12)]
     harness.set(user_concurrency=MOST)
     found = side_by_side(*[lambda each=each: _try(harness, each) for each in sent[:8]])
-    running = sum(isinstance(each, Claimed) for each in found)
+    running = sum(isinstance(each, Tenure) for each in found)
     assert MOST <= running <= 8
-    assert {type(each) for each in found} <= {Claimed, Queued}
+    assert {type(each) for each in found} <= {Tenure, Queued}
     assert [_try(harness, each) for each in sent[8:]] == [Queued()] * 4
 
 
@@ -306,7 +306,7 @@ def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, 
 
 def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner releases a session with many queued messages after each time slice. The release uses no attempt."""
-    monkeypatch.setattr(runner, "_SLICE_S", 2.0)
+    monkeypatch.setattr(loop, "_SLICE_S", 2.0)
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(1.5)
@@ -328,7 +328,7 @@ def test_a_long_backlog_continues_if_the_broker_accepts_no_wake_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a wake-up, no other worker would take over the session, so the runner keeps it."""
-    monkeypatch.setattr(runner, "_SLICE_S", 0.0)
+    monkeypatch.setattr(loop, "_SLICE_S", 0.0)
     sent = [harness.send(f"message {number}") for number in range(4)]
     harness.waker.away = True
     assert harness.run(sent[0].session_id) == Ran(4)
@@ -338,7 +338,7 @@ def test_a_conversation_waits_for_no_more_than_a_slice_of_each_other_one(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two conversations that always have a next message do not starve a third, queued conversation."""
-    monkeypatch.setattr(runner, "_SLICE_S", 2.0)
+    monkeypatch.setattr(loop, "_SLICE_S", 2.0)
     harness.set(user_concurrency=2)
 
     def slow(_request: ModelRequest, _call: ModelCall) -> ModelReply:

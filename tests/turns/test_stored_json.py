@@ -32,11 +32,10 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.route_unrouted import route_user
-from perdure.turns.lease.claim import TurnRef
+from perdure.turns.lease.claim import Ran
 from perdure.turns.outbox import Delivered, deliver
-from perdure.turns.run.runner import Ran
-from perdure.turns.run.settle import Verdict
-from perdure.turns.run.transcript import Transcript
+from perdure.turns.run.verdict import Verdict
+from perdure.turns.transcript import Transcript
 from tests.casebank.bank import put
 from tests.memory.conftest import line
 from tests.turns.broker import Broker
@@ -70,17 +69,13 @@ def _extend(harness: Harness, table: str, column: str) -> None:
         harness.sql(changed, value=as_json(value), ctid=row.ctid)
 
 
-def _ref(harness: Harness) -> TurnRef:
-    row = harness.sql("SELECT * FROM turns ORDER BY seq DESC LIMIT 1")[0]
-    return TurnRef(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq, None)
-
-
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """The transcript keeps unknown members of stored tool calls and usage, but sends none of them to the model."""
-    session_id = _talked(harness)
+    _talked(harness)
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
-    transcript = Transcript.load(harness.database, session_id, _ref(harness))
+    newest = harness.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0]
+    transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id))
     asking = transcript.present[1].record(1)
     assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()

@@ -13,7 +13,7 @@ from perdure.errors import CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
 from perdure.tools.registry import Effect
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.chat_wire import request_body
 from perdure.text.untrusted import storable
-from perdure.turns.run.settle import closings
-from perdure.turns.run.transcript import Entry, Transcript, result_of, said
+from perdure.turns.run.verdict import closings
+from perdure.turns.transcript import Entry, Transcript, result_of, said
 from tests.models.openai_server import validate_transcript
 
 WORKING_BUDGET_TOKENS = 40_000
@@ -52,7 +52,7 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
     if ending == "closed":
         asking = said(turn_id, draw(replies))
         entries.append(asking)
-        entries += closings(turn_id, asking if asking.tool_calls else None, ["unknown"] * len(asking.tool_calls))
+        entries += closings(asking, ["unknown"] * len(asking.tool_calls))
     return entries
 
 

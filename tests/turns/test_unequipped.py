@@ -19,9 +19,9 @@ from perdure.tools.awaited.task import celery_tool
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Unequipped
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
 from perdure.turns.run.isolated import ChildEnd
-from perdure.turns.run.runner import Ran, Runner
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.conftest import RecordingWaker
 from tests.turns.awaiting import end_task

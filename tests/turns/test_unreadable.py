@@ -11,7 +11,7 @@ from perdure.database.engine import Statement, as_json
 from perdure.errors import Unavailable
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -196,7 +196,7 @@ def test_an_error_after_the_commit_is_no_strike(harness: Harness, monkeypatch: p
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("perdure.turns.run.runner.remember", broken)
+    monkeypatch.setattr("perdure.turns.run.leave.remember", broken)
     sent = [harness.send("1"), harness.send("2")]
     assert harness.run(sent[0].session_id) == Ran(2)
     assert harness.session(sent[0].session_id).token == 1
@@ -213,8 +213,8 @@ def test_a_database_that_never_answers_one_statement_is_a_strike(
         loads.append(1)
         raise Unavailable("The disk under that table cannot be read.")
 
-    monkeypatch.setattr("perdure.turns.run.runner.Transcript.load", refused)
-    monkeypatch.setattr("perdure.turns.run.runner.time.sleep", harness.move)
+    monkeypatch.setattr("perdure.turns.run.loop.Transcript.load", refused)
+    monkeypatch.setattr("perdure.turns.run.commit.time.sleep", harness.move)
     assert harness.run(sent.session_id) == Ran(0)
     assert 1 < len(loads) < 20
     row = harness.session(sent.session_id)

@@ -14,7 +14,7 @@ from perdure.errors import PerdureError, ToolError
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.variables import VariableSet, WorkingVariables
 from perdure.turns.cancel import cancel
-from perdure.turns.run.runner import Ran
+from perdure.turns.lease.claim import Ran
 from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
 

@@ -21,12 +21,11 @@ from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease import pace, queries
-from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease import leave_queries, pace, queries
+from perdure.turns.lease.claim import NotNeeded, Ran
 from perdure.turns.lease.pace import Pace
 from perdure.turns.lease.wait_for_model import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
-from perdure.turns.run.runner import Ran
 from perdure.turns.sweep import postpone, sweep
 from tests.processes.faults import wait_until
 from tests.turns.harness import Harness
@@ -253,7 +252,7 @@ def _waits_for_a_lock(harness: Harness) -> bool:
 
 
 def test_a_cancellation_before_parking(parking: Harness) -> None:
-    """A turn that is cancelled during a failing model call is parked. The next claim settles it as cancelled."""
+    """A turn that is cancelled during a failing model call does not wait: it is settled at once."""
     sent = parking.send()
 
     def fails(request: Any, call: Any) -> ModelReply:
@@ -261,8 +260,6 @@ def test_a_cancellation_before_parking(parking: Harness) -> None:
         raise OPEN
 
     parking.script(fails)
-    parking.run(sent.session_id)
-    assert parking.turn(sent.turn_id)["status"] == "parked"
     parking.run(sent.session_id)
     assert parking.turn(sent.turn_id)["status"] == "cancelled"
 
@@ -428,9 +425,9 @@ def test_a_returned_turn_that_its_worker_releases_does_not_change_the_pace(parki
     _close_a_breaker(parking)
     parking.move(5.1)
     for session_id in _swept(parking):
-        claimed, hold = parking.claimed(session_id)
-        assert claimed.turn is not None
-        assert parking.database.run(queries.PARK, {**hold.held, "turn_id": claimed.turn.turn_id, "spent_s": 0.0})
+        tenure = parking.claimed(session_id)
+        given = {"turn_id": tenure.at_hand.turn_id, "spent_s": 0.0}
+        assert parking.database.run(leave_queries.PARK, {**tenure.fenced, **given})
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
     [row] = parking.sql("SELECT paces -> 'offline' AS pace FROM sweeps WHERE name = 'turns'")
     assert (row.pace["most"], row.pace["answered"], len(row.pace["woken"])) == (MOST_A_ROUND, 0, 2)

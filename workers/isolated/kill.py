@@ -19,10 +19,10 @@ from uuid import UUID
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
+from perdure.turns.outcome import Ending
 from perdure.turns.run import isolated
 from perdure.turns.run.isolated import Overdue, Standing, Watch
-from perdure.turns.run.runner import Runner
-from perdure.turns.run.settle import Ending
+from perdure.turns.run.loop import Runner
 
 log = logging.getLogger(__name__)
 

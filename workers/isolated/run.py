@@ -33,7 +33,7 @@ from perdure.text.untrusted import error_summary, first_line
 from perdure.tools.mcp.connections import Connections
 from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.isolated import ChildEnd
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from perdure.workers.assembly import addresses, assemble
 from perdure.workers.isolated.kill import Warden, owner
 from perdure.workers.logs import configure

@@ -2,7 +2,7 @@
 
     1  stop: the worker stops consuming and returns prefetched messages (`perdure.workers.consumer.pause`)
     2  drain: running turns continue. At the deadline the worker parks turns that wait for a model
-       (`perdure.turns.run.react`), releases their sessions, publishes a wake-up for each session, and waits for running
+       (`perdure.turns.run.loop`), releases their sessions, publishes a wake-up for each session, and waits for running
        tools
     3  flush: the worker writes to PostgreSQL the turns that only Redis has (`perdure.workers.shutdown.flush`)
     4  close: the worker releases the remaining leases, closes connections and exits with status 0
@@ -30,7 +30,7 @@ from perdure.sessions.states import State
 from perdure.settings import ShutdownSettings
 from perdure.tasks.process import Process
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
-from perdure.turns.run.runner import Turns
+from perdure.turns.run.leave import Turns
 from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.run import Isolation
 from perdure.workers.shutdown.flush import flush

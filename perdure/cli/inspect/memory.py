@@ -135,7 +135,7 @@ def _consolidator(runtime: Runtime) -> Iterator[Consolidator]:
     """A consolidator for this process. A `Runner` renews its leases, as in a worker."""
     from perdure.tasks.memory import consolidator
     from perdure.tasks.process import Process
-    from perdure.turns.run.runner import Runner
+    from perdure.turns.run.loop import Runner
 
     runner = Runner(runtime, owner=f"command-{os.getpid()}")
     runner.start()

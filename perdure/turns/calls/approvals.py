@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -28,13 +27,11 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor, as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
-from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object, what_is_wrong
 from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
-from perdure.turns.lease.claim import LeaseLost
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -89,16 +86,6 @@ _UNKNOWN = Decider("unknown")
 
 OPERATOR = Decider("operator", is_staff=True)
 """A person at the command line of this installation."""
-
-
-class Waits(Enum):
-    """Whether a turn waits for its calls. If it does not, the member names the reason."""
-
-    YES = auto()
-    CANCELLED = auto()
-    """No: the turn is cancelled."""
-    ENDING = auto()
-    """No: the session's end is requested, and undecided calls are denied."""
 
 
 class Undecided(Exception):
@@ -171,37 +158,12 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
         runtime.wake.session(locked[0].session_id, row.priority)
 
 
-def wait(runtime: Runtime, hold: Hold, turn_id: UUID, message_seq: int, spent_s: float) -> Waits:
-    """Release the session until the calls of a message are decided.
-
-    If the turn's reply has a receiver (a chat, a URL, a task), the request for approval is delivered to it.
-
-    Raises:
-        LeaseLost: another worker has the session; nothing was written.
-        Unavailable: the database cannot be reached.
-    """
-    with runtime.database.transaction("turns.wait_approval") as transaction:
-        # Cancelling a turn and ending a session take the same lock, so the reads below see their commits.
-        if not transaction.run(queries.LOCK_HELD, hold.held):
-            raise LeaseLost
-        given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s}
-        rows = transaction.run(queries.WAIT_APPROVAL, {**given, "delivery_id": new_id(runtime.clock)})
-        if not rows:
-            return Waits.CANCELLED if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}) else Waits.ENDING
-        delivery_id = rows[0].delivery_id
-    if delivery_id is not None:
-        runtime.wake.delivery(delivery_id)
-    return Waits.YES
-
-
 def begin(
     executor: Executor,
-    hold: Hold,
+    tenure: Tenure,
     *,
-    turn_id: UUID,
     message_seq: int,
     calls: Iterable[tuple[UUID, float]],
-    lease_s: float,
 ) -> None:
     """Begin the approved calls among `calls` (effect id, time limit in seconds), unless a call can still be decided.
 
@@ -214,9 +176,9 @@ def begin(
     rows = executor.run(
         queries.BEGIN_APPROVED,
         {
-            **hold.held,
-            "lease_s": lease_s,
-            "turn_id": turn_id,
+            **tenure.fenced,
+            "lease_s": tenure.lease_s,
+            "turn_id": tenure.at_hand.turn_id,
             "message_seq": message_seq,
             "calls": as_json([{"effect_id": effect_id, "timeout_s": timeout_s} for effect_id, timeout_s in calls]),
             "expired": EXPIRED,

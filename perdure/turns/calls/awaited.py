@@ -27,7 +27,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor, as_json
+from perdure.database.engine import Executor
 from perdure.errors import Unavailable
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime
@@ -36,19 +36,14 @@ from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.turns.calls import fan_out, queries
-from perdure.turns.calls.approvals import Waits
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import LOST, Result
-from perdure.turns.lease.claim import LeaseLost
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import Tenure
 
 log = logging.getLogger(__name__)
 
 ENDED = "The conversation ended before this time."
 UNSENT = "The task was not sent: the message broker cannot be reached."
-
-RETRY_S = 5.0
-"""Seconds after which a task that the broker did not accept is sent again."""
 
 MOST_PROBES = 50
 """One call of `probe_due` probes or revokes the tasks of at most this number of calls."""
@@ -75,7 +70,7 @@ class Awaiting(Exception):
         self.results = tuple(results)
 
 
-def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
+def send(runtime: Runtime, tenure: Tenure, planned: Planned) -> Result | None:
     """Send the task of a call whose intent is committed. Does nothing for a timer, which has no task.
 
     Returns a failed result if the broker refused an `unsafe` task, otherwise `None`. A refused task that is not
@@ -90,11 +85,11 @@ def send(runtime: Runtime, hold: Hold, planned: Planned) -> Result | None:
     effect_id = planned.effect_id
     if tool.max_parallel is not None:
         parts = len(planned.arguments["calls"])
-        hold.step_within(_SEND_S * parts)
+        tenure.step_within(_SEND_S * parts)
         fan_out.begin(runtime, effect_id, parts)
         note_sent(runtime, effect_id)
         return None
-    hold.step_within(_SEND_S)
+    tenure.step_within(_SEND_S)
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is Sent.NO and tool.effect is Effect.UNSAFE:
@@ -111,7 +106,7 @@ def note_sent(runtime: Runtime, effect_id: UUID) -> None:
     runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
 
 
-def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Result | Planned | None:
+def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) -> Result | Planned | None:
     """The result of a call that an earlier worker began.
 
     Returns `None` if the call still waits, and the planned call if its task must be sent.
@@ -122,8 +117,8 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
     is_task, position = row.waits_for == "task", planned.position
     if row.undecided_s <= 0:
         limit = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
-        return _due(runtime, hold, row, position, limit)
-    if _is_ending(runtime, hold):
+        return _due(runtime, tenure, row, position, limit)
+    if _is_ending(runtime, tenure):
         return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
     if is_task and not row.sent:
         # A call with a list of arguments stores its parts before it sends a task: without parts, no task was sent.
@@ -135,33 +130,17 @@ def resume(runtime: Runtime, hold: Hold, row: Row[Any], planned: Planned) -> Res
     return None
 
 
-def wait(
-    runtime: Runtime, hold: Hold, asking: tuple[UUID, int], results: Sequence[Result], spent_s: float
-) -> Waits | None:
-    """Record `results`, and release the session until the waiting calls have results or one of them is due.
-
-    `asking` is the turn's id and the `seq` of the message that requests the calls.
-
-    Returns `None` if no call waits any more: the turn continues at once.
-
-    Raises:
-        LeaseLost: another worker has the session; nothing was written.
-        Unavailable: the database cannot be reached.
-    """
-    turn_id, message_seq = asking
-    given = {**hold.held, "turn_id": turn_id, "message_seq": message_seq, "spent_s": spent_s, "retry_s": RETRY_S}
-    with runtime.database.transaction("turns.wait_calls") as transaction:
-        # `finish`, cancelling a turn and ending a session take the same lock, so the reads below see their commits.
-        if not transaction.run(queries.LOCK_HELD, hold.held):
-            raise LeaseLost
-        records = [_record(result) for result in results if result.effect_id is not None]
-        if records:
-            transaction.run(queries.RECORD_RESULTS, {"turn_id": turn_id, "results": as_json(records)})
-        if transaction.run(queries.WAIT_CALLS, given):
-            return Waits.YES
-        if transaction.run(queries.IS_CANCELLED, {"turn_id": turn_id}):
-            return Waits.CANCELLED
-    return Waits.ENDING if _is_ending(runtime, hold) else None
+def records(results: Sequence[Result]) -> list[Mapping[str, Any]]:
+    """The values that store results in their effect rows. `result_values.recorded_result` is the inverse."""
+    return [
+        {
+            "effect_id": result.effect_id,
+            "status": result.status,
+            "result": None if result.status == "unknown" else untrusted.storable(_without_mark(result)),
+        }
+        for result in results
+        if result.effect_id is not None
+    ]
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
@@ -263,12 +242,12 @@ def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
             pass
 
 
-def _due(runtime: Runtime, hold: Hold, row: Row[Any], position: int, limit: int) -> Result:
+def _due(runtime: Runtime, tenure: Tenure, row: Row[Any], position: int, limit: int) -> Result:
     """The result of a task at its time limit, or of a timer at its time. An unfinished task is probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
-    hold.step_within(_SEND_S)
+    tenure.step_within(_SEND_S)
     if row.parts is not None:
         return Result(position, "done", _end_parts(runtime, row, limit), row.effect_id)
     found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
@@ -297,19 +276,13 @@ def _ended(row: Row[Any], position: int) -> Result:
     return Result(position, "denied", ENDED, row.effect_id)
 
 
-def _is_ending(runtime: Runtime, hold: Hold) -> bool:
-    rows = runtime.database.run(queries.IS_ENDING, {"session_id": hold.session_id})
+def _is_ending(runtime: Runtime, tenure: Tenure) -> bool:
+    rows = runtime.database.run(queries.IS_ENDING, {"session_id": tenure.session_id})
     return bool(rows and rows[0].ending)
 
 
-def _record(result: Result) -> Mapping[str, Any]:
-    """The values that store a result in its effect row. `result_values.recorded_result` is the inverse."""
-    text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
-    return {
-        "effect_id": result.effect_id,
-        "status": result.status,
-        "result": None if result.status == "unknown" else untrusted.storable(text),
-    }
+def _without_mark(result: Result) -> str:
+    return result.text.removeprefix("Error: ") if result.status == "failed" else result.text
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:

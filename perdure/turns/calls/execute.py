@@ -40,8 +40,7 @@ from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns.calls import queries
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result
-from perdure.turns.lease.claim import LeaseLost, TurnRef
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +133,11 @@ def _loggable_cause(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def memory_of_call(runtime: Runtime, session_id: UUID, turn: TurnRef, effect_id: UUID) -> OwnMemory:
+def memory_of_call(runtime: Runtime, tenure: Tenure, effect_id: UUID) -> OwnMemory:
     """The memory of the turn's user, for one tool call."""
-    settings = runtime.settings
+    settings, turn = runtime.settings, tenure.at_hand
     means = Means(runtime.recall, settings.consolidation, settings.memory.recall_timeout_s)
-    return OwnMemory(means, turn.user_id, session_id, turn.turn_id, effect_id, turn.channel)
+    return OwnMemory(means, turn.user_id, tenure.session_id, turn.turn_id, effect_id, turn.channel)
 
 
 def outcome_result(run: CallThread) -> Result:
@@ -153,12 +152,12 @@ def outcome_result(run: CallThread) -> Result:
 
 
 class Executor:
-    """Runs the calls of one message concurrently, for the turn under `hold`."""
+    """Runs the calls of one message concurrently, for the turn at hand."""
 
-    def __init__(self, runtime: Runtime, hold: Hold, turn: TurnRef, agent: Agent, variables: VariableSet) -> None:
+    def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:
         self._runtime = runtime
-        self._hold = hold
-        self._turn = turn
+        self._tenure = tenure
+        self._turn = tenure.at_hand
         self._agent = agent
         self._variables = variables
         self._intended_at: dict[UUID, float] = {}
@@ -182,7 +181,7 @@ class Executor:
         repeated: set[int] = set()
         results: list[Result] = []
         while waiting:
-            self._hold.step_within(max(run.until for run in waiting.values()) - self._now())
+            self._tenure.step_within(max(run.until for run in waiting.values()) - self._now())
             finished = self._next_finished(done, waiting.values())
             if finished is not None:
                 # A finished call keeps its result, even if its time limit has passed since.
@@ -227,7 +226,7 @@ class Executor:
         rows = self._runtime.database.run(
             queries.EXTEND_EFFECT,
             {
-                **self._hold.held,
+                **self._tenure.fenced,
                 "effect_id": planned.effect_id,
                 "timeout_s": planned.timeout_s,
                 "lease_s": self._runtime.settings.turn.lease_s,
@@ -235,7 +234,7 @@ class Executor:
         )
         if not rows:
             raise LeaseLost
-        self._hold.renewed(asked_at)
+        self._tenure.renewed(asked_at)
         self._intended_at[planned.effect_id] = asked_at
 
     def _by_probe(self, planned: Planned) -> Result | None:
@@ -256,7 +255,7 @@ class Executor:
         if tool is None or tool.probe is None:
             return Unknown()
         probe, context = tool.probe, self._context(planned)
-        self._hold.step_within(planned.timeout_s)
+        self._tenure.step_within(planned.timeout_s)
         done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
 
         def ask() -> ProbeOutcome:
@@ -297,7 +296,7 @@ class Executor:
             finished = done.get(timeout=max(0.0, min(left, _POLL_S)))
         except queue.Empty:
             finished = None
-        if self._hold.lost:
+        if self._tenure.lost:
             for run in waiting:  # the calls' threads keep running, detached from the turn
                 run.variables.revoke()
                 self._runtime.leaks.add(run.thread)
@@ -342,7 +341,7 @@ class Executor:
         turn = self._turn
         seen = ToolCalling(
             user_of(turn.user_id),
-            self._hold.session_id,
+            self._tenure.session_id,
             turn.turn_id,
             planned.effect_id,
             tool.name,
@@ -404,7 +403,7 @@ class Executor:
         return Result(planned.position, "failed", text, planned.effect_id)
 
     def _may_begin(self, planned: Planned) -> bool:
-        return self._hold.still_valid() and self._now() < self._until(planned)
+        return self._tenure.still_valid() and self._now() < self._until(planned)
 
     def _until(self, planned: Planned) -> float:
         return self._intended_at[planned.effect_id] + planned.timeout_s
@@ -430,13 +429,13 @@ class Executor:
         return ToolContext(
             user_id=user_of(self._turn.user_id),
             tenant=tenant_of(self._turn.user_id),
-            session_id=self._hold.session_id,
+            session_id=self._tenure.session_id,
             turn_id=self._turn.turn_id,
             effect_id=planned.effect_id,
             channel=self._turn.channel,
-            cancelled=self._hold.unwanted,
+            cancelled=self._tenure.unwanted,
             working_variables=WorkingVariables(self._variables),
-            memory=memory_of_call(self._runtime, self._hold.session_id, self._turn, planned.effect_id),
+            memory=memory_of_call(self._runtime, self._tenure, planned.effect_id),
             reminders=UserReminders(
                 self._runtime.database,
                 self._runtime.clock,

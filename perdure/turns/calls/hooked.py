@@ -20,17 +20,15 @@ from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object, storable
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import Result
-from perdure.turns.lease.claim import TurnRef
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import Tenure
 
 
 @dataclass(frozen=True, slots=True)
 class ToolHooks:
-    """Calls the agent's hooks `before_tool` and `after_tool`, for the turn under `hold`."""
+    """Calls the agent's hooks `before_tool` and `after_tool`, for the turn at hand."""
 
     runtime: Runtime
-    hold: Hold
-    turn: TurnRef
+    tenure: Tenure
     agent: Agent
 
     def before(self, planned: Planned) -> Result | None:
@@ -52,7 +50,7 @@ class ToolHooks:
             PerdureError: a required hook failed.
         """
         hooks, within_s = self.agent.on_approval_waiting, self.runtime.settings.turn.hook_timeout_s
-        self.hold.step_within(within_s * len(hooks))
+        self.tenure.step_within(within_s * len(hooks))
         seen = self._calling(effect_id, call.name, load_object(call.arguments))
         call_hooks(hooks, ApprovalWaiting(seen, call.id, approver), within_s, self.runtime.leaks)
 
@@ -60,7 +58,7 @@ class ToolHooks:
         if not hooks:
             return None
         within_s = self.runtime.settings.turn.hook_timeout_s
-        self.hold.step_within(within_s * len(hooks))
+        self.tenure.step_within(within_s * len(hooks))
         try:
             call_hooks(hooks, seen(), within_s, self.runtime.leaks)
         except PerdureError as error:
@@ -71,6 +69,6 @@ class ToolHooks:
         return self._calling(planned.effect_id, planned.call.name, planned.arguments)
 
     def _calling(self, effect_id: UUID, tool: str, arguments: Mapping[str, Any]) -> ToolCalling:
-        user, tenant = user_of(self.turn.user_id), tenant_of(self.turn.user_id)
-        metadata = self.turn.own_metadata()
-        return ToolCalling(user, self.hold.session_id, self.turn.turn_id, effect_id, tool, arguments, tenant, metadata)
+        turn = self.tenure.at_hand
+        user, tenant, metadata = user_of(turn.user_id), tenant_of(turn.user_id), turn.own_metadata()
+        return ToolCalling(user, self.tenure.session_id, turn.turn_id, effect_id, tool, arguments, tenant, metadata)

@@ -16,7 +16,7 @@ from perdure.runtime import Runtime
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.sources import RunnableTool, Toolset
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import Tenure
 
 MAX_CALLS = 32
 """At most this number of calls run for one reply. Further calls are refused."""
@@ -80,10 +80,10 @@ class Planned:
         }
 
 
-def equip(runtime: Runtime, hold: Hold, agent: Agent) -> Toolset:
+def equip(runtime: Runtime, tenure: Tenure, agent: Agent) -> Toolset:
     """The agent's tools for the next step. Connects its MCP servers concurrently, and waits for them."""
     if agent.servers:
-        hold.step_within(max(server.connect_timeout_s for server in agent.servers))
+        tenure.step_within(max(server.connect_timeout_s for server in agent.servers))
     return agent.toolset(runtime.connections)
 
 

@@ -50,49 +50,6 @@ EFFECTS_OF_STEP = Statement(
     writes=False,
 )
 
-LOCK_HELD = Statement(
-    "turns.lock_held",
-    f"SELECT token FROM sessions WHERE {HELD} FOR NO KEY UPDATE",
-)
-
-# Releases the session until its calls are decided or expire; the wait counts neither as an attempt nor as a claim.
-# Writes nothing if the session's end or the turn's cancellation is requested. For a turn with a receiver, also writes
-# the delivery of the request for approval.
-WAIT_APPROVAL = Statement(
-    "turns.wait_approval",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            paced = false,
-            not_before = (SELECT min(decide_at) FROM tool_effects
-                          WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'),
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END
-        WHERE {HELD} AND end_requested_at IS NULL
-          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
-        RETURNING session_id, user_id, scope
-    ), waiting AS (
-        UPDATE turns AS t SET status = 'waiting_approval' FROM fenced WHERE t.turn_id = %(turn_id)s
-        RETURNING t.turn_id, t.reply_to, fenced.user_id, fenced.scope
-    ), asked AS (
-        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"approval": true}}',
-               'pending', perdure_now(), perdure_now()
-        FROM waiting WHERE reply_to IS NOT NULL
-        ON CONFLICT DO NOTHING
-        RETURNING delivery_id
-    )
-    SELECT turn_id, (SELECT delivery_id FROM asked) AS delivery_id FROM waiting
-    """,
-)
-
-IS_CANCELLED = Statement(
-    "turns.is_cancelled",
-    "SELECT turn_id FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL",
-    writes=False,
-)
-
 _UNDECIDED = """
     (end_requested_at IS NULL AND EXISTS (
         SELECT FROM tool_effects
@@ -218,50 +175,6 @@ IS_ENDING = Statement(
     "turns.is_ending",
     "SELECT end_requested_at IS NOT NULL AS ending FROM sessions WHERE session_id = %(session_id)s",
     writes=False,
-)
-
-# Records the results of a message's calls while other calls of the same message still wait. All results enter the
-# transcript later, together.
-RECORD_RESULTS = Statement(
-    "turns.record_results",
-    """
-    UPDATE tool_effects AS t
-    SET status = r.status, result = r.result,
-        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
-                        THEN perdure_now() END  -- the sweeper revokes its tasks
-    FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
-    WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
-      AND t.finished_at IS NULL
-    """,
-)
-
-# Releases the session until the first of its waiting calls is due, or until it is time to send a task again that the
-# broker did not accept. The wait counts neither as an attempt nor as a claim. Writes nothing if no call waits any more,
-# or if the session's end or the turn's cancellation is requested.
-WAIT_CALLS = Statement(
-    "turns.wait_calls",
-    f"""
-    WITH open AS (
-        SELECT min(CASE WHEN waits_for = 'task' AND sent_at IS NULL
-                        THEN least(decide_at, perdure_now() + make_interval(secs => %(retry_s)s))
-                        ELSE decide_at END) AS due_at
-        FROM tool_effects
-        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'intended' AND waits_for IS NOT NULL
-    ), fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            paced = false, not_before = open.due_at,
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = {sql(Trigger.TURN_STOPPED)}
-        FROM open
-        WHERE {HELD} AND open.due_at IS NOT NULL AND end_requested_at IS NULL
-          AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)
-        RETURNING session_id
-    )
-    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s
-    RETURNING t.turn_id
-    """,
 )
 
 # Locks the session of a Celery tool's call. Accepting a message and parking or cancelling a turn take the same lock.

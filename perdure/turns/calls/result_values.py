@@ -18,7 +18,7 @@ from perdure.models.protocol import ToolCall
 from perdure.tools.variables import Change
 from perdure.turns.calls import approvals, queries
 from perdure.turns.calls.plan import Planned
-from perdure.turns.run.transcript import Entry
+from perdure.turns.transcript import Entry
 
 UNKNOWN_OUTCOME = (
     "The outcome of this call is unknown: it was interrupted after it had begun and is not repeated, "

@@ -1,6 +1,6 @@
 """Runs the tool calls of a message, and resumes them after a crash.
 
-`run.commit_step` commits the calls' intents with the message, and later all of their results as one step. If a message
+The loop commits the calls' intents with the message, and later all of their results as one step. If a message
 has several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt: it may or may not have taken
@@ -10,18 +10,20 @@ doubt (`approvals`). Calls that wait for a task or a time are resumed by `awaite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row
 
 from perdure.agents import Agent
+from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
-from perdure.tools.registry import USER, Effect
+from perdure.tools.registry import Effect
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
+from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.execute import Executor
 from perdure.turns.calls.hooked import ToolHooks
@@ -39,80 +41,71 @@ from perdure.turns.calls.result_values import (
     unbegun_result,
     with_edited_arguments,
 )
-from perdure.turns.lease.claim import TurnRef
-from perdure.turns.lease.hold import Hold
-from perdure.turns.run.transcript import Entry, result_of
+from perdure.turns.lease.tenure import Tenure
+from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, Failed, Lacking
+from perdure.turns.transcript import Entry
 
 
 class Interrupted(Exception):
-    """The turn must stop. The turn's `Hold` records the reason."""
+    """The turn must stop. The tenure has the reason."""
 
 
-class MissingTool(Exception):
+class _MissingTool(Exception):
     """This process lacks the tool of a call that an earlier worker committed. Another worker may have the tool."""
 
 
 class CallRunner:
-    """Runs and resumes the tool calls of the turn under `hold`, one message at a time.
+    """Runs and resumes the tool calls of the turn at hand, one message at a time."""
 
-    `commit` commits the transcript entries and the results of a message's calls. `overdue`: the turn has waited long
-    enough for a worker that has its tools, so a call of a missing tool is refused.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        hold: Hold,
-        turn: TurnRef,
-        agent: Agent,
-        variables: VariableSet,
-        *,
-        commit: Callable[[list[Entry], list[Result]], object],
-        overdue: bool = False,
-    ) -> None:
-        self._overdue = overdue
+    def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:
         self._runtime = runtime
-        self._hold = hold
-        self._turn = turn
+        self._tenure = tenure
+        self._turn = tenure.at_hand
         self._agent = agent
         self._variables = variables
-        self._commit = commit
-        self._hooks = ToolHooks(runtime, hold, turn, agent)
-        self._executor = Executor(runtime, hold, turn, agent, self._variables)
+        self._hooks = ToolHooks(runtime, tenure, agent)
+        self._executor = Executor(runtime, tenure, agent, self._variables)
 
-    def answer(self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float) -> None:
-        """Run the calls that the message `asking` requests, and commit their results.
+    def answer(
+        self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float
+    ) -> list[Result] | AwaitsDecision | AwaitsCalls | Lacking | Failed:
+        """Run the calls that the message `asking` requests; returns their results, in the order of the calls.
 
         If `planned` is `None`, the calls are resumed. `intended_at` is the monotonic time at which the intents of
         `planned` were sent to the database.
 
+        If there is not a result for each call, returns the outcome that stops the turn. A hook that is to announce a
+        call to a person may fail the turn.
+
         Raises:
             LeaseLost: another worker has the session.
             Interrupted: the turn must stop before a call in doubt can be resolved.
-            Undecided: calls wait for approval.
-            Awaiting: calls wait for a task or a time.
-            MissingTool: this process lacks the tool of a call that it must resume.
-            Unavailable: the database cannot be reached, or refuses the commit.
+            Unavailable: the database cannot be reached.
         """
-        results = self._resume(asking) if planned is None else self._perform(planned, intended_at)
-        entries = [
-            result_of(self._turn.turn_id, call, result.text)
-            for call, result in zip(asking.tool_calls, results, strict=True)
-        ]
-        self._commit(entries, results)
+        message_seq = asking.seq or 0
+        try:
+            return self._resume(asking) if planned is None else self._perform(planned, intended_at)
+        except Undecided:
+            return self._announce(asking) or AwaitsDecision(message_seq)
+        except Awaiting as awaiting:
+            return AwaitsCalls(message_seq, awaited.records(awaiting.results))
+        except _MissingTool as missing:
+            return Lacking(str(missing))
 
-    def announce(self, asking: Entry) -> None:
-        """Call the agent's hooks for the calls of the message `asking` that wait for approval.
-
-        Raises:
-            PerdureError: a required hook failed.
-        """
+    def _announce(self, asking: Entry) -> Failed | None:
+        """Call the agent's hooks for the calls of the message `asking` that wait for approval."""
         if not self._agent.on_approval_waiting:
-            return
+            return None
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
-        for position, row in rows.items():
-            if row.status == "asked":
-                self._hooks.waiting(asking.tool_calls[position], row.effect_id, row.approver or USER)
+        try:
+            for position, row in rows.items():
+                if row.status == "asked":
+                    self._hooks.waiting(asking.tool_calls[position], row.effect_id, row.approver)
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return Failed(error)
+        return None
 
     def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
         """Run calls whose intents were just committed; returns the results in call order."""
@@ -145,9 +138,9 @@ class CallRunner:
         refused = self._hooks.before(planned)
         if refused is not None:
             return refused
-        if not self._hold.still_valid():
+        if not self._tenure.still_valid():
             self._executor.extend(planned)
-        return awaited.send(self._runtime, self._hold, planned)
+        return awaited.send(self._runtime, self._tenure, planned)
 
     def extend(self, planned: Sequence[Planned]) -> None:
         """Restart the time limits of calls that have not begun. Their intents are already committed.
@@ -174,16 +167,16 @@ class CallRunner:
         """Check that this process has the tools of the calls that must run or be decided here.
 
         Raises:
-            MissingTool: it lacks one of them.
+            _MissingTool: it lacks one of them.
         """
         undecided = any(row.status == "asked" and row.undecided_s > 0 for row in rows.values())
         needed = [asking.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
-        if self._overdue or undecided or not needed:
+        if self._tenure.overdue or undecided or not needed:
             return
         tools = self._tools()
         for name in needed:
             if tools.find(name) is None:
-                raise MissingTool(f"the tool {name!r} of the agent {self._agent.name!r}")
+                raise _MissingTool(f"the tool {name!r} of the agent {self._agent.name!r}")
 
     def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
         """Begin calls that waited for approval. Returns the results of calls that do not run, and the calls to run."""
@@ -193,16 +186,8 @@ class CallRunner:
             for each in planned
         ]
         runnable = [(each.effect_id, each.timeout_s) for each in calls if each.refusal is None]
-        limits = self._runtime.settings.turn
         asked_at = self._runtime.clock.monotonic()
-        approvals.begin(
-            self._runtime.database,
-            self._hold,
-            turn_id=self._turn.turn_id,
-            message_seq=asking.seq or 0,
-            calls=runnable,
-            lease_s=limits.lease_s,
-        )
+        approvals.begin(self._runtime.database, self._tenure, message_seq=asking.seq or 0, calls=runnable)
         begun = effect_rows(self._runtime.database, self._turn.turn_id, asking)
         again = [each for each in calls if each.refusal is None and is_intended(begun.get(each.position))]
         self._executor.intended((each.effect_id for each in again), asked_at)
@@ -250,7 +235,7 @@ class CallRunner:
         """
         if row.status != "intended":
             return recorded_result(fresh.position, row)
-        return awaited.resume(self._runtime, self._hold, row, fresh)
+        return awaited.resume(self._runtime, self._tenure, row, fresh)
 
     def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
         if fresh.refusal is not None and row is None:
@@ -263,12 +248,12 @@ class CallRunner:
         return self._executor.decide(same, Effect(row.effect)) or same
 
     def _wait(self, seconds: float) -> None:
-        self._hold.step_within(seconds)
-        if self._hold.stopping.wait(seconds):
+        self._tenure.step_within(seconds)
+        if self._tenure.stopping.wait(seconds):
             raise Interrupted
 
     def _tools(self) -> Toolset:
-        return equip(self._runtime, self._hold, self._agent)
+        return equip(self._runtime, self._tenure, self._agent)
 
 
 def _needs_tool(row: Row[Any]) -> bool:

@@ -251,7 +251,6 @@ CANCEL_QUEUED = Statement(
     SELECT owed.delivery_id, owed.turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
     FROM unnest(%(delivery_ids)s::uuid[], %(turn_ids)s::uuid[]) AS owed (delivery_id, turn_id)
     JOIN cancelled USING (turn_id)
-    ON CONFLICT DO NOTHING  -- as in SETTLE
     RETURNING delivery_id
     """,
 )

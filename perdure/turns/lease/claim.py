@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -15,10 +14,12 @@ from sqlalchemy import Row
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.errors import loggable
+from perdure.runtime import Runtime
 from perdure.settings import TurnSettings
 from perdure.snapshots.store import Version
 from perdure.text.untrusted import load_object
 from perdure.turns.lease import death_queries, queries
+from perdure.turns.lease.tenure import Before, LeaseLost, Tenure, TurnRow
 
 log = logging.getLogger(__name__)
 
@@ -27,90 +28,15 @@ ISOLATE_FROM_CLAIM = 2
 
 _NO_LIMIT = 2**31 - 1
 
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The previous turn's channel, and the id and summary of the user's previous session, if any."""
-
-    channel: str | None = None
-    session_id: UUID | None = None
-    summary: str | None = None
+_LOCKED_TRIES = 3
+_LOCKED_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRef:
-    """The turn that a claim began or took over."""
+class Ran:
+    """This process claimed the session, and settled `settled` turns before it released the session."""
 
-    turn_id: UUID
-    seq: int
-    user_id: str
-    agent: str
-    channel: str
-    first_seq: int
-    cancel_requested_at: datetime | None
-    before: Before = Before()
-    held: str | None = None
-    """The outcome, as JSON, of a turn that has ended but is not settled until its snapshot is saved. None: the turn has
-    not ended."""
-    started_at: datetime | None = None
-    attempt_error: str | None = None
-    """The error of the last failed attempt."""
-    may_overtake: bool = False
-    """Whether other turns may wait for this turn's model."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The message's metadata."""
-
-    @property
-    def language(self) -> str | None:
-        """The language in the message's metadata."""
-        found = self.metadata.get("language")
-        return found if isinstance(found, str) else None
-
-    def own_metadata(self) -> dict[str, Any]:
-        """A copy of the metadata for a function of the agent, which may change it."""
-        return copy.deepcopy(dict(self.metadata))
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A session's state between its turns.
-
-    Attributes:
-        tick: The number of the session's committed steps.
-        variables_tick: The tick at which the working variables were last changed. None: there are no variables.
-        variables: The working variables, as JSON. None: there are no variables, or a concurrent transaction committed
-            them too late for the claim's statement to see them.
-        saved: The version of the session's valid snapshot.
-        wakes: The number of wake-ups since the last claim.
-    """
-
-    tick: int = 0
-    variables_tick: int | None = None
-    variables: str | None = None
-    saved: Version | None = None
-    wakes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """The session is held under `fence`.
-
-    `turn` is `None` if a concurrent commit settled the last turn, or if no turn may begin because the intake is closed.
-    """
-
-    session_id: UUID
-    fence: Fence
-    strikes: int
-    spent_s: float
-    turn: TurnRef | None
-    kept: Kept = Kept()
-    overdue: bool = False
-    """The turn has waited long enough for a worker that has its agent and tools: it fails if this worker lacks them."""
-
-    @property
-    def token(self) -> int:
-        """The fence's token. A later claim has a higher token."""
-        return self.fence.token
+    settled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +70,13 @@ class Unequipped:
     priority: int = field(compare=False)
 
 
-Claim = Claimed | NotNeeded | NeedsIsolation | Queued | Unequipped
-
-
-class LeaseLost(Exception):
-    """Another worker has the session: the caller must stop and write nothing."""
+Refusal = NotNeeded | NeedsIsolation | Queued | Unequipped
+"""Why this process does not run a session."""
 
 
 def claim(
-    database: Database,
-    session_id: UUID,
-    owner: str,
-    limits: TurnSettings,
-    *,
-    alone: bool = False,
-    agents: Sequence[str] | None = None,
-) -> Claim:
+    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Sequence[str] | None = None
+) -> Tenure | Refusal:
     """Take a session's lease if it is free, and begin the session's oldest unsettled turn.
 
     `alone` tells that this process runs only this session, so it may claim a turn that needs isolation. A turn that is
@@ -168,6 +85,7 @@ def claim(
 
     If the session's last holder has died, the death is first charged to one of the turns that the holder ran.
     """
+    database, limits, asked_at = runtime.database, runtime.settings.turn, runtime.clock.monotonic()
     parameters = {
         "session_id": session_id,
         "owner": owner,
@@ -194,8 +112,27 @@ def claim(
         return Queued()
     if row.token is None:
         return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
-    fence = Fence(row.token, row.nonce)
-    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row), row.overdue)
+    tenure = Tenure(session_id, Fence(row.token, row.nonce), runtime.clock, limits.lease_s)
+    tenure.renewed(asked_at)
+    _read(tenure, row)
+    tenure.alone, tenure.overdue = alone, row.overdue
+    return tenure
+
+
+def claim_patiently(
+    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Sequence[str] | None = None
+) -> Tenure | Refusal:
+    """Like `claim`, but tries again for a moment while another transaction holds the lock of the session's row."""
+    given = {"session_id": session_id, "lease_s": runtime.settings.turn.lease_s}
+    for _ in range(_LOCKED_TRIES):
+        found = claim(runtime, session_id, owner, alone=alone, agents=agents)
+        if not isinstance(found, NotNeeded):
+            return found
+        rows = runtime.database.run(queries.CLAIMABLE, given)
+        if not rows or not rows[0].claimable:
+            return found
+        time.sleep(_LOCKED_PAUSE_S)
+    return claim(runtime, session_id, owner, alone=alone, agents=agents)
 
 
 def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
@@ -205,32 +142,32 @@ def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
         transaction.run(death_queries.BLAME, {"session_id": session_id, "lease_s": limits.lease_s})
 
 
-def begin_next(database: Database, session_id: UUID, fence: Fence, limits: TurnSettings) -> Claimed:
-    """Begin or continue the oldest unsettled turn of a session that is held under `fence`.
+def read_again(database: Database, tenure: Tenure) -> None:
+    """Bring `tenure` up to date: read the turn at hand again, or begin the next one if it is settled.
 
     Raises:
         LeaseLost: another worker has the session.
     """
-    rows = database.run(queries.BEGIN_NEXT, {**fence.on(session_id), "lease_s": limits.lease_s})
+    rows = database.run(queries.BEGIN_NEXT, {**tenure.fenced, "lease_s": tenure.lease_s})
     if not rows:
         raise LeaseLost
-    row = rows[0]
-    return Claimed(session_id, fence, row.strikes, row.spent_s, _turn(row), _kept(row))
+    _read(tenure, rows[0])
 
 
-def is_claimable(database: Database, session_id: UUID, limits: TurnSettings) -> bool:
-    """Whether a session can be claimed.
+def _read(tenure: Tenure, row: Row[Any]) -> None:
+    before, tenure.turn = tenure.turn, _turn(row)
+    if before is None or tenure.turn is None or tenure.turn.turn_id != before.turn_id:
+        tenure.spent(row.spent_s)
+        tenure.overdue = False
+    tenure.strikes, tenure.wakes, tenure.tick = row.strikes, row.wakes_before, row.tick
+    tenure.variables_tick, tenure.variables = row.variables_tick, row.variables
+    tenure.saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
 
-    If a session can be claimed, but `claim` has just returned `NotNeeded`, the session's row was locked during `claim`.
-    """
-    rows = database.run(queries.CLAIMABLE, {"session_id": session_id, "lease_s": limits.lease_s})
-    return bool(rows and rows[0].claimable)
 
-
-def _turn(row: Row[Any]) -> TurnRef | None:
+def _turn(row: Row[Any]) -> TurnRow | None:
     if row.turn_id is None:
         return None
-    return TurnRef(
+    return TurnRow(
         turn_id=row.turn_id,
         seq=row.seq,
         user_id=row.user_id,
@@ -239,7 +176,7 @@ def _turn(row: Row[Any]) -> TurnRef | None:
         first_seq=row.first_seq,
         cancel_requested_at=row.cancel_requested_at,
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
-        held=row.held,
+        verdict=row.held,
         started_at=row.started_at,
         attempt_error=row.attempt_error,
         metadata=_metadata(row),
@@ -254,8 +191,3 @@ def _metadata(row: Row[Any]) -> dict[str, Any]:
     except ValueError as error:
         log.warning("turn %s runs without its metadata, which cannot be parsed: %s", row.turn_id, loggable(error))
         return {}
-
-
-def _kept(row: Row[Any]) -> Kept:
-    saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
-    return Kept(row.tick, row.variables_tick, row.variables, saved, row.wakes_before)

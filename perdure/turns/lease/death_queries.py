@@ -54,33 +54,3 @@ BLAME = Statement(
     RETURNING s.session_id
     """,
 )
-
-# Counts the time of a dedicated process that ended before it claimed the session. If it is `charged` (1), it also
-# counts as a failed attempt, like STRIKE. Otherwise (0), `wakes` stays, so that the pause grows with each wake-up. The
-# fence is that of the session when the process was started: a claim by another process voids the statement.
-FAILED_START = Statement(
-    "turns.failed_start",
-    """
-    WITH struck AS (
-        UPDATE sessions
-        SET strikes = strikes + %(charged)s::int, spent_s = spent_s + %(elapsed_s)s,
-            lease_until = NULL, lease_owner = NULL,
-            wakes = CASE %(charged)s::int WHEN 1 THEN least(strikes, 6) ELSE wakes END,
-            woken_at = CASE WHEN strikes + %(charged)s::int < %(max_attempts)s THEN perdure_now() END
-        WHERE session_id = %(session_id)s AND token = %(token)s AND nonce IS NOT DISTINCT FROM %(nonce)s::uuid
-          AND unsettled > 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-        RETURNING session_id, strikes, spent_s
-    )
-    UPDATE turns AS t
-    SET status = 'parked', attempts = t.attempts + %(charged)s::int, attempt_error = %(error)s,
-        started_at = coalesce(t.started_at, perdure_now())
-    FROM struck
-    WHERE t.turn_id = (
-            SELECT turn_id FROM turns
-            WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
-      AND t.settled_at IS NULL
-    RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
-    """,
-)

@@ -1,7 +1,7 @@
 """The keeper: a thread that renews all leases of its process in one statement.
 
-The keeper stops renewing a lease `hold.GRACE_S` seconds after the deadline of the turn's present step. It also detects
-cancelled turns and lost leases, and aborts model calls whose time limit has passed.
+The keeper stops renewing a lease `tenure.GRACE_S` seconds after the deadline of the turn's present step. It also
+detects cancelled turns and lost leases, and aborts model calls whose time limit has passed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from uuid import UUID
 
 from perdure.clock import Clock
@@ -19,9 +19,8 @@ from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
 from perdure.sessions.states import State
 from perdure.settings import TurnSettings
-from perdure.turns.lease import queries
-from perdure.turns.lease.claim import Claimed
-from perdure.turns.lease.hold import Hold, all_held
+from perdure.turns.lease import leave_queries, queries
+from perdure.turns.lease.tenure import Tenure, all_fenced
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +31,13 @@ _MOST_TOUCHED = 10_000
 
 
 class Keeper:
-    """Renews the leases of all sessions that this process holds."""
+    """Renews the leases of all sessions that this process tenures."""
 
     def __init__(self, database: Database, clock: Clock, limits: TurnSettings) -> None:
         self._database = database
         self._clock = clock
         self._limits = limits
-        self._holds: dict[UUID, Hold] = {}
+        self._tenures: dict[UUID, Tenure] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._renewed_at = clock.monotonic()
@@ -52,41 +51,44 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Leases that the process still holds then expire."""
+        """Stop the thread. Leases that the process still tenures then expire."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_WATCH_S * 5)
 
     @contextmanager
-    def holding(self, claim: Claimed) -> Iterator[Hold]:
-        """Renew the lease of `claim` within the block."""
-        hold = Hold(claim, self._clock, self._limits.lease_s)
+    def keep(self, tenure: Tenure) -> Iterator[Tenure]:
+        """Renew the lease of `tenure` within the block."""
         with self._lock:
-            older = self._holds.get(claim.session_id)
-            self._holds[claim.session_id] = hold
-            self._touch(claim)
+            older = self._tenures.get(tenure.session_id)
+            self._tenures[tenure.session_id] = tenure
+            self._touch(tenure)
             draining = self._draining
         if older is not None:  # this process lost the session and has claimed it again
             older.lose()
         if draining:
-            hold.drain()
+            tenure.drain()
         try:
-            yield hold
+            yield tenure
         finally:
             with self._lock:
-                if self._holds.get(claim.session_id) is hold:
-                    del self._holds[claim.session_id]
+                if self._tenures.get(tenure.session_id) is tenure:
+                    del self._tenures[tenure.session_id]
+
+    def keep_fenced(self, session_id: UUID, fence: Fence) -> AbstractContextManager[Tenure]:
+        """Renew, within the block, the lease of a session that is held under `fence` while no turn of it runs."""
+        return self.keep(Tenure(session_id, fence, self._clock, self._limits.lease_s))
 
     @property
     def running(self) -> int:
-        """The number of sessions that this process holds, including sessions that it is ending."""
-        return len(self._holds)
+        """The number of sessions that this process tenures, including sessions that it is ending."""
+        return len(self._tenures)
 
     @property
     def turns(self) -> int:
         """The number of running turns."""
         with self._lock:
-            return sum(1 for hold in self._holds.values() if hold.turn_id is not None)
+            return sum(1 for tenure in self._tenures.values() if tenure.running is not None)
 
     def touched(self) -> list[tuple[UUID, Fence]]:
         """The last `_MOST_TOUCHED` sessions that this process claimed, newest claim first.
@@ -102,10 +104,10 @@ class Keeper:
         Returns the released sessions with their states.
         """
         with self._lock:
-            holds = list(self._holds.values())
-        for hold in holds:
-            hold.lose()
-        rows = self._database.run(queries.RELEASE_ALL, all_held(holds), urgent=True) if holds else ()
+            tenures = list(self._tenures.values())
+        for tenure in tenures:
+            tenure.lose()
+        rows = self._database.run(leave_queries.RELEASE_ALL, all_fenced(tenures), urgent=True) if tenures else ()
         return [(row.session_id, State(row.state)) for row in rows]
 
     def park(self) -> int:
@@ -114,18 +116,18 @@ class Keeper:
         Does not stop the ending of a session.
         """
         with self._lock:
-            holds = [hold for hold in self._holds.values() if hold.turn_id is not None]
-        for hold in holds:
-            hold.drain()
-        return len(holds)
+            tenures = [tenure for tenure in self._tenures.values() if tenure.running is not None]
+        for tenure in tenures:
+            tenure.drain()
+        return len(tenures)
 
     def drain(self) -> None:
         """Stop every turn at its next safe point, including turns that begin after this call."""
         with self._lock:
             self._draining = True
-            holds = list(self._holds.values())
-        for hold in holds:
-            hold.drain()
+            tenures = list(self._tenures.values())
+        for tenure in tenures:
+            tenure.drain()
 
     def beat(self) -> None:
         """Run one round: abort overdue model calls, renew leases, and stop turns that must not continue.
@@ -133,19 +135,19 @@ class Keeper:
         A turn must not continue if it is cancelled or if its lease is lost.
         """
         with self._lock:
-            holds = list(self._holds.values())
-        for hold in holds:
-            hold.expire_overdue()
-        if not holds:
+            tenures = list(self._tenures.values())
+        for tenure in tenures:
+            tenure.expire_overdue()
+        if not tenures:
             self._renewed_at = self._clock.monotonic()
             return
         if self._clock.monotonic() - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
-            self._renew([hold for hold in holds if hold.within_step()])
-        self._watch([hold for hold in holds if hold.turn_id is not None])
+            self._renew([tenure for tenure in tenures if tenure.within_step()])
+        self._watch([tenure for tenure in tenures if tenure.running is not None])
 
-    def _touch(self, claim: Claimed) -> None:
-        self._touched[claim.session_id] = claim.fence
-        self._touched.move_to_end(claim.session_id)
+    def _touch(self, tenure: Tenure) -> None:
+        self._touched[tenure.session_id] = tenure.fence
+        self._touched.move_to_end(tenure.session_id)
         if len(self._touched) <= _MOST_TOUCHED:
             return
         self._touched.popitem(last=False)
@@ -163,33 +165,33 @@ class Keeper:
             except Exception:
                 log.exception("the keeper raised an error and continues")
 
-    def _renew(self, holds: list[Hold]) -> None:
+    def _renew(self, tenures: list[Tenure]) -> None:
         asked_at = self._clock.monotonic()
         rows = self._database.run(
             queries.RENEW,
-            {**all_held(holds), "lease_s": self._limits.lease_s},
+            {**all_fenced(tenures), "lease_s": self._limits.lease_s},
             urgent=True,
         )
         renewed = {row.session_id for row in rows}
-        for hold in holds:
-            if hold.session_id in renewed:
-                hold.renewed(asked_at)
-        if len(renewed) == len(holds):
+        for tenure in tenures:
+            if tenure.session_id in renewed:
+                tenure.renewed(asked_at)
+        if len(renewed) == len(tenures):
             self._renewed_at = asked_at  # otherwise some rows were locked: the next beat renews them
 
-    def _watch(self, holds: list[Hold]) -> None:
+    def _watch(self, tenures: list[Tenure]) -> None:
         rows = self._database.run(
             queries.WATCH,
             {
-                "session_ids": [hold.session_id for hold in holds],
-                "turn_ids": [hold.turn_id for hold in holds],
+                "session_ids": [tenure.session_id for tenure in tenures],
+                "turn_ids": [tenure.running for tenure in tenures],
             },
             urgent=True,
         )
         seen = {row.session_id: row for row in rows}
-        for hold in holds:
-            row = seen.get(hold.session_id)
-            if row is None or Fence(row.token, row.nonce) != hold.fence:
-                hold.lose()
+        for tenure in tenures:
+            row = seen.get(tenure.session_id)
+            if row is None or Fence(row.token, row.nonce) != tenure.fence:
+                tenure.lose()
             elif row.cancelled:
-                hold.cancel(row.turn_id)
+                tenure.cancel(row.turn_id)

@@ -13,7 +13,7 @@ import logging
 from uuid import UUID
 
 from perdure.runtime import Runtime
-from perdure.turns.lease import passing_queries
+from perdure.turns.lease import queries
 from perdure.turns.lease.claim import Unequipped
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Passing:
         left_at = self._left.get(session_id)
         if left_at is None or self._has_passed(left_at):
             return False
-        rows = self._runtime.database.run(passing_queries.IS_UNEQUIPPED, {"session_id": session_id})
+        rows = self._runtime.database.run(queries.IS_UNEQUIPPED, {"session_id": session_id})
         return bool(rows and rows[0].unequipped)
 
     def leave(self, session_id: UUID, lacking: Unequipped, *, publish: bool) -> None:

@@ -1,4 +1,4 @@
-"""The statements that claim, renew, park and release a session.
+"""The statements that claim a session, renew its lease and share the workers; `leave_queries` has those that end it.
 
 A worker that holds a session writes to the session only on the condition that the worker's fence is still valid.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
 from perdure.database.rounds import visiting
-from perdure.sessions.states import State, Trigger, sql
+from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import DRAINING
 from perdure.turns.lease.aging import HIGHEST, effective
@@ -218,7 +218,7 @@ CLAIM = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            -- Not counted after a wait for a person, a task, a time or a model (error code: see PARK_FOR).
+            -- Not counted after a wait for a person, a task, a time or a model (error code: see WAIT_MODEL).
             attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
@@ -343,102 +343,6 @@ WATCH_ISOLATED = Statement(
     writes=False,
 )
 
-# Releases a session whose snapshot the store refused. The sweeper wakes the session after a pause that grows with
-# `wakes` (see WAKE_DUE).
-POSTPONE = Statement(
-    "turns.postpone",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, woken_at = perdure_now(), wakes = %(wakes)s,
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = {sql(Trigger.TURN_STOPPED)}
-        WHERE {HELD}
-        RETURNING session_id
-    )
-    UPDATE turns AS t SET status = 'parked', held_error = %(error)s
-    FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-    RETURNING t.turn_id
-    """,
-)
-
-# Releases a session during a turn. The next worker continues from the last commit. The claim does not count as an
-# attempt.
-PARK = Statement(
-    "turns.park",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = NULL,
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = {sql(Trigger.TURN_STOPPED)}
-        WHERE {HELD}
-        RETURNING session_id
-    )
-    UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-    RETURNING t.turn_id
-    """,
-)
-
-# Records the error of a failed attempt.
-NOTE_ERROR = Statement(
-    "turns.note_error",
-    "UPDATE turns SET attempt_error = %(error)s WHERE turn_id = %(turn_id)s AND settled_at IS NULL",
-)
-
-# Releases a session after an error. The claim stays counted as a failed attempt (`strikes`). The sweeper's pause before
-# the next claim doubles with each strike (see WAKE_DUE). After the last permitted attempt, the session is due in the
-# sweeper's next round, and the next claim settles the turn as failed.
-STRIKE = Statement(
-    "turns.strike",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s,
-            wakes = least(greatest(strikes - 1, 0), 6), claims = greatest(claims - 1, 0),
-            woken_at = CASE WHEN strikes < %(max_attempts)s OR strikes > %(max_attempts)s + 1 THEN perdure_now() END,
-            state = {sql(Trigger.TURN_STOPPED)}
-        WHERE {HELD}
-        RETURNING session_id, strikes, wakes, woken_at
-    ), parked AS (
-        UPDATE turns AS t SET status = 'parked' FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id
-    )
-    SELECT fenced.strikes, fenced.wakes, fenced.woken_at IS NULL AS due FROM fenced, parked
-    """,
-)
-
-# Releases a session until a model may answer. Records the error and the number of steps in the turn's row. The API
-# shows the turn as delayed until the turn has committed another step, even while a worker retries the turn.
-PARK_FOR = Statement(
-    "turns.park_for",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = NULL, lease_owner = NULL, spent_s = %(spent_s)s, woken_at = perdure_now(), wakes = 0,
-            not_before = perdure_now() + make_interval(secs => %(wait_s)s), paced = true,
-            parked_for = %(model)s,
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = {sql(Trigger.TURN_STOPPED)}
-        WHERE {HELD}
-        RETURNING session_id
-    )
-    UPDATE turns AS t SET status = 'parked', error_code = %(error_code)s, steps = %(steps)s
-    FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-    RETURNING t.turn_id, t.cancel_requested_at
-    """,
-)
-
-# Makes a just parked session due at once, because its turn was cancelled concurrently and a worker must settle the
-# turn.
-MAKE_DUE = Statement(
-    "turns.make_due",
-    f"""
-    UPDATE sessions SET not_before = NULL, woken_at = NULL
-    WHERE {HELD}
-    """,
-)
-
 # Makes all turns due that wait for a model. The sweeper wakes them in the order of acceptance (see WAKE_DUE), those
 # included whose time had already come. `woken_at` is set to the present time. If a later statement finds `woken_at` in
 # the future, the clock was set back in between, and `not_before` is ignored (see `_IN_TIME`).
@@ -469,6 +373,18 @@ OVERTAKES = Statement(
     writes=False,
 )
 
+# Whether the session's turn still waits for a worker that has its agent and tools.
+IS_UNEQUIPPED = Statement(
+    "turns.is_unequipped",
+    """
+    SELECT unequipped_since IS NOT NULL AND NOT coalesce((
+               SELECT cancel_requested_at IS NOT NULL FROM turns AS t
+               WHERE t.session_id = s.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1), false) AS unequipped
+    FROM sessions AS s WHERE session_id = %(session_id)s
+    """,
+    writes=False,
+)
+
 # Of the sessions whose turns returned to a model: those whose turn waits again, because the model has failed; those
 # whose turn no worker has claimed, or is in its first model call since the claim; and those whose turn the model has
 # answered. A turn whose wake-up was undone (`woken_at` is null, see UNWAKE), or that a worker released before the model
@@ -487,49 +403,3 @@ RETURNED = Statement(
 )
 
 KEEP_PACES = Statement("sweep.keep_paces", "UPDATE sweeps SET paces = %(paces)s::jsonb WHERE name = 'turns'")
-
-# Releases all sessions of a process that exits, and parks their running turns. A session that is being ended or
-# consolidated keeps its state.
-RELEASE_ALL = Statement(
-    "turns.release_all",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions AS s
-        SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
-            strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-            state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
-                         ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
-        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
-                 AS mine (session_id, token, nonce)
-        WHERE s.session_id = mine.session_id AND s.token = mine.token AND s.nonce = mine.nonce
-        RETURNING s.session_id, s.state
-    ), parked AS (
-        UPDATE turns AS t SET status = 'parked' FROM fenced
-        WHERE t.session_id = fenced.session_id AND t.settled_at IS NULL AND t.status = 'running'
-    )
-    SELECT session_id, state FROM fenced
-    """,
-)
-
-# Releases a session after its time slice. If the session has more turns and its user has queued sessions, the session
-# is queued behind them (see ADMIT).
-RELEASE = Statement(
-    "turns.release",
-    f"""
-    WITH behind AS (
-        SELECT %(woken)s AND mine.unsettled > 0 AND EXISTS (
-                   SELECT FROM sessions AS q
-                   WHERE q.user_id = mine.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others
-        FROM sessions AS mine WHERE mine.session_id = %(session_id)s
-    )
-    UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = CASE WHEN %(woken)s THEN perdure_now() END,
-           strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
-           queued_at = CASE WHEN behind.others THEN perdure_now() END,
-           not_before = CASE WHEN behind.others THEN perdure_now() + interval '1 hour' END,
-           state = {sql(Trigger.TURN_STOPPED)}
-    FROM behind
-    WHERE {HELD}
-    RETURNING unsettled, unsettled = 0 AND end_requested_at IS NOT NULL AS may_end, priority, user_id,
-              behind.others AS queued
-    """,
-)

@@ -11,7 +11,6 @@ turns wait for their return, a newer turn with the same model waits behind them.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from datetime import timedelta
 
 from perdure.clock import Clock
@@ -21,8 +20,7 @@ from perdure.resilience.circuit import State as Breaker
 from perdure.resilience.failures import Verdict, requested_pause_s, verdict
 from perdure.resilience.shared import Transition
 from perdure.turns.lease import pace, queries
-from perdure.turns.lease.claim import LeaseLost, TurnRef
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import TurnRow
 
 log = logging.getLogger(__name__)
 
@@ -49,59 +47,16 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     return min(cooldown_s if wanted is None else wanted, _LONGEST_PAUSE_S)
 
 
-def may_wait(turn: TurnRef, clock: Clock) -> bool:
+def may_wait(turn: TurnRow, clock: Clock) -> bool:
     """Whether the turn is younger than `LONGEST`."""
     return turn.started_at is None or clock.now() - turn.started_at < LONGEST
 
 
-@dataclass(frozen=True, slots=True)
-class Delayed:
-    """No model answers: the turn continues after `wait_s` seconds. `model` is the name of the turn's model.
-
-    `steps` is the number of the turn's steps so far. `spent_s` is the turn's run time in seconds, without the failed
-    model call.
-    """
-
-    error: PerdureError
-    wait_s: float
-    spent_s: float
-    steps: int
-    model: str = ""
-
-
-def overtakes(executor: Executor, turn: TurnRef, model: str) -> bool:
+def overtakes(executor: Executor, turn: TurnRow, model: str) -> bool:
     """Whether the turn would overtake turns that wait for their return to `model`, so that it must wait behind them."""
     if not turn.may_overtake:
         return False
     return bool(executor.run(queries.OVERTAKES, {"model": model, "most": MOST_A_ROUND})[0].overtakes)
-
-
-def park(executor: Executor, hold: Hold, turn: TurnRef, delayed: Delayed) -> bool:
-    """Release the session until a model may answer.
-
-    Returns True if the turn was cancelled concurrently. The caller must then wake the session.
-
-    Raises:
-        LeaseLost: another worker has the session; nothing was written.
-    """
-    rows = executor.run(
-        queries.PARK_FOR,
-        {
-            **hold.held,
-            "turn_id": turn.turn_id,
-            "error_code": delayed.error.code,
-            "steps": delayed.steps,
-            "wait_s": delayed.wait_s,
-            "spent_s": delayed.spent_s,
-            "model": delayed.model,
-        },
-    )
-    if not rows:
-        raise LeaseLost
-    cancelled = rows[0].cancel_requested_at is not None
-    if cancelled:
-        executor.run(queries.MAKE_DUE, hold.held)
-    return cancelled
 
 
 def recall(executor: Executor, change: Transition) -> None:

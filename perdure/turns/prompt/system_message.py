@@ -29,9 +29,8 @@ from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
 from perdure.text.quoting import CONVERSATION, NOTE, Quoter, label_lines
 from perdure.text.untrusted import cut
-from perdure.turns.lease.claim import Before, TurnRef
-from perdure.turns.lease.hold import Hold
-from perdure.turns.run.transcript import Transcript
+from perdure.turns.lease.tenure import Before, Tenure
+from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +68,21 @@ _SHRINKING = (
 
 
 def brief(
-    runtime: Runtime, hold: Hold, agent: Agent, turn: TurnRef, transcript: Transcript, *, limits: MemorySettings
+    runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, *, limits: MemorySettings
 ) -> Briefing:
     """Build the system message within `limits`; `transcript` is the rest of the prompt.
 
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
 
     Raises:
-        CallAborted: the turn must stop; `hold` has the reason.
+        CallAborted: the turn must stop; `tenure` has the reason.
         Unavailable: the database cannot be reached.
     """
-    quoter = Quoter(runtime.quoting_key)
+    quoter, turn = Quoter(runtime.quoting_key), tenure.at_hand
     channel = _channel(turn.channel, turn.before.channel)
     earlier = _previous_session(runtime, turn.before, quoter, limits.budget_archive)
     left = limits.model_copy(update={"budget_archive": limits.budget_archive - estimate_tokens(earlier)})
-    past, case_ids = _recall(runtime, hold, turn, transcript, left, quoter=quoter, bank=agent.bank)
+    past, case_ids = _recall(runtime, tenure, transcript, left, quoter=quoter, bank=agent.bank)
     quotations = [each for each in (*past, earlier) if each]
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     parts = [instructions, channel, *([NOTE] if quotations else []), *quotations]
@@ -106,8 +105,7 @@ def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[T
 
 def _recall(
     runtime: Runtime,
-    hold: Hold,
-    turn: TurnRef,
+    tenure: Tenure,
     transcript: Transcript,
     limits: MemorySettings,
     *,
@@ -115,11 +113,12 @@ def _recall(
     bank: str | None,
 ) -> tuple[list[str], tuple[str, ...]]:
     """The sections about the past, and the ids of the cases in them. There are no sections if memory is unavailable."""
-    in_prompt = PromptWindow(hold.session_id, transcript.first_seen(limits.budget_working))
+    turn = tenure.at_hand
+    in_prompt = PromptWindow(tenure.session_id, transcript.first_seen(limits.budget_working))
     embedder = MemoizedEmbedder(runtime.embedder)
     occasion = SectionsRequest(
         turn.user_id,
-        hold.session_id,
+        tenure.session_id,
         turn.before.session_id,
         transcript.asked,
         embedder.name,
@@ -130,7 +129,7 @@ def _recall(
     )
     stream = runtime.redis_memory.stream if runtime.redis_memory is not None else None
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
-    hold.step_within(limits.recall_timeout_s)
+    tenure.step_within(limits.recall_timeout_s)
     cases: list[FoundCase] = []
 
     def search(query: str, related: Sequence[UUID]) -> list[Recalled]:
@@ -151,7 +150,7 @@ def _recall(
         return [_case(each) for each in cases]
 
     try:
-        with hold.calling(call):
+        with tenure.calling(call):
             gathered = assemble_sections(
                 runtime.database, occasion, limits, search, answers=answers, stream=stream, quoter=quoter
             )

@@ -14,13 +14,12 @@ from uuid import UUID
 
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
-from perdure.turns.lease import death_queries, queries
+from perdure.turns.lease import leave_queries, queries
 from perdure.turns.lease.claim import Unequipped
-from perdure.turns.lease.hold import GRACE_S
-from perdure.turns.run.failures import COULD_NOT_START
-from perdure.turns.run.react import out_of_time
-from perdure.turns.run.runner import Runner
-from perdure.turns.run.settle import Cancelled, Ending, Failed
+from perdure.turns.lease.tenure import GRACE_S
+from perdure.turns.outcome import Cancelled, Ending, Failed
+from perdure.turns.run.failures import COULD_NOT_START, out_of_time
+from perdure.turns.run.loop import Runner
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence
         "charged": int(ended.charged),
         "error": f"{COULD_NOT_START} {ended.error}",
     }
-    for row in runtime.database.run(death_queries.FAILED_START, given):
+    for row in runtime.database.run(leave_queries.FAILED_START, given):
         log.log(
             logging.ERROR if ended.charged else logging.WARNING,
             "turn %s: its process could not start, %d of %d attempts failed: %s",

@@ -1,60 +1,13 @@
-"""The statements of a running turn: its history, its steps and its settlement."""
+"""The statements of a running turn: its steps, and what settling it needs to read."""
 
 from __future__ import annotations
 
-from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
-from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
-
-LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
-"""A turn that failed with one of these codes is left out of later prompts: its messages would fail them, too."""
-
-_LEFT_OUT = f"(status = 'failed' AND error_code IN {LEFT_OUT})"
-
-# The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
-# transcript does not have them yet. The replies of failed turns are omitted. The cost depends on the window, not on the
-# session's length.
-HISTORY = Statement(
-    "turns.history",
-    f"""
-    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
-           NULL::text AS message_id, m.created_at, NULL::int AS position
-    FROM messages AS m
-    WHERE m.session_id = %(session_id)s AND m.seq >= (
-        SELECT min(first_seq) FROM (
-            SELECT first_seq FROM turns
-            WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
-              AND {_LEFT_OUT} IS NOT TRUE
-            ORDER BY seq DESC LIMIT %(window)s) AS recent)
-      AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
-           FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
-    UNION ALL
-    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
-    FROM inbox AS i
-    WHERE i.turn_id = %(turn_id)s
-      AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
-    ORDER BY seq NULLS LAST, position
-    """,
-    writes=False,
-)
-
-# Appends `messages` to the transcript. `base`, a column of the CTE `fenced`, is the number of messages before them.
-_WITH_MESSAGES = """
-    said AS (
-        INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, stop_reason, created_at)
-        SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
-               m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
-               m.stop_reason, coalesce(m.created_at, perdure_now())
-        FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
-            position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
-            token_count int, model text, fallback boolean, usage jsonb, stop_reason text, created_at timestamptz)
-    )
-""".strip()
+from perdure.turns.lease.leave_queries import WITH_MESSAGES
 
 _SUSPECT = f"""
                           claims > {ISOLATE_FROM_CLAIM}
@@ -87,7 +40,7 @@ STEP = Statement(
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE {HELD} AND tick = %(tick)s
         RETURNING session_id, token, tick, message_count - %(added)s AS base
-    ), {_WITH_MESSAGES}, intended AS (
+    ), {WITH_MESSAGES}, intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   waits_for, approver, intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, fenced.base + %(added)s, e.position, e.tool, e.arguments, e.effect,
@@ -105,67 +58,6 @@ STEP = Statement(
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     ), {WITH_STEP.strip()}
     SELECT fenced.base, (SELECT cancel_requested_at FROM turns WHERE turn_id = %(turn_id)s) AS cancel_requested_at
-    FROM fenced
-    """,
-)
-
-# Settles a turn: writes its last messages, its outcome and its delivery. Releases the session, unless `keep` is set and
-# the session has more turns. `unsettled` is read from the locked row, so that a concurrently accepted turn is counted.
-# `saved`: the snapshot store already has the snapshot of the tick that this statement commits. Inserts a row for each
-# use of a case, and locks no case. `tick`, if not null, must equal the session's tick, so that a repeated statement has
-# no effect.
-SETTLE = Statement(
-    "turns.settle",
-    f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET message_count = message_count + %(added)s,
-            tick = tick + 1,
-            turn_count = turn_count + 1,
-            unsettled = unsettled - 1,
-            state = CASE WHEN %(status)s::text = 'done' THEN {sql(Trigger.RESPONSE_COMPLETE)}
-                         ELSE {sql(Trigger.TURN_STOPPED)} END,
-            strikes = 0,
-            claims = 0,
-            deaths = 0,
-            unequipped_since = NULL,
-            paced = false,
-            spent_s = 0,
-            variables_tick = {NEXT_VARIABLES_TICK},
-            saved_token = CASE WHEN %(saved)s THEN token ELSE saved_token END,
-            saved_tick = CASE WHEN %(saved)s THEN tick + 1 ELSE saved_tick END,
-            last_activity_at = perdure_now(),
-            lease_until = CASE WHEN %(keep)s AND unsettled > 1
-                               THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
-            lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
-        WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
-        RETURNING session_id, user_id, scope, token, tick, message_count - %(added)s AS base, unsettled,
-                  end_requested_at, lease_until
-    ), {_WITH_MESSAGES}, settled AS (
-        UPDATE turns AS t
-        SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
-            settled_tick = fenced.tick, held = NULL, held_error = NULL,
-            error_code = %(error_code)s, error_message = %(error_message)s,
-            reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
-        FROM fenced WHERE t.turn_id = %(turn_id)s
-        RETURNING t.turn_id, t.reply_to, fenced.user_id, fenced.scope
-    ), doubtful AS (
-        UPDATE tool_effects AS e
-        SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END,
-            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke
-        FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
-    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
-        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
-        FROM settled WHERE reply_to IS NOT NULL
-        ON CONFLICT DO NOTHING  -- a release before 0030 may route a message that is refused concurrently
-        RETURNING delivery_id
-    )
-    SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
-           (SELECT delivery_id FROM owed) AS delivery_id,
-           fenced.lease_until IS NULL AND EXISTS (
-               SELECT FROM sessions AS q
-               WHERE q.user_id = fenced.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others_wait
     FROM fenced
     """,
 )

@@ -7,22 +7,18 @@ error.
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from perdure.events.event import news_channel
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
-from perdure.turns.lease.claim import TurnRef
-from perdure.turns.run.settle import Verdict
-from perdure.turns.run.transcript import Transcript
+from perdure.turns.lease.tenure import Tenure, TurnRow
+from perdure.turns.run.verdict import Verdict
+from perdure.turns.transcript import Transcript
 
 
-def remember(
-    runtime: Runtime, session_id: UUID, token: int, *, turn: TurnRef, transcript: Transcript, verdict: Verdict
-) -> None:
-    """Write a turn that `verdict` settled under the fencing `token`, unless the turn has no messages.
+def remember(runtime: Runtime, tenure: Tenure, turn: TurnRow, transcript: Transcript, verdict: Verdict) -> None:
+    """Write the turn that `verdict` settled under `tenure`, unless the turn has no messages.
 
     The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn's
     channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream.
@@ -34,7 +30,7 @@ def remember(
         {
             "turn_id": turn.turn_id,
             "seq": turn.seq,
-            "token": token,
+            "token": tenure.token,
             "agent": turn.agent,
             "channel": turn.channel,
             "status": verdict.status,
@@ -46,10 +42,10 @@ def remember(
     )
     _note_switch(runtime.redis_memory, turn, remembered)
     settled = news_channel(runtime.settings.redis_prefix), f"s {turn.turn_id.hex}"
-    runtime.redis_memory.working.remember_turn(session_id, remembered, settled)
+    runtime.redis_memory.working.remember_turn(tenure.session_id, remembered, settled)
 
 
-def _note_switch(redis_memory: RedisMemory, turn: TurnRef, remembered: RememberedTurn) -> None:
+def _note_switch(redis_memory: RedisMemory, turn: TurnRow, remembered: RememberedTurn) -> None:
     if turn.before.channel in {None, turn.channel}:
         return
     at = remembered.messages[0].created_at or remembered.settled_at

@@ -29,11 +29,11 @@ from perdure.snapshots.snapshot import AgentSnapshot, Memory, Status
 from perdure.snapshots.store import SnapshotStore, StaleSnapshot
 from perdure.text.untrusted import load_object
 from perdure.tools.variables import VariableSet
-from perdure.turns.lease.claim import Claimed, LeaseLost, TurnRef
-from perdure.turns.lease.hold import Hold
+from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.outcome import NotSaved
 from perdure.turns.run import queries
-from perdure.turns.run.retry_commit import persist
-from perdure.turns.run.settle import Verdict
+from perdure.turns.run.commit import persist
+from perdure.turns.run.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +44,12 @@ _STEP_S = 10.0
 """Seconds within which a store must answer or raise; see `SnapshotStore`."""
 
 
-class NotSaved(Exception):
-    """The store refused the snapshot. The exception's message is for the operator."""
-
-
 def is_elsewhere(store: SnapshotStore) -> bool:
     """Whether the store needs a separate save, because the commit of a step does not write to it."""
     return not isinstance(store, PostgresSnapshots)
 
 
-def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
+def hydrate(runtime: Runtime, tenure: Tenure) -> VariableSet:
     """The session's working variables: from the store if its snapshot is of the last commit, otherwise from PostgreSQL.
 
     The session's row records the version of the committed snapshot. If the store's snapshot has another version, this
@@ -64,43 +60,43 @@ def hydrate(runtime: Runtime, claimed: Claimed, hold: Hold) -> VariableSet:
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
-    found = _stored(runtime, claimed, hold) if is_elsewhere(runtime.snapshots) else None
-    return VariableSet(kept_variables(runtime.database, claimed) if found is None else found.memory.working_variables)
+    found = _stored(runtime, tenure) if is_elsewhere(runtime.snapshots) else None
+    return VariableSet(kept_variables(runtime.database, tenure) if found is None else found.memory.working_variables)
 
 
-def kept_variables(database: Database, claimed: Claimed) -> Mapping[str, Any]:
-    """The working variables in PostgreSQL. Runs a statement only if `claimed` does not have valid variables.
+def kept_variables(database: Database, tenure: Tenure) -> Mapping[str, Any]:
+    """The working variables in PostgreSQL. Runs a statement only if `tenure` does not have valid variables.
 
     Raises:
         Unavailable: the database cannot be reached.
     """
-    kept = claimed.kept
-    if kept.variables_tick is None:
+    if tenure.variables_tick is None:
         return {}
-    if kept.variables is not None:
+    if tenure.variables is not None:
         try:
-            return checked_variables(load_object(kept.variables))
+            return checked_variables(load_object(tenure.variables))
         except (ValueError, PerdureError) as error:
-            log.debug("session %s: %s", claimed.session_id, loggable(error))
-    found = PostgresSnapshots(database).load(claimed.session_id)  # sets a damaged snapshot aside
+            log.debug("session %s: %s", tenure.session_id, loggable(error))
+    found = PostgresSnapshots(database).load(tenure.session_id)  # sets a damaged snapshot aside
     return {} if found is None else found.snapshot.memory.working_variables
 
 
-def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: Memory) -> None:
-    """Commit the turn's verdict as held, and save the snapshot of the state that settling the turn will commit.
+def save(runtime: Runtime, tenure: Tenure, verdict: Verdict, memory: Memory) -> NotSaved | None:
+    """Store the turn's verdict in its row, and save the snapshot of the state that settling the turn will commit.
 
     `memory` is the session's memory at the last commit.
 
+    Returns the refusal of the store, if it refused the snapshot.
+
     Raises:
-        NotSaved: the store refused the snapshot; the verdict is held.
         LeaseLost: another worker has the session.
         Unavailable: the database cannot be reached.
     """
-    rows = persist(runtime, hold, turn.turn_id, lambda: _hold_verdict(runtime, hold, turn, verdict))
-    if isinstance(rows, Claimed):  # another runner has settled the turn
+    rows = persist(runtime, tenure, lambda: _store_verdict(runtime, tenure, verdict))
+    if rows is None:  # another runner has settled the turn
         raise LeaseLost
     snapshot = AgentSnapshot(
-        agent_id=hold.session_id,
+        agent_id=tenure.session_id,
         tick_index=rows[0].tick + 1,
         timestamp=int(runtime.clock.now().timestamp() * 1000),
         status=Status.WAITING_FOR_EVENT,
@@ -110,76 +106,75 @@ def save(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict, memory: 
         ),
         event_queue_backup=pending.events(rows[0].pending),
     )
-    hold.step_within(_STEP_S)
-    stale = _try_save(runtime.snapshots, snapshot, hold.token)
-    if stale is None:
-        return
+    tenure.step_within(_STEP_S)
+    refusal = _try_save(runtime.snapshots, snapshot, tenure.token)
+    if not isinstance(refusal, StaleSnapshot):
+        return refusal
     # The store has a newer snapshot: either another worker holds the session, or the database was restored from an
     # older backup.
-    _require_lease(runtime, hold)
+    _require_lease(runtime, tenure)
     try:
-        runtime.snapshots.set_aside(hold.session_id, stale.stored, f"the session is at tick {rows[0].tick}")
+        runtime.snapshots.set_aside(tenure.session_id, refusal.stored, f"the session is at tick {rows[0].tick}")
     except PerdureError as error:
-        raise NotSaved(error.message) from error
-    stale = _try_save(runtime.snapshots, snapshot, hold.token)
-    if stale is not None:
-        raise NotSaved(stale.message)
+        return NotSaved(error.message)
+    refusal = _try_save(runtime.snapshots, snapshot, tenure.token)
+    return NotSaved(refusal.message) if isinstance(refusal, StaleSnapshot) else refusal
 
 
-def _stored(runtime: Runtime, claimed: Claimed, hold: Hold) -> AgentSnapshot | None:
+def _stored(runtime: Runtime, tenure: Tenure) -> AgentSnapshot | None:
     """The store's snapshot if it has the tick of the last commit, else `None`."""
-    store, kept = runtime.snapshots, claimed.kept
-    hold.step_within(_STEP_S)
+    store, saved = runtime.snapshots, tenure.saved
+    tenure.step_within(_STEP_S)
     try:
-        found = store.load(claimed.session_id)
+        found = store.load(tenure.session_id)
         if found is None:
-            if kept.saved is not None:
-                log.warning("session %s has no snapshot in %s: the next turn saves one", claimed.session_id, store.name)
+            if saved is not None:
+                log.warning("session %s has no snapshot in %s: the next turn saves one", tenure.session_id, store.name)
             return None
-        if found.version == kept.saved:
-            return found.snapshot if kept.tick == kept.saved.tick else None
-        _require_lease(runtime, hold)
-        committed = f"the committed one is of {kept.saved}" if kept.saved else "no snapshot is committed"
-        store.set_aside(claimed.session_id, found.version, f"it is of {found.version}; {committed}")
+        if found.version == saved:
+            return found.snapshot if tenure.tick == saved.tick else None
+        _require_lease(runtime, tenure)
+        committed = f"the committed one is of {saved}" if saved else "no snapshot is committed"
+        store.set_aside(tenure.session_id, found.version, f"it is of {found.version}; {committed}")
     except LeaseLost:
         raise
     except Exception as error:  # noqa: BLE001
         # A third party's store may raise any error. PostgreSQL also has the variables.
-        log.warning("session %s uses PostgreSQL's copy of its variables: %s", claimed.session_id, _reason(store, error))
+        log.warning("session %s uses PostgreSQL's copy of its variables: %s", tenure.session_id, _reason(store, error))
     return None
 
 
-def _hold_verdict(runtime: Runtime, hold: Hold, turn: TurnRef, verdict: Verdict) -> Sequence[Row[Any]]:
+def _store_verdict(runtime: Runtime, tenure: Tenure, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
         queries.HOLD,
         {
-            **hold.held,
+            **tenure.fenced,
             "lease_s": runtime.settings.turn.lease_s,
-            "turn_id": turn.turn_id,
+            "turn_id": tenure.at_hand.turn_id,
             "held": verdict.to_json(),
             "most": MAX_EVENTS,
         },
     )
     if not rows:
         raise LeaseLost
-    hold.renewed(asked_at)
+    tenure.renewed(asked_at)
     return rows
 
 
-def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | None:
-    """Save `snapshot`; returns the error if the store has a newer snapshot."""
+def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | NotSaved | None:
+    """Save `snapshot`; returns the refusal of the store. `StaleSnapshot`: the store has a newer snapshot."""
     try:
         store.save(snapshot, token)
     except StaleSnapshot as stale:
         return stale
-    except Exception as error:
-        raise NotSaved(_reason(store, error)) from error
+    except Exception as error:  # noqa: BLE001 (a third party's store may raise any error)
+        return NotSaved(_reason(store, error))
     return None
 
 
-def _require_lease(runtime: Runtime, hold: Hold) -> None:
-    rows = runtime.database.run(queries.OWNED, hold.held)
+def _require_lease(runtime: Runtime, tenure: Tenure) -> None:
+    rows = runtime.database.run(queries.OWNED, tenure.fenced)
     if not rows:
         raise LeaseLost
 

@@ -21,7 +21,7 @@ from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.tools.registry import Tool
 from perdure.turns.outbox import deliver
-from perdure.turns.run.runner import Runner
+from perdure.turns.run.loop import Runner
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
 from tests.conftest import RecordingWaker

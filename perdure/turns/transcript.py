@@ -18,16 +18,47 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor
-from perdure.errors import loggable
+from perdure.database.engine import Executor, Statement
+from perdure.errors import ContentFiltered, ContextTooLong, loggable
 from perdure.memory.sections.budget import latest
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
-from perdure.turns.lease.claim import TurnRef
-from perdure.turns.run import queries
+from perdure.turns.lease.tenure import Tenure
 
 log = logging.getLogger(__name__)
+
+LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
+"""A turn that failed with one of these codes is left out of later prompts: its messages would fail them, too."""
+
+_LEFT_OUT = f"(status = 'failed' AND error_code IN {LEFT_OUT})"
+
+# The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
+# transcript does not have them yet. The replies of failed turns are omitted. The cost depends on the window, not on the
+# session's length.
+HISTORY = Statement(
+    "turns.history",
+    f"""
+    SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
+           NULL::text AS message_id, m.created_at, NULL::int AS position
+    FROM messages AS m
+    WHERE m.session_id = %(session_id)s AND m.seq >= (
+        SELECT min(first_seq) FROM (
+            SELECT first_seq FROM turns
+            WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
+              AND {_LEFT_OUT} IS NOT TRUE
+            ORDER BY seq DESC LIMIT %(window)s) AS recent)
+      AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
+           FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
+    UNION ALL
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
+    FROM inbox AS i
+    WHERE i.turn_id = %(turn_id)s
+      AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
+    ORDER BY seq NULLS LAST, position
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
 
 WINDOW_TURNS = 20
 """The number of turns that are read for a prompt, before the prompt is cut to its token budget.
@@ -95,7 +126,7 @@ class Transcript:
         self._entries = list(entries)
 
     @classmethod
-    def load(cls, executor: Executor, session_id: UUID, turn: TurnRef, *, window: int = WINDOW_TURNS) -> Transcript:
+    def load(cls, executor: Executor, tenure: Tenure, *, window: int = WINDOW_TURNS) -> Transcript:
         """Read the last `window` turns, the present one included. Runs one statement.
 
         An earlier turn that this release cannot parse is omitted as a whole, and logged.
@@ -103,10 +134,11 @@ class Transcript:
         Raises:
             Exception: the present turn cannot be parsed.
         """
+        turn = tenure.at_hand
         rows = executor.run(
-            queries.HISTORY,
+            HISTORY,
             {
-                "session_id": session_id,
+                "session_id": tenure.session_id,
                 "turn_id": turn.turn_id,
                 "turn_seq": turn.seq,
                 "first_seq": turn.first_seq,

@@ -1,0 +1,263 @@
+"""`Tenure`: what a process has while it holds a session.
+
+That is the fence, the turn at hand, the state that is kept between turns, the deadline of the present step, and the
+reason to stop. `claim` makes a tenure, and `read_again` brings it up to date. The thread of the turn and the thread of
+the keeper share it.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.clock import Clock
+from perdure.database.fencing import Fence
+from perdure.models.protocol import ModelCall
+from perdure.snapshots.store import Version
+
+GRACE_S = 5.0
+"""The keeper stops renewing a lease this number of seconds after the deadline of the turn's step."""
+
+
+class LeaseLost(Exception):
+    """Another worker has the session: the caller must stop and write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The previous turn's channel, and the id and summary of the user's previous session, if any."""
+
+    channel: str | None = None
+    session_id: UUID | None = None
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """What the database has of the turn at hand. `user_id` is the key of its user."""
+
+    turn_id: UUID
+    seq: int
+    user_id: str
+    agent: str
+    channel: str
+    first_seq: int
+    cancel_requested_at: datetime | None = None
+    before: Before = Before()
+    verdict: str | None = None
+    """The verdict, as JSON, of a turn that has ended but is not settled until its snapshot is saved."""
+    started_at: datetime | None = None
+    attempt_error: str | None = None
+    """The error of the last failed attempt."""
+    may_overtake: bool = False
+    """Whether other turns may wait for this turn's model."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The message's metadata."""
+
+    @property
+    def language(self) -> str | None:
+        """The language in the message's metadata."""
+        found = self.metadata.get("language")
+        return found if isinstance(found, str) else None
+
+    @classmethod
+    def begun(cls, row: Row[Any]) -> TurnRow:
+        """The turn of a row of the statement `turns.begun`."""
+        return cls(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq)
+
+    def own_metadata(self) -> dict[str, Any]:
+        """A copy of the metadata for a function of the agent, which may change it."""
+        return copy.deepcopy(dict(self.metadata))
+
+
+class Tenure:
+    """A session that this process holds under `fence`.
+
+    Attributes:
+        turn: The turn at hand, or `None`: a concurrent commit settled the last turn, or no turn may begin because the
+            intake is closed.
+        tick: The number of the session's committed steps, after the last commit that this process has made or read.
+            `None`: the caller has locked the session's row.
+        strikes: The number of attempts at the turn's next step, the present one included.
+        wakes: The number of wake-ups before this claim.
+        overdue: The turn has waited long enough for a worker that has its agent and tools: it fails if this worker
+            lacks them.
+        variables_tick: The tick at which the working variables were last changed. `None`: there are no variables.
+        variables: The working variables, as JSON. `None`: there are no variables, or a concurrent transaction committed
+            them too late for the claim's statement to see them.
+        saved: The version of the session's valid snapshot.
+        alone: This process runs only this session.
+        running: The id of the turn that runs.
+        stopping: Set by `cancel`, `lose` and `drain`: the turn must stop at its next safe point.
+        unwanted: Set when tool results are no longer needed: the turn is cancelled or the lease is lost.
+    """
+
+    def __init__(
+        self,
+        session_id: UUID,
+        fence: Fence,
+        clock: Clock,
+        lease_s: float,
+        *,
+        turn: TurnRow | None = None,
+        tick: int | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.fence = fence
+        self.lease_s = lease_s
+        self.turn = turn
+        self.tick = tick
+        self.strikes = 0
+        self.wakes = 0
+        self.overdue = False
+        self.variables_tick: int | None = None
+        self.variables: str | None = None
+        self.saved: Version | None = None
+        self.alone = False
+        self.running: UUID | None = None
+        self.stopping = threading.Event()
+        self.unwanted = threading.Event()
+        self.cancelled = False
+        self.lost = False
+        self.draining = False
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._call: ModelCall | None = None
+        self._lock = threading.Lock()
+        self._valid_until = clock.monotonic() + lease_s
+        self._step_until = self._valid_until
+
+    @property
+    def token(self) -> int:
+        """The fence's token. A later claim of the session has a higher token."""
+        return self.fence.token
+
+    @property
+    def fenced(self) -> dict[str, Any]:
+        """The parameters of a statement that is conditional on the fence."""
+        return self.fence.on(self.session_id)
+
+    @property
+    def at_hand(self) -> TurnRow:
+        """The turn at hand.
+
+        Raises:
+            LookupError: there is none.
+        """
+        if self.turn is None:
+            raise LookupError(f"session {self.session_id} has no turn to run")
+        return self.turn
+
+    @property
+    def spent_s(self) -> float:
+        """The run time in seconds of the turn at hand, over all workers that ran it."""
+        return self._clock.monotonic() - self._began
+
+    def spent(self, seconds: float) -> None:
+        """The turn at hand had run for this number of seconds before now."""
+        self._began = self._clock.monotonic() - seconds
+
+    def renewed(self, asked_at: float) -> None:
+        """Record that a statement sent at the monotonic time `asked_at` renewed the lease."""
+        self._valid_until = asked_at + self.lease_s
+
+    def still_valid(self) -> bool:
+        """Whether the lease is not lost and, by this process's monotonic clock, has not expired."""
+        return not self.lost and self._clock.monotonic() < self._valid_until
+
+    def step_within(self, seconds: float) -> None:
+        """Set the deadline of the step that begins now to `seconds` from now.
+
+        The keeper stops renewing the lease `GRACE_S` seconds after the deadline.
+        """
+        self._step_until = self._clock.monotonic() + seconds + GRACE_S
+
+    def within_step(self) -> bool:
+        """Whether the present step is within its deadline, extended by `GRACE_S`."""
+        return self._clock.monotonic() < self._step_until
+
+    def begin(self) -> None:
+        """Begin to run the turn at hand, and clear the cancellation of the previous turn."""
+        with self._lock:
+            self.running = self.at_hand.turn_id
+            self.cancelled = False
+            if not (self.lost or self.draining):
+                self.stopping.clear()
+            if not self.lost:
+                self.unwanted.clear()
+
+    @contextmanager
+    def calling(self, call: ModelCall) -> Iterator[None]:
+        """Within the block, let `cancel`, `lose`, `drain` and `expire_overdue` abort `call`."""
+        with self._lock:
+            self._call = call
+            already = self.stopping.is_set()
+        if already:
+            call.abort()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call = None
+
+    # `cancel`, `lose` and `drain` each set a reason and stop the turn while they hold the lock. Without the lock,
+    # `begin` could start the next turn between these two actions. The next turn would then be stopped without a reason.
+
+    def cancel(self, turn_id: UUID) -> None:
+        """Stop the turn `turn_id` as cancelled, if the turn is running."""
+        with self._lock:
+            if turn_id != self.running:
+                return
+            self.cancelled = True
+            self.unwanted.set()
+            call = self._stop()
+        _abort(call)
+
+    def lose(self) -> None:
+        """Stop the turn because another claim has raised the fence."""
+        with self._lock:
+            self.lost = True
+            self.unwanted.set()
+            call = self._stop()
+        _abort(call)
+
+    def drain(self) -> None:
+        """Stop the turn at its next safe point: abort a model call, but wait for the end of tool calls."""
+        with self._lock:
+            self.draining = True
+            call = self._stop()
+        _abort(call)
+
+    def expire_overdue(self) -> None:
+        """Abort the model call if it is overdue. If only its present attempt is overdue, abort that attempt."""
+        with self._lock:
+            call = self._call
+        if call is not None:
+            call.expire_overdue()
+
+    def _stop(self) -> ModelCall | None:
+        self.stopping.set()
+        return self._call
+
+
+def _abort(call: ModelCall | None) -> None:
+    """Abort the call. The caller must not hold the tenure's lock, because `abort` runs the model's own code."""
+    if call is not None:
+        call.abort()
+
+
+def all_fenced(tenures: Sequence[Tenure]) -> dict[str, Any]:
+    """The parameters of a statement that is conditional on the fences of several sessions."""
+    return {
+        "session_ids": [tenure.session_id for tenure in tenures],
+        "tokens": [tenure.fence.token for tenure in tenures],
+        "nonces": [tenure.fence.nonce for tenure in tenures],
+    }

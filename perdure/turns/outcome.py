@@ -1,0 +1,138 @@
+"""How the running of a turn stopped: the closed union `Outcome`.
+
+The step loop returns an outcome, and `run.leave` acts on it. An `Ending` ends the turn: its verdict is written, its
+snapshot saved, and the turn settled. A `Stop` leaves the turn to a later worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import UUID
+
+from perdure.errors import PerdureError, TurnCancelled
+from perdure.models.protocol import Role
+from perdure.text.untrusted import storable
+from perdure.turns.transcript import Entry
+
+CANCELLED = "The turn was cancelled."
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """The model replied without tool calls."""
+
+    status: ClassVar[str] = "done"
+    error: ClassVar[None] = None
+    reply: Entry
+
+    def last_entries(self, _turn_id: UUID) -> list[Entry]:
+        """What ends the turn's transcript: the reply."""
+        return [self.reply]
+
+    def last_step(self) -> list[Entry]:
+        """The model's reply that ended the turn, if one did."""
+        return [self.reply]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The turn failed. The error's message is sent as the reply.
+
+    `rejected` is the model's reply, if a hook rejected it. It is not stored, but it counts as a step, with its usage.
+    """
+
+    status: ClassVar[str] = "failed"
+    error: PerdureError
+    rejected: Entry | None = None
+
+    def last_entries(self, turn_id: UUID) -> list[Entry]:
+        """What ends the turn's transcript: the error's message."""
+        return [Entry(turn_id, Role.ASSISTANT, storable(self.error.message))]
+
+    def last_step(self) -> list[Entry]:
+        """The model's reply that ended the turn, if one did."""
+        return [] if self.rejected is None else [self.rejected]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The turn was cancelled; there is no reply."""
+
+    status: ClassVar[str] = "cancelled"
+
+    @property
+    def error(self) -> PerdureError:
+        """The error that is stored with the turn."""
+        return TurnCancelled(CANCELLED)
+
+    def last_entries(self, _turn_id: UUID) -> list[Entry]:
+        """What ends the turn's transcript: nothing."""
+        return []
+
+    def last_step(self) -> list[Entry]:
+        """The model's reply that ended the turn, if one did."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The worker shuts down. The next worker continues after the turn's last committed step."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsDecision:
+    """Calls of the message at `message_seq` wait for a person."""
+
+    message_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsCalls:
+    """Calls of the message at `message_seq` wait for a task or a time. `results` are the rows of its other calls."""
+
+    message_seq: int
+    results: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsModel:
+    """No model answers: the turn continues after `wait_s` seconds. `model` is the name of the turn's model.
+
+    `steps` is the number of the turn's steps so far. `spent_s` is the turn's run time in seconds, without the failed
+    model call.
+    """
+
+    error: PerdureError
+    wait_s: float
+    spent_s: float
+    steps: int
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """This process lacks `what`: the turn's agent, or the tool of a call that an earlier worker committed."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """An attempt was lost: the turn raised `error`, or the database was lost too often (`None`)."""
+
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotSaved:
+    """The snapshot was not saved, so the turn is not answered yet. Its verdict is stored. `reason` is for operators."""
+
+    reason: str
+
+
+Ending = Replied | Failed | Cancelled
+Waiting = AwaitsDecision | AwaitsCalls | AwaitsModel
+Stop = Parked | Waiting | Lacking | Struck | NotSaved
+Outcome = Ending | Stop

@@ -1,0 +1,128 @@
+"""Calls the model of a turn: builds the prompt, and builds it again if it is too long for the model."""
+
+from __future__ import annotations
+
+import logging
+
+from perdure.agents import Agent
+from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
+from perdure.events.writer import TurnEvents
+from perdure.memory.sections.budget import estimate_tokens
+from perdure.models.endings import checked
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, ToolSchema
+from perdure.runtime import Runtime
+from perdure.tools.sources import Toolset
+from perdure.turns.calls.plan import equip
+from perdure.turns.lease.tenure import Tenure
+from perdure.turns.prompt.system_message import Briefing, brief, halved, offered
+from perdure.turns.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+_MOST_HALVINGS = 2
+"""How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
+
+
+class ModelCaller:
+    """Calls the model of the turn at hand, with its agent's tools, within `timeout_s` seconds of the turn's run time.
+
+    Attributes:
+        name: The model's name.
+        tools: The agent's tools at the last call.
+        called_at_s: The turn's run time at the beginning of the last call.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tenure: Tenure,
+        agent: Agent,
+        transcript: Transcript,
+        events: TurnEvents,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self.name = agent.model or runtime.settings.model
+        self.tools = Toolset()
+        self.called_at_s = tenure.spent_s
+        self._runtime = runtime
+        self._tenure = tenure
+        self._agent = agent
+        self._transcript = transcript
+        self._events = events
+        self._timeout_s = timeout_s
+        self._model: Model = runtime.models(self.name)
+        self._limits = runtime.settings.memory
+        self._briefing: Briefing | None = None
+        self._halvings = 0
+        self._fallback_waits = False
+        self._schemas: tuple[ToolSchema, ...] = ()
+        self._offered: tuple[ToolSchema, ...] = ()
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The ids of the cases in the prompt."""
+        return () if self._briefing is None else self._briefing.case_ids
+
+    def call(self) -> ModelReply:
+        """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
+
+        Raises:
+            ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
+            PerdureError: the model failed.
+            CallAborted: the turn must stop; the tenure has the reason.
+            Unavailable: the database cannot be reached.
+        """
+        request = self._request()
+        while True:
+            try:
+                return self._respond(request)
+            except ContextTooLong as error:
+                self._events.rewind()
+                log.info("turn %s: its prompt is too long: %s", self._transcript.turn_id, loggable(error))
+                request = self._smaller_request(request, error)
+
+    def _request(self) -> ModelRequest:
+        if self._briefing is None:
+            self._briefing = brief(self._runtime, self._tenure, self._agent, self._transcript, limits=self._limits)
+        # Read before each call, because an MCP server's tools may change between two steps.
+        self.tools = equip(self._runtime, self._tenure, self._agent)
+        schemas = self.tools.schemas()
+        if schemas != self._schemas:  # so that tools beyond the budget are logged once
+            self._schemas = schemas
+            self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
+        return ModelRequest(self._transcript.prompt(self._briefing.text, self._limits.budget_working), self._offered)
+
+    def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
+        """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets.
+
+        If it cannot be smaller, the same prompt is for the fallback, if the model has one.
+
+        Raises:
+            ContextTooLong: `error`, because nothing is left to try.
+        """
+        while self._halvings < _MOST_HALVINGS:
+            self._halvings += 1
+            self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
+            self._briefing = None
+            request = self._request()
+            if request != before:
+                return request
+        if self._fallback_waits:
+            return before
+        raise error
+
+    def _respond(self, request: ModelRequest) -> ModelReply:
+        self.called_at_s = self._tenure.spent_s
+        # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
+        limit_s = max(self._timeout_s - self.called_at_s, 0.001)
+        call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        call.may_shorten = self._halvings < _MOST_HALVINGS
+        self._tenure.step_within(limit_s)
+        with self._tenure.calling(call):
+            try:
+                return checked(self._model.respond(request, call))
+            except Unavailable as error:  # the loop would take `Unavailable` for a database error and retry
+                raise ProviderError(error.message) from error
+            finally:
+                self._fallback_waits = call.fallback_waits

@@ -1,0 +1,311 @@
+"""The one way out of a session: `Leaving.leave` acts on the outcome of a turn.
+
+It runs the statement that releases the session (all of them stand in `lease.leave_queries`), publishes the wake-ups
+that follow, writes the line of the log, and counts. Nothing else releases a session that this process holds.
+
+`settle_begun` is called by `cancel` and `accept`, for turns that no worker runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.clock import Clock
+from perdure.database.engine import Executor, Statement, as_json
+from perdure.errors import Unavailable, loggable
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.text.untrusted import error_summary, storable
+from perdure.turns.lease import leave_queries as queries
+from perdure.turns.lease import user_share
+from perdure.turns.lease.claim import Unequipped
+from perdure.turns.lease.passing import Passing
+from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.outcome import (
+    AwaitsCalls,
+    AwaitsDecision,
+    AwaitsModel,
+    Cancelled,
+    Lacking,
+    NotSaved,
+    Parked,
+    Stop,
+    Struck,
+)
+from perdure.turns.run.commit import persist
+from perdure.turns.run.remember import remember
+from perdure.turns.run.verdict import Verdict, conclude_begun
+from perdure.turns.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+UNSENT_S = 5.0
+"""Seconds after which a task that the broker did not accept is sent again."""
+
+_MOST_DOUBLINGS = 3
+"""The most doublings of the pause between two attempts to save a snapshot. The first pause is `sweep_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """The turn has ended with `verdict`. `transcript` is written to working memory, if this process has read it.
+
+    `saved`: the snapshot store already has the snapshot of the tick that settling commits.
+    """
+
+    verdict: Verdict
+    transcript: Transcript | None = None
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOver:
+    """No turn runs, and other sessions shall get a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What became of the session. `settled`: the turn at hand was settled.
+
+    `goes_on`: nothing was written. The turn does not wait, since it was cancelled, its session is being ended, or what
+    it waited for has come. `is_kept`: this process still holds the session, which has a next turn to run.
+    `is_unwoken`: the session is released and has a turn to run, but the broker accepted no wake-up. `lacking` is what
+    this process lacks for the turn.
+    """
+
+    settled: bool = False
+    goes_on: bool = False
+    is_kept: bool = False
+    is_unwoken: bool = False
+    lacking: Unequipped | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The numbers of turns that this process settled (as done, failed or cancelled), and parked for another worker."""
+
+    settled: int = 0
+    parked: int = 0
+
+    def __sub__(self, before: Turns) -> Turns:
+        return Turns(self.settled - before.settled, self.parked - before.parked)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The state after a turn was settled: the number of the session's unsettled turns, and the delivery to publish.
+
+    `may_end` tells that the session's end is requested and that the session has no unsettled turn left. `others_wait`
+    tells that the user has queued sessions, and that the settled turn freed one of the user's places.
+    """
+
+    unsettled: int
+    may_end: bool = False
+    delivery_id: UUID | None = None
+    others_wait: bool = False
+
+
+class Leaving:
+    """Leaves the sessions of a process."""
+
+    def __init__(self, runtime: Runtime, passing: Passing) -> None:
+        self._runtime = runtime
+        self._limits = runtime.settings.turn
+        self._passing = passing
+        self._counting = threading.Lock()
+        self.turns = Turns()
+        """The numbers of turns that were settled and parked since the process started."""
+
+    def leave(self, tenure: Tenure, outcome: Concluded | Stop | SliceOver) -> Left:  # noqa: C901, PLR0912 (the match)
+        """Settle the turn at hand or leave it to a later worker, and release the session.
+
+        Raises:
+            LeaseLost: another worker has the session, or the database is lost for the duration of a lease.
+            Unavailable: the database cannot be reached.
+        """
+        if isinstance(outcome, SliceOver):
+            return self._release(tenure)
+        if isinstance(outcome, Concluded):
+            return self._settle(tenure, outcome)
+        turn, limits, lacking = tenure.at_hand, self._limits, None
+        match outcome:
+            case Parked():
+                row = self._stop(tenure, queries.PARK)
+                self._runtime.wake.session(tenure.session_id, row.priority)
+            case AwaitsDecision(message_seq):
+                given = {"message_seq": message_seq, "delivery_id": new_id(self._runtime.clock)}
+                if (waits := self._wait(tenure, queries.WAIT_APPROVAL, given)) is None:
+                    return Left(goes_on=True)
+                if waits.delivery_id is not None:
+                    self._runtime.wake.delivery(waits.delivery_id)
+                log.info("turn %s waits for a person to decide about its calls", turn.turn_id)
+            case AwaitsCalls(message_seq, results):
+                given = {"message_seq": message_seq, "retry_s": UNSENT_S}
+                if self._wait(tenure, queries.WAIT_CALLS, given, results) is None:
+                    return Left(goes_on=True)
+                log.info("turn %s waits for a task or a time", turn.turn_id)
+            case AwaitsModel(error, wait_s, spent_s, steps, model):
+                given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model}
+                if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
+                    return Left(goes_on=True)
+                level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns
+                log.log(level, "turn %s waits %g s for a model: %s", turn.turn_id, wait_s, loggable(error))
+            case Lacking(what):
+                lacking = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
+                self._passing.leave(tenure.session_id, lacking, publish=not tenure.alone)
+            case NotSaved(reason):
+                wakes = min(tenure.wakes, _MOST_DOUBLINGS)
+                self._stop(tenure, queries.POSTPONE, wakes=wakes, error=storable(reason))
+                log.error(
+                    "turn %s is not answered: its snapshot is not saved: %s Retry in %g s.",
+                    turn.turn_id, reason, limits.sweep_s * 2**wakes,
+                )  # fmt: skip
+            case Struck(failure):
+                noted = None if failure is None else error_summary(failure)
+                try:
+                    row = self._stop(tenure, queries.STRIKE, max_attempts=limits.max_attempts, error=noted)
+                except Unavailable as lost:
+                    log.warning("turn %s cannot be parked: %s", turn.turn_id, lost.message)
+                    raise LeaseLost from lost
+                log.warning(
+                    "turn %s: %d of %d attempts failed; retry %s", turn.turn_id, row.strikes, limits.max_attempts,
+                    "in the sweeper's next round" if row.due else f"in {limits.sweep_s * 2**row.wakes:g} s",
+                )  # fmt: skip
+            case _:
+                assert_never(outcome)
+        if not tenure.draining:
+            user_share.admit_next(self._runtime, turn.user_id)
+        self._count(parked=1)
+        return Left(lacking=lacking)
+
+    def _settle(self, tenure: Tenure, ended: Concluded) -> Left:
+        """Settle the turn, and retry until the database commits; then publish the wake-ups."""
+        turn, runtime = tenure.at_hand, self._runtime
+        settled = persist(
+            runtime, tenure,
+            lambda: settle(
+                runtime.database, runtime.clock, tenure, ended.verdict, keep=not tenure.draining, saved=ended.saved
+            ),
+        )  # fmt: skip
+        self._count(settled=1)
+        log.info("turn %s is %s", turn.turn_id, ended.verdict.status)
+        if settled is None:  # an earlier try had settled the turn, but its result was lost
+            return Left(settled=True, is_kept=True)
+        if settled.others_wait:
+            user_share.admit_next(runtime, turn.user_id)
+        if settled.delivery_id is not None:
+            runtime.wake.delivery(settled.delivery_id)
+        if ended.transcript is not None:
+            try:
+                remember(runtime, tenure, turn, ended.transcript, ended.verdict)
+            except Exception:  # working memory may lack a turn
+                log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
+        if settled.may_end:  # only now: ending the session removes its working memory
+            runtime.wake.ending(tenure.session_id)
+        if settled.unsettled and tenure.draining:
+            return replace(self._release(tenure), settled=True)
+        return Left(settled=True, is_kept=settled.unsettled > 0)
+
+    def _release(self, tenure: Tenure) -> Left:
+        """Release a session of which no turn runs."""
+        rows = self._runtime.database.run(queries.RELEASE, {**tenure.fenced, "woken": not tenure.draining})
+        if rows and rows[0].may_end:
+            self._runtime.wake.ending(tenure.session_id)
+        if not rows or rows[0].unsettled == 0:
+            return Left()
+        if rows[0].queued:
+            user_share.admit_next(self._runtime, rows[0].user_id)
+            return Left()
+        is_woken = self._runtime.wake.session(tenure.session_id, rows[0].priority)
+        return Left(is_unwoken=not is_woken and not tenure.draining)
+
+    def _stop(self, tenure: Tenure, statement: Statement, **given: Any) -> Row[Any]:
+        rows = self._runtime.database.run(statement, _at_hand(tenure, given))
+        if not rows:
+            raise LeaseLost
+        return rows[0]
+
+    def _wait(
+        self,
+        tenure: Tenure,
+        statement: Statement,
+        given: Mapping[str, Any],
+        results: Sequence[Mapping[str, Any]] = (),
+    ) -> Row[Any] | None:
+        """Release the session until what the turn waits for comes; `None` if it does not wait."""
+        parameters = _at_hand(tenure, given)
+        with self._runtime.database.transaction(statement.name) as transaction:
+            if not transaction.run(queries.LOCK, tenure.fenced):
+                raise LeaseLost
+            if results:
+                transaction.run(queries.RECORD_RESULTS, {**parameters, "results": as_json(list(results))})
+            rows = transaction.run(statement, parameters)
+            is_cancelled = not rows and bool(transaction.run(queries.IS_CANCELLED, parameters))
+        if is_cancelled:
+            tenure.cancel(tenure.at_hand.turn_id)
+        return rows[0] if rows else None
+
+    def _count(self, *, settled: int = 0, parked: int = 0) -> None:
+        with self._counting:
+            self.turns = Turns(self.turns.settled + settled, self.turns.parked + parked)
+
+
+def settle(
+    executor: Executor, clock: Clock, tenure: Tenure, verdict: Verdict, *, keep: bool = False, saved: bool = False
+) -> Settled:
+    """Settle the turn at hand.
+
+    One statement commits the turn's last messages, its outcome and its delivery, and records the use of the cases in
+    the prompt. No channel receives a reply before this commit. With `keep`, the lease is kept if the session has more
+    turns. This commit begins a new tick. `saved`: the snapshot store already has the snapshot of that tick.
+
+    Raises:
+        LeaseLost: another worker has the session; nothing was written.
+    """
+    turn = tenure.at_hand
+    rows = executor.run(
+        queries.SETTLE,
+        {
+            **tenure.fenced,
+            "tick": tenure.tick,
+            "lease_s": tenure.lease_s,
+            "keep": keep,
+            "turn_id": turn.turn_id,
+            "channel": turn.channel,
+            "added": len(verdict.messages),
+            "messages": as_json(verdict.messages),
+            "status": verdict.status,
+            "steps": verdict.steps,
+            "usage": None if verdict.usage is None else as_json(verdict.usage),
+            "error_code": verdict.error_code,
+            "error_message": verdict.error_message,
+            "replied": verdict.replied,
+            "variables": None if verdict.variables is None else as_json(verdict.variables),
+            "saved": saved,
+            "case_ids": verdict.case_ids,
+            "delivery_id": new_id(clock),
+        },
+    )
+    if not rows:
+        raise LeaseLost
+    row = rows[0]
+    return Settled(row.unsettled, row.may_end, row.delivery_id, row.others_wait)
+
+
+def settle_begun(executor: Executor, clock: Clock, tenure: Tenure) -> Settled:
+    """Settle as cancelled a turn that has begun, and that this process did not run.
+
+    The caller has raised the session's fence and holds the lock of its row.
+    """
+    return settle(executor, clock, tenure, conclude_begun(executor, tenure, Cancelled()))
+
+
+def _at_hand(tenure: Tenure, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tenure.fenced, "turn_id": tenure.at_hand.turn_id, "spent_s": tenure.spent_s, **given}

@@ -1,0 +1,458 @@
+"""The loop: claim a session, run its turns step by step, and settle each.
+
+    claim ─▶ ( call the model ─▶ commit ─▶ execute its calls ─▶ commit )* ─▶ settle
+
+Read this file from top to bottom. `Runner.run` is called by the task `turns.run`, and by a child process for a turn
+that ends its processes. It claims the session and runs its turns, the oldest first (`Runner._run_turn`). Each turn is a
+loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Runner.leave` acts on each: it settles
+the turn, or leaves it to a later worker (`run.leave`).
+
+A process may be killed at any point. Everything that another worker needs is committed before the loop goes on: a
+model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
+model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
+transcript, either a message of the user or results of tools (the model is called), or a reply with open calls (each is
+resumed by its effect class, and the model is not called again for it). No database connection is held during a model
+call or a tool call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from uuid import UUID
+
+from perdure.agents import Agent
+from perdure.database.fencing import Fence
+from perdure.errors import BudgetExhausted, IncompleteReply, PerdureError, ProviderError, SettingsError, Unavailable
+from perdure.events.writer import TurnEvents
+from perdure.models.endings import why_calls_do_not_run
+from perdure.models.protocol import CallAborted
+from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable
+from perdure.snapshots.snapshot import Memory
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls.plan import Planned, plan
+from perdure.turns.calls.run_calls import CallRunner, Interrupted
+from perdure.turns.lease import wait_for_model
+from perdure.turns.lease.claim import (
+    NeedsIsolation,
+    NotNeeded,
+    Ran,
+    Refusal,
+    Unequipped,
+    claim,
+    claim_patiently,
+    read_again,
+)
+from perdure.turns.lease.keeper import Keeper
+from perdure.turns.lease.passing import Passing
+from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.outcome import (
+    AwaitsCalls,
+    AwaitsDecision,
+    AwaitsModel,
+    Cancelled,
+    Ending,
+    Failed,
+    Lacking,
+    Outcome,
+    Parked,
+    Replied,
+    Struck,
+)
+from perdure.turns.run.call_model import ModelCaller
+from perdure.turns.run.commit import Step, commit_step, read_patiently, wait_for_database
+from perdure.turns.run.failures import (
+    abandoned_verdict,
+    log_failure,
+    misconfigured,
+    out_of_time,
+    render_error,
+    unknown_agent,
+    unrun_verdict,
+)
+from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
+from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
+from perdure.turns.run.turn_hooks import TurnHooks
+from perdure.turns.run.verdict import Verdict, closings, conclude
+from perdure.turns.transcript import Entry, Transcript, said
+
+log = logging.getLogger(__name__)
+
+_SLICE_S = 1.0
+"""Seconds after which a session with more turns is released, so that other sessions get a worker."""
+
+_MOST_LOSSES = 10
+"""The most losses of the database within one turn that do not count as a failed attempt."""
+
+_MOST_INCOMPLETE = 3
+"""How many replies in a row may end before their tool calls are complete. The next ones would, too."""
+
+
+class Runner:
+    """Runs the turns of sessions in this process. `owner` names the process in its leases."""
+
+    def __init__(self, runtime: Runtime, owner: str) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._limits = runtime.settings.turn
+        self._passing = Passing(runtime)
+        self._leaving = Leaving(runtime, self._passing)
+        self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
+
+    def turns(self) -> Turns:
+        """The numbers of turns that were settled and parked since the process started."""
+        return self._leaving.turns
+
+    def start(self) -> None:
+        """Start renewing leases and writing events. Call once, in the process that runs turns."""
+        self.keeper.start()
+        if self._runtime.events is not None:
+            self._runtime.events.start()
+
+    def close(self) -> None:
+        """Stop renewing leases and writing events."""
+        self.keeper.close()
+        if self._runtime.events is not None:
+            self._runtime.events.close()
+
+    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:
+        """Claim the session unless another worker holds it, run its turns in order, and leave it.
+
+        A failed turn raises no exception: its failure is committed. `alone` tells that this process runs only this
+        session. A turn that kills the process then harms no other turn.
+
+        Raises:
+            Unavailable: the database cannot be reached; the call may be repeated.
+        """
+        if self._passing.has_left(session_id):
+            return NotNeeded()
+        settled = 0
+        while True:
+            agents = [each.name for each in self._runtime.agents]
+            tenure = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=agents)
+            if isinstance(tenure, NeedsIsolation) and tenure.cancelled and self.settle_unrun(session_id, Cancelled()):
+                return Ran(settled + 1)
+            if not isinstance(tenure, Tenure):
+                if isinstance(tenure, Unequipped):
+                    self._passing.leave(session_id, tenure, publish=not alone)
+                return Ran(settled) if settled else tenure
+            with self.keeper.keep(tenure):
+                count, left = self._run_turns(tenure)
+            settled += count
+            if not left.is_unwoken:
+                return Ran(settled) if settled or left.lacking is None else left.lacking
+
+    def _run_turns(self, tenure: Tenure) -> tuple[int, Left]:
+        """Run the session's turns; returns the number of settled ones, and what became of the session."""
+        settled, until = 0, self._runtime.clock.monotonic() + _SLICE_S
+        try:
+            while tenure.turn is not None:
+                left = self._run_turn(tenure)
+                settled += left.settled
+                if not left.is_kept:
+                    return settled, left
+                if tenure.draining or self._runtime.clock.monotonic() >= until:
+                    break
+                read_patiently(self._runtime, tenure)
+            return settled, self._leaving.leave(tenure, SliceOver())
+        except LeaseLost:
+            log.warning("session %s was claimed by another worker: this one stops running it", tenure.session_id)
+        return settled, Left()
+
+    def _run_turn(self, tenure: Tenure) -> Left:
+        """Run the turn at hand until it is settled or left to a later worker.
+
+        An unexpected error counts as a failed attempt; after `max_attempts`, the turn is settled as failed. If the
+        database is lost, the turn begins again after its last committed step.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        turn_id, losses = tenure.at_hand.turn_id, 0
+        tenure.begin()
+        while tenure.turn is not None and tenure.turn.turn_id == turn_id:
+            try:
+                return self._run_once(tenure)
+            except LeaseLost:
+                raise
+            except Unavailable as error:
+                log.warning("turn %s: the database became unavailable: %s", turn_id, error.message)
+                if losses == _MOST_LOSSES:
+                    return self._leaving.leave(tenure, Struck())
+                wait_for_database(self._runtime, tenure, losses)
+                losses += 1
+            except Exception as error:
+                log.exception("turn %s raised an error", turn_id)
+                return self._leaving.leave(tenure, Struck(error))
+        return Left(is_kept=True)  # the turn was settled, although its commit had raised an error
+
+    def _run_once(self, tenure: Tenure) -> Left:
+        """Read the transcript, run the steps, write the verdict, save the snapshot, and settle the turn."""
+        runtime, turn = self._runtime, tenure.at_hand
+        if tenure.strikes > self._limits.max_attempts:
+            return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, tenure)))
+        transcript = Transcript.load(runtime.database, tenure, window=runtime.settings.memory.working_turns)
+        if turn.verdict is not None:  # an earlier worker could not save the snapshot
+            verdict, variables = Verdict.from_json(turn.verdict), VariableSet(kept_variables(runtime.database, tenure))
+        else:
+            variables = hydrate(runtime, tenure)
+            ended = self._run_steps(tenure, transcript, variables)
+            if isinstance(ended, Left):
+                return ended
+            ending, case_ids = ended
+            log_failure(turn, ending)
+            ending = render_error(runtime.agents, turn, ending)
+            verdict = conclude(runtime.database, tenure, transcript, ending, case_ids=case_ids)
+        saved = is_elsewhere(runtime.snapshots)
+        if saved:
+            refusal = save(runtime, tenure, verdict, Memory(transcript.committed_messages(), variables.kept()))
+            if refusal is not None:
+                return self._leaving.leave(tenure, refusal)
+        return self._leaving.leave(tenure, Concluded(verdict, transcript, saved=saved))
+
+    def _run_steps(
+        self, tenure: Tenure, transcript: Transcript, variables: VariableSet
+    ) -> tuple[Ending, tuple[str, ...]] | Left:
+        """The turn's ending and the cases in its prompt; or what became of the session, if the turn stops."""
+        turn = self._begin(tenure, transcript, variables)
+        while True:
+            outcome = turn.run() if isinstance(turn, Turn) else turn
+            if isinstance(outcome, Ending):
+                return outcome, turn.case_ids if isinstance(turn, Turn) else ()
+            left = self._leaving.leave(tenure, outcome)
+            if not left.goes_on:
+                if isinstance(turn, Turn):
+                    turn.announce(outcome)
+                return left
+
+    def _begin(
+        self, tenure: Tenure, transcript: Transcript, variables: VariableSet
+    ) -> Turn | Cancelled | Failed | Lacking:
+        row = tenure.at_hand
+        agent = self._runtime.agents.find(row.agent)
+        if agent is None:
+            if row.cancel_requested_at is not None:
+                return Cancelled()
+            if not tenure.overdue:
+                return Lacking(f"the agent {row.agent!r}")
+            return Failed(unknown_agent(row.agent, self._limits.unknown_agent_s))
+        try:
+            return Turn(self._runtime, tenure, agent, transcript, variables)
+        except (PerdureError, SettingsError) as error:
+            log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
+            return Failed(error if isinstance(error, PerdureError) else misconfigured())
+
+    def leave(self, session_id: UUID, lacking: Unequipped) -> None:
+        """Record that a child of this process has left the session to another worker (see `passing`)."""
+        self._passing.leave(session_id, lacking, publish=False)
+
+    def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
+        """Settle a turn whose process was killed while it held the session under `fence`.
+
+        Returns False if another claim has raised the fence, or if the turn is not the session's oldest unsettled turn.
+        If the process had committed a verdict (`queries.HOLD`), the verdict takes precedence over `ending`. The next
+        claim runs the session's other turns.
+
+        Raises:
+            Unavailable: the database cannot be reached; the call may be repeated.
+        """
+        tenure = Tenure(session_id, fence, self._runtime.clock, self._limits.lease_s)
+        try:
+            read_again(self._runtime.database, tenure)
+            return self._settle_unrun(tenure, turn_id, ending)
+        except LeaseLost:
+            return False
+
+    def settle_unrun(self, session_id: UUID, ending: Ending) -> bool:
+        """Settle the session's oldest turn without running it; returns False if another worker has the session."""
+        tenure = claim(self._runtime, session_id, self._owner, alone=True)
+        if not isinstance(tenure, Tenure) or tenure.turn is None:
+            return False
+        try:
+            return self._settle_unrun(tenure, tenure.turn.turn_id, ending)
+        except LeaseLost:
+            return False
+
+    def _settle_unrun(self, tenure: Tenure, turn_id: UUID, ending: Ending) -> bool:
+        with self.keeper.keep(tenure):
+            tenure.drain()  # so that settling the turn releases the session
+            if tenure.turn is None:
+                self._leaving.leave(tenure, SliceOver())
+            elif tenure.turn.turn_id != turn_id:
+                self._leaving.leave(tenure, Parked())
+            else:
+                self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure, ending)))
+                return True
+        return False
+
+
+class Turn:
+    """The steps of the turn at hand. Begins after the last step in `transcript`.
+
+    Attributes:
+        transcript: The messages of the session's last turns and of this one, with each step that `run` commits.
+    """
+
+    def __init__(
+        self, runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet
+    ) -> None:
+        settings = runtime.settings.turn
+        self.transcript = transcript
+        self._runtime = runtime
+        self._tenure = tenure
+        self._row = tenure.at_hand
+        self._variables = variables
+        self._max_steps = agent.max_steps or settings.max_steps
+        self._timeout_s = agent.timeout_s or settings.timeout_s
+        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
+        committed = sum(entry.seq is not None for entry in transcript.present)
+        place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
+        self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
+        self._model = ModelCaller(runtime, tenure, agent, transcript, self._events, timeout_s=self._timeout_s)
+        self._calls = CallRunner(runtime, tenure, agent, variables)
+        self._hooks = TurnHooks(runtime, tenure, agent, transcript)
+        self._planned: list[Planned] | None = None
+        self._intended_at = 0.0
+        self._incomplete = 0
+        if self._row.cancel_requested_at is not None:
+            tenure.cancel(self._row.turn_id)
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The ids of the cases in the prompt."""
+        return self._model.case_ids
+
+    def run(self) -> Outcome:
+        """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
+
+        Raises:
+            LeaseLost: another worker has the session.
+            Unavailable: the database cannot be reached; the transcript must be read again.
+        """
+        self._events.state("running")
+        outcome: Outcome | None = self._before_first_step()
+        while outcome is None:
+            outcome = self._why_stop() or self._step()
+        if isinstance(outcome, Ending):
+            outcome = self._hooks.after(outcome)
+            if isinstance(outcome, Failed):
+                self._events.rewind()
+        return outcome
+
+    def announce(self, outcome: Outcome) -> None:
+        """Tell those who follow the turn that it waits."""
+        if isinstance(outcome, AwaitsDecision):
+            self._events.state("waiting_approval")
+        elif isinstance(outcome, AwaitsCalls):
+            self._events.state("parked")
+
+    def _before_first_step(self) -> Failed | AwaitsModel | None:
+        """Wait behind older turns that wait for the model, and call the hooks before a turn.
+
+        The user's messages are committed after the hooks, which then do not run again.
+        """
+        stopping = self._tenure.stopping.is_set()
+        may_wait = self._may_park and not stopping and self.transcript.asking() is None
+        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model.name):
+            busy = ProviderError("Earlier turns wait for the model.", transient=True)
+            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model.name)
+        uncommitted = self.transcript.uncommitted
+        if not self._hooks.agent.before_turn or not uncommitted or stopping:
+            return None
+        failed = self._hooks.before()
+        if failed is None:
+            self._commit(Step(uncommitted))
+        return failed
+
+    def _why_stop(self) -> Cancelled | Parked | Failed | None:
+        """The reason not to take another step, if there is one. Committed calls run before the turn can stop."""
+        if self._tenure.lost:
+            raise LeaseLost
+        if self._tenure.cancelled:
+            return Cancelled()
+        if self._planned is not None:
+            return None
+        if self._tenure.draining:
+            return Parked()
+        if self._tenure.spent_s >= self._timeout_s:
+            return Failed(out_of_time(self._timeout_s))
+        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
+            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
+        return None
+
+    def _step(self) -> Outcome | None:
+        """Call the model, or execute the calls of its last reply, and commit; returns `None` if the turn continues."""
+        try:
+            asking = self.transcript.asking()
+            return self._call_model() if asking is None else self._execute(asking)
+        except (CallAborted, Interrupted) as error:
+            # If the turn is being stopped, the loop's next check returns the reason.
+            return None if self._tenure.stopping.is_set() else Failed(_aborted_call(error))
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return self._wait_for_model(error) or Failed(error)
+
+    def _call_model(self) -> Replied | None:
+        """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
+        made = self._model.call()
+        reply = said(self._row.turn_id, made, self.transcript.call_ids)
+        if not reply.tool_calls:
+            return Replied(reply)
+        refusal = why_calls_do_not_run(made)
+        if refusal is not None:
+            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._incomplete += 1
+            if self._incomplete == _MOST_INCOMPLETE:
+                raise IncompleteReply(f"The model's replies broke off {_MOST_INCOMPLETE} times in a row, so I stopped.")
+            return None
+        self._incomplete = 0
+        if self._tenure.draining:
+            raise Interrupted  # this process has no time left to run the tools; the next worker asks the model again
+        planned = plan(self._model.tools, reply.tool_calls, self._runtime)
+        runnable = [each for each in planned if each.refusal is None]
+        waits = any(each.needs_approval for each in runnable)
+        expires_s = self._runtime.settings.approval.expires_s
+        intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
+        at_once = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
+        if not (waits or at_once):
+            self._calls.extend(planned)
+        self._planned = None if waits else planned
+        return None
+
+    def _execute(self, asking: Entry) -> Outcome | None:
+        """Execute the calls of the message `asking`, or resume those that an earlier worker began, and commit."""
+        planned, self._planned = self._planned, None
+        answered = self._calls.answer(asking, planned, self._intended_at)
+        if not isinstance(answered, Sequence):
+            return answered
+        self._commit(Step(closings(asking, [result.text for result in answered]), results=answered))
+        return None
+
+    def _commit(self, step: Step) -> bool:
+        """Commit a step and announce its messages.
+
+        Returns False if a try raised an error although it had committed the step.
+        """
+        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._events.committed(len(step.entries))
+        self._intended_at = self._intended_at if sent_at is None else sent_at
+        return sent_at is not None
+
+    def _wait_for_model(self, error: PerdureError) -> AwaitsModel | None:
+        """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
+        if not self._may_park or self._tenure.spent_s >= self._timeout_s:
+            return None
+        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
+        if wait_s is None or not wait_for_model.may_wait(self._row, self._runtime.clock):
+            return None
+        return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
+
+
+def _aborted_call(error: Exception) -> PerdureError:
+    """The error for a model that reported its call as aborted, although the engine had not aborted the call."""
+    broken = ProviderError("The model broke off its answer.")
+    broken.__cause__ = error
+    return broken

@@ -1,0 +1,65 @@
+"""Calls the agent's hooks before and after a turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.access.tenants import tenant_of, user_of
+from perdure.agents import Agent
+from perdure.errors import PerdureError
+from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
+from perdure.runtime import Runtime
+from perdure.turns.lease.tenure import Tenure
+from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
+from perdure.turns.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHooks:
+    """The hooks of `agent` around the turn at hand."""
+
+    runtime: Runtime
+    tenure: Tenure
+    agent: Agent
+    transcript: Transcript
+
+    def before(self) -> Failed | None:
+        """Call the `before_turn` hooks; returns a failure if a required hook rejects the turn."""
+        try:
+            self._call(self.agent.before_turn, self._seen())
+        except PerdureError as error:
+            return Failed(error)
+        return None
+
+    def after(self, ending: Ending) -> Ending:
+        """Call the `after_turn` hooks; returns the ending, or a failure if a required hook rejects the reply."""
+        match ending:
+            case Replied(reply):
+                text: str | None = reply.content
+            case Failed(error):
+                text = error.message
+            case Cancelled():
+                text = None
+        try:
+            self._call(self.agent.after_turn, TurnEnding(self._seen(), ending.status, text))
+        except PerdureError as error:
+            return Failed(error, rejected=ending.reply) if isinstance(ending, Replied) else ending
+        return ending
+
+    def _call(self, hooks: Hooks[Seen], seen: Seen) -> None:
+        within_s = self.runtime.settings.turn.hook_timeout_s
+        self.tenure.step_within(within_s * len(hooks))
+        call_hooks(hooks, seen, within_s, self.runtime.leaks)
+
+    def _seen(self) -> TurnStarted:
+        turn = self.tenure.at_hand
+        return TurnStarted(
+            user_of(turn.user_id),
+            self.tenure.session_id,
+            turn.turn_id,
+            turn.agent,
+            turn.channel,
+            self.transcript.asked,
+            tenant_of(turn.user_id),
+            turn.own_metadata(),
+        )
