@@ -122,7 +122,7 @@ class TurnEvents:
         """Discard the text of the current step, and make clients discard it."""
         with self._lock:
             self._withdraw()
-        self._changed()
+        self._changed(at_once=True)  # before the commit that may follow
 
     def committed(self, messages: int) -> None:
         """Record that `messages` more messages were committed, and discard the text of the current step."""

@@ -1,8 +1,8 @@
 """Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.loop.Turn`) on a store in memory.
 
 This module replaces the engine's runner (`perdure.turns.run.loop.Runner`). It claims no lease, because no other
-process can run the turn. When the turn is settled, this module appends the messages that no step has committed, such as the reply,
-to the store. An exception that is not a `PerdureError` propagates to the test.
+process can run the turn. When the turn is settled, this module appends the messages that no step has committed, such as
+the reply, to the store. An exception that is not a `PerdureError` propagates to the test.
 """
 
 from __future__ import annotations

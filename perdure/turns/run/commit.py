@@ -174,7 +174,7 @@ def wait_for_database(runtime: Runtime, tenure: Tenure, losses: int) -> None:
 
 
 def _pause(tenure: Tenure, failures: int, longest_s: float) -> None:
-    """Pause after a repeated failure. After the first one (0) there is no pause, as only a connection may have failed."""
+    """Pause after a repeated failure, but not after the first one (0): perhaps only a connection has failed."""
     if failures:
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), longest_s)
         tenure.step_within(pause_s)

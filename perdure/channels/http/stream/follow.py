@@ -130,10 +130,13 @@ class _Client:
         yield from self._ending(committed) if committed.settled else self._state(committed.turn)
 
     def _is_replaced(self, committed: Committed) -> bool:
-        """Whether the next reply is the error's message of a failed turn, and not the reply that the client reads."""
+        """Whether the next reply is the error's message of a failed turn, and not the reply that the client reads.
+
+        The message itself tells: the turn may have been read before it was settled, and the messages after.
+        """
         numbered = enumerate(committed.messages, start=committed.after + 1)
-        replies = (number for number, each in numbered if number > self.messages and each["role"] == "assistant")
-        return committed.turn["status"] == "failed" and next(replies, None) == committed.count
+        replies = (each for number, each in numbered if number > self.messages and each["role"] == "assistant")
+        return "error" in next(replies, {})
 
     def provisional(self, entry: Entry) -> Iterator[Event]:
         """The events of one entry of the stream; empty if the entry belongs to another epoch."""
