@@ -2,9 +2,11 @@
 
 inbox/               accepting messages
 lease/               claiming a session, renewing its lease, releasing it
-run/                 the step loop, the commit of a step, the settlement
+run/                 the step loop, the commit of a step, the way out
 calls/               tool calls: intents, results, approvals
 prompt/              the system message
+outcome.py           how the running of a turn stopped
+transcript.py        the messages of a turn and of the session's earlier turns
 sweep.py             wake-ups for work that is due
 outbox.py            deliveries of replies to their receivers
 drain.py             the row with which `perdure drain` stops new turns

@@ -9,9 +9,9 @@ approvals.py      calls that wait for a person
 hooked.py         the agent's hooks around a call that runs outside the worker
 result_values.py  a call's result, as stored in its row and as text in the transcript
 
-A call's intent is the row that is committed before the call begins. `run.commit_step` commits intents, and adds results
-to the transcript.
+A call's intent is the row that is committed before the call begins. `run.loop` commits intents, and adds results to
+the transcript.
 
-The step loop (`run.react`) and settlement call these modules. The sweeper calls `awaited`. The channels and the CLI
+The step loop and settlement call these modules. The sweeper calls `awaited`. The channels and the CLI
 call `approvals` with a person's decision.
 """

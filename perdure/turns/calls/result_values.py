@@ -1,6 +1,6 @@
 """Results of tool calls as values: read from effect rows, and rendered as text for the transcript.
 
-`run.commit_step` commits results to the transcript. If a message has several calls, `execute` and `awaited` first
+The step loop commits results to the transcript. If a message has several calls, `execute` and `awaited` first
 record each result in the effect row of its call.
 """
 

@@ -1,4 +1,4 @@
-"""The lease on a session: claim, renewal, the wait for an unavailable model, and each user's share of running turns.
+"""Who may run a session: the tenure and its claim, its renewal, every statement that ends it, and users' shares.
 
 Called by the runner, the sweeper and the Celery tasks.
 """
