@@ -20,6 +20,7 @@ from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
+from perdure.turns.lease.passing import CHILD_S
 from perdure.turns.run.isolated import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
@@ -205,6 +206,12 @@ def test_a_child_that_lacks_a_tool_is_not_started_again_at_once(fleet: Fleet) ->
     assert started == [sent.session_id]
     assert fleet.waker.sessions == [], "the sweeper wakes the session"
     assert fleet.harness.session(sent.session_id).wakes == 1, "after a pause that is not the shortest"
+    fleet.harness.move(CHILD_S - 1)
+    run_task.function(SimpleNamespace(process=process), str(sent.session_id))
+    assert started == [sent.session_id], "other wake-ups within the time start no child"
+    fleet.harness.move(1)
+    run_task.function(SimpleNamespace(process=process), str(sent.session_id))
+    assert started == [sent.session_id] * 2
     assert fleet.new.run(sent.session_id, alone=True) == Ran(1)
 
 

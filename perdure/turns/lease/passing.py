@@ -19,32 +19,37 @@ from perdure.turns.lease.claim import Unequipped
 log = logging.getLogger(__name__)
 
 
+CHILD_S = 60.0
+"""Seconds for which a worker remembers that a child of it has left a session: the start of a child is expensive."""
+
+
 class Passing:
-    """The sessions that this process has left to other workers during the last `PERDURE_TURN__SWEEP_S` seconds."""
+    """The sessions that this process, or a child of it, has just left to other workers.
+
+    A session that this process has left itself is remembered for `PERDURE_TURN__SWEEP_S` seconds.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._left: dict[UUID, float] = {}
+        self._until: dict[UUID, float] = {}
 
     def has_left(self, session_id: UUID) -> bool:
-        """Whether this process has just left the session, and the session's turn still waits for another worker.
+        """Whether the session was just left here, and its turn still waits for another worker.
 
         Raises:
             Unavailable: the database cannot be reached.
         """
-        left_at = self._left.get(session_id)
-        if left_at is None or self._has_passed(left_at):
+        if self._until.get(session_id, 0.0) <= self._runtime.clock.monotonic():
             return False
-        rows = self._runtime.database.run(queries.IS_UNEQUIPPED, {"session_id": session_id})
+        given = {"session_id": session_id, "unknown_agent_s": self._runtime.settings.turn.unknown_agent_s}
+        rows = self._runtime.database.run(queries.IS_UNEQUIPPED, given)
         return bool(rows and rows[0].unequipped)
 
     def leave(self, session_id: UUID, lacking: Unequipped, *, publish: bool) -> None:
-        """Record that this process has left the session. With `publish`, also publish the session's wake-up."""
+        """Record that this process has left the session, and publish its wake-up; or that a child of it has left it."""
         log.warning("session %s is left to another worker: this one lacks %s", session_id, lacking.lacks)
-        self._left = {each: at for each, at in list(self._left.items()) if not self._has_passed(at)}
-        self._left[session_id] = self._runtime.clock.monotonic()
+        now = self._runtime.clock.monotonic()
+        self._until = {each: until for each, until in list(self._until.items()) if until > now}
+        self._until[session_id] = now + (self._runtime.settings.turn.sweep_s if publish else CHILD_S)
         if publish:
             self._runtime.wake.session(session_id, lacking.priority)
-
-    def _has_passed(self, left_at: float) -> bool:
-        return self._runtime.clock.monotonic() - left_at >= self._runtime.settings.turn.sweep_s

@@ -373,11 +373,13 @@ OVERTAKES = Statement(
     writes=False,
 )
 
-# Whether the session's turn still waits for a worker that has its agent and tools.
+# Whether the session's turn still waits for a worker that has its agent and tools. A turn that has waited for
+# `unknown_agent_s` fails at the next claim, whichever worker claims it.
 IS_UNEQUIPPED = Statement(
     "turns.is_unequipped",
     """
-    SELECT unequipped_since IS NOT NULL AND NOT coalesce((
+    SELECT coalesce(unequipped_since > perdure_now() - make_interval(secs => %(unknown_agent_s)s), false)
+           AND NOT coalesce((
                SELECT cancel_requested_at IS NOT NULL FROM turns AS t
                WHERE t.session_id = s.session_id AND settled_at IS NULL ORDER BY seq LIMIT 1), false) AS unequipped
     FROM sessions AS s WHERE session_id = %(session_id)s
