@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx2
 import psutil
@@ -81,6 +81,20 @@ def test_a_slow_reader_gets_the_whole_transcript(served: Served, runtime: Runtim
             received += chunk
             pause.wait(0.03)
     assert json.loads(received.partition(b"\r\n\r\n")[2]) == read_messages(runtime.database, session_id)
+
+
+def test_a_client_that_reads_a_little_now_and_then_is_cut_off(served: Served, database_url: str) -> None:
+    """Otherwise a client keeps its place and the memory for its response for hours."""
+    session_id, _ = long_transcript(database_url, _MESSAGES, _SIZE)
+    received, pause = 0, threading.Event()
+    with connect(served.address) as client, suppress(ConnectionResetError):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
+        client.sendall(_get(f"/v1/sessions/{session_id}/messages").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        while chunk := client.recv(2**12):
+            received += len(chunk)
+            pause.wait(0.1)
+    assert received < _MESSAGES * _SIZE / 2
+    _until_released(served)
 
 
 def test_the_process_has_a_bound_on_unsent_bytes(runtime: Runtime, database_url: str) -> None:

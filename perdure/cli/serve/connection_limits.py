@@ -12,7 +12,8 @@ The number of connections is uvicorn's own, because uvicorn hands an upgraded co
 the first object is not notified of its end.
 
 `Metered` counts what a client has read, for HTTP and WebSocket alike. The server resets a connection of which the
-client reads nothing for `UNREAD_S` seconds. If all connections together have more than `MOST_UNSENT` unsent bytes, it
+client reads neither all nor `LEAST_READ` bytes for `UNREAD_S` seconds, so that no client keeps memory by reading a
+little now and then. If all connections together have more than `MOST_UNSENT` unsent bytes, it
 resets those whose clients have not read for the longest time.
 
 `perdure gateway` serves with `protocol(door)` in place of uvicorn's protocol, and with `shedding(app, door, …)`.
@@ -99,6 +100,10 @@ def connection_limit(descriptors: int) -> int:
     return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
 
 
+LEAST_READ = 2**18
+"""The bytes that a client must read within `UNREAD_S` seconds while there is more to read: 9 kB per second."""
+
+
 class Metered:
     """An asyncio transport that counts the bytes that its protocol has written.
 
@@ -128,10 +133,11 @@ class Metered:
         return closed
 
     def unread_s(self, now: float) -> float:
-        """Seconds since the client's last progress; 0 if nothing is unsent. Call it regularly."""
+        """Seconds since the client had last read `LEAST_READ` bytes; 0 if nothing is unsent. Call it regularly."""
         unsent = self._transport.get_write_buffer_size()
-        if not unsent or self.written - unsent > self._read:
-            self._read, self._read_at = self.written - unsent, now
+        read = self.written - unsent
+        if not unsent or read - self._read >= LEAST_READ:
+            self._read, self._read_at = read, now
         return now - self._read_at
 
     @property
@@ -242,7 +248,7 @@ class Door:
             if unread[transport] < self.unread_s and in_all <= self._most_unsent:
                 break
             in_all -= transport.unsent
-            log.warning("a client has read nothing for %.0f s: its connection is reset", unread[transport])
+            log.warning("a client has read little for %.0f s: its connection is reset", unread[transport])
             transport.reset()
         loop.call_later(_SWEEP_S, self._sweep, loop)
 
