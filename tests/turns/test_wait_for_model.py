@@ -22,7 +22,7 @@ from perdure.settings import BreakerSettings, RetrySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease import leave_queries, pace, queries
-from perdure.turns.lease.claim import NotNeeded, Ran
+from perdure.turns.lease.claim import NotNeeded, Ran, Unequipped, claim
 from perdure.turns.lease.pace import Pace
 from perdure.turns.lease.wait_for_model import LONGEST, MOST_A_ROUND, recall
 from perdure.turns.reading import DELAYED, Delays
@@ -431,6 +431,16 @@ def test_a_returned_turn_that_its_worker_releases_does_not_change_the_pace(parki
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
     [row] = parking.sql("SELECT paces -> 'offline' AS pace FROM sweeps WHERE name = 'turns'")
     assert (row.pace["most"], row.pace["answered"], len(row.pace["woken"])) == (MOST_A_ROUND, 0, 2)
+
+
+def test_a_returned_turn_whose_agent_no_worker_has_does_not_hold_up_the_others(parking: Harness) -> None:
+    """A worker of the previous deploy refuses such a turn, so the model neither answers it nor fails for it."""
+    parked = _park(parking, MOST_A_ROUND + 2)
+    _close_a_breaker(parking)
+    parking.move(5.1)
+    for session_id in _swept(parking):
+        assert isinstance(claim(parking.runtime, session_id, "old", agents=["another"]), Unequipped)
+    assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
 
 
 def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:

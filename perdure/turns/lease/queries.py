@@ -389,13 +389,13 @@ IS_UNEQUIPPED = Statement(
 
 # Of the sessions whose turns returned to a model: those whose turn waits again, because the model has failed; those
 # whose turn no worker has claimed, or is in its first model call since the claim; and those whose turn the model has
-# answered. A turn whose wake-up was undone (`woken_at` is null, see UNWAKE), or that a worker released before the model
-# had answered, is none of these.
+# answered. None of these is a turn whose wake-up was undone (`woken_at` is null, see UNWAKE), that a worker released
+# before the model had answered, or that no worker could take because it lacks the turn's agent.
 RETURNED = Statement(
     "sweep.returned",
     """
     SELECT session_id, paced AND not_before IS NOT NULL AND wakes = 0 AND woken_at IS NOT NULL AS failed,
-           paced AND unsettled > 0
+           paced AND unsettled > 0 AND unequipped_since IS NULL
            AND CASE WHEN not_before IS NULL THEN lease_until IS NOT NULL ELSE wakes > 0 END
            AS unanswered,
            NOT paced OR unsettled = 0 AS answered
