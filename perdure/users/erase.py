@@ -5,9 +5,9 @@ a consolidation of the user can then no longer write to PostgreSQL. The user's d
 is deleted right after the commit, and again in a second pass after the duration of a lease. Until the second pass, a
 process that was paused after its last commit may still write to Redis or the store.
 
-The transaction inserts a row in `erasures`, so that the sweeper runs the second pass even if this process crashes. The
-second pass also removes the deleted texts from the file of an embedded Redis. Workers remove them from the planner's
-statistics (`perdure.users.statistics`); the erasure does not wait for that.
+The transaction inserts a row in `erasures`, so that a worker's upkeep runs the second pass even if this process
+crashes. The second pass also removes the deleted texts from the file of an embedded Redis. Workers remove them from the
+planner's statistics (`perdure.users.statistics`); the erasure does not wait for that.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Eraser:
     """Erases users. `redis_memory` is `None` in a process without Redis: a worker then cleans Redis.
 
     `file` is `None` for an external Redis, whose operator rewrites the file (docs/operating.md). `revoke` makes
-    Celery's workers discard tasks, and returns whether the broker was reached. If `revoke` is `None`, a worker's
-    sweeper revokes the tasks.
+    Celery's workers discard tasks, and returns whether the broker was reached. If `revoke` is `None`, a round of a
+    worker's upkeep revokes the tasks.
     """
 
     database: Database
