@@ -11,7 +11,6 @@ import django
 import pytest
 from celery import Celery
 from django.apps import apps
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, connections
 from fastapi import FastAPI, Request
@@ -23,6 +22,7 @@ from perdure import DidNotHappen, ToolContext, tool
 from perdure.errors import OutcomeUnknown, SettingsError
 from perdure.tools import around
 from perdure.tools.registry import ProbeOutcome
+from tests.turns import django_apps
 from tests.turns.harness import Harness, until
 from tests.turns.scripted import calls, says
 
@@ -80,11 +80,7 @@ def pay() -> str:
 @pytest.fixture
 def shop(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Django, set up for the test's database. Nothing collects the connections that are not closed."""
-    if not settings.configured:
-        installed = ["django.contrib.contenttypes", "django.contrib.auth"]
-        settings.configure(DATABASES={"default": {}}, INSTALLED_APPS=installed, SECRET_KEY="a test's")
-        django.setup()
-        apps.ready = False  # for the other tests of this process
+    django_apps.configure()
     url = make_url(database_url)
     monkeypatch.setattr(apps, "ready", True)
     monkeypatch.setitem(

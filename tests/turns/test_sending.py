@@ -8,9 +8,8 @@ from threading import Thread
 from typing import Any
 from uuid import UUID
 
-import django
 import pytest
-from django.conf import settings as django_settings
+from django.apps import apps
 from django.db import connections, transaction
 from sqlalchemy import Engine, Row, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
@@ -32,6 +31,7 @@ from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
 from perdure.users.export import export_user
 from tests.databases import ORDINARY, Databases
+from tests.turns import django_apps
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
 from tests.turns.test_outbox import Recipient
@@ -177,13 +177,18 @@ def test_an_async_session(harness: Harness, database: Database, application: Eng
     assert routed(harness, sent)["status"] == "done"
 
 
-def test_a_django_connection(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:
+def test_a_django_connection(
+    harness: Harness,
+    database: Database,
+    application: Engine,
+    woken: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Within `atomic`, Django's `on_commit` publishes the wake-up."""
     server = str(database.url.query["host"])
     one = {"ENGINE": "django.db.backends.postgresql", "NAME": database.url.database, "USER": "perdure", "HOST": server}
-    if not django_settings.configured:
-        django_settings.configure(DATABASES={"default": one})
-        django.setup()
+    django_apps.configure()
+    monkeypatch.setattr(apps, "ready", True)
     connections.databases["shop"] = connections.configure_settings({"default": one})["default"]
     connection = connections["shop"]
     with transaction.atomic(using="shop"):
