@@ -11,12 +11,16 @@ from sqlalchemy import Connection, text
 from perdure import tool
 from perdure.database.engine import Database, Moment, Statement
 from perdure.errors import Unavailable
+from perdure.memory.redis.memory import RedisMemory
 from perdure.turns.lease import leave_queries
 from perdure.turns.lease.claim import Ran, claim
 from perdure.turns.run import queries
 from perdure.turns.run.loop import Runner
+from tests.memory.conftest import redis_memory
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
+
+__all__ = ["redis_memory"]
 
 LOCKS = {
     "turns.step": "SELECT FROM sessions FOR UPDATE",
@@ -88,8 +92,18 @@ def test_a_row_that_another_transaction_locks_costs_no_model_call(harness: Harne
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("name", "nth"), [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1)])
-def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Moment, name: str, nth: int) -> None:
-    """The runner looks up whether the commit happened. In either case, no model or tool call is repeated."""
+def test_a_commit_without_a_response_is_looked_up(
+    harness: Harness,
+    redis_memory: RedisMemory,
+    moment: Moment,
+    name: str,
+    nth: int,
+) -> None:
+    """The runner looks up whether the commit happened. In either case, no model or tool call is repeated.
+
+    Working memory gets the turn, too.
+    """
+    harness.redis_memory = redis_memory
     bench, seen = Bench(), []
     sent = _talk(harness, bench)
 
@@ -102,6 +116,7 @@ def test_a_commit_without_a_response_is_looked_up(harness: Harness, moment: Mome
     with harness.hooked(break_once):
         assert harness.run(sent.session_id) == Ran(1)
     _answered_once(harness, bench)
+    assert [turn.turn_id for turn in redis_memory.working.read(sent.session_id)] == [sent.turn_id]
 
 
 @pytest.mark.parametrize("statement", [queries.STEP, leave_queries.SETTLE], ids=lambda each: each.name)

@@ -196,17 +196,19 @@ class Leaving:
         )  # fmt: skip
         self._count(settled=1)
         log.info("turn %s is %s", turn.turn_id, ended.verdict.status)
-        if settled is None:  # an earlier try had settled the turn, but its result was lost
-            return Left(settled=True, is_kept=True)
-        if settled.others_wait:
+        if settled is not None and settled.others_wait:
             user_share.admit_next(runtime, turn.user_id)
-        if settled.delivery_id is not None:
+        if settled is not None and settled.delivery_id is not None:
             runtime.wake.delivery(settled.delivery_id)
         if ended.transcript is not None:
             try:
                 remember(runtime, tenure, turn, ended.transcript, ended.verdict)
             except Exception:  # working memory may lack a turn
                 log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
+        if (
+            settled is None
+        ):  # an earlier try had settled the turn, but its result was lost: the next read tells the rest
+            return Left(settled=True, is_kept=True)
         if settled.may_end:  # only now: ending the session removes its working memory
             runtime.wake.ending(tenure.session_id)
         if settled.unsettled and tenure.draining:
