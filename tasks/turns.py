@@ -103,7 +103,7 @@ def run(self: PerdureTask, session_id: str) -> None:
             if ended is None:
                 postpone(self.process.runtime, UUID(session_id))
             elif ended.left is not None:
-                self.process.runner.leave(UUID(session_id), ended.left)
+                self.process.runner.child_left(UUID(session_id), ended.left)
             elif ended.error is not None and fence is not None:
                 count_failed_start(self.process.runtime, self.process.runner, UUID(session_id), fence, ended)
         case _:

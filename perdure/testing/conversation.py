@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, assert_never
 from uuid import UUID, uuid4
 
 from perdure.access.tenants import user_key
@@ -33,7 +33,20 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.tenure import Tenure, TurnRow
-from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Cancelled, Ending, Failed, Outcome, Replied
+from perdure.turns.outcome import (
+    AwaitsCalls,
+    AwaitsDecision,
+    AwaitsModel,
+    Cancelled,
+    Ending,
+    Failed,
+    Lacking,
+    NotSaved,
+    Outcome,
+    Parked,
+    Replied,
+    Struck,
+)
 from perdure.turns.run.failures import render_error
 from perdure.turns.run.loop import Turn
 from perdure.turns.run.verdict import Verdict, conclude
@@ -271,8 +284,10 @@ class Conversation:
                 return self._read(transcript, "parked", error)
             case Replied() | Failed() | Cancelled():
                 return self._settle(tenure, transcript, outcome)
-            case _:
+            case Parked() | Lacking() | Struck() | NotSaved():
                 raise RuntimeError("the turn was left to another worker, which does not exist in a test")
+            case _:
+                assert_never(outcome)
 
     def _settle(self, tenure: Tenure, transcript: Transcript, ending: Ending) -> Answer:
         turn = tenure.at_hand

@@ -4,8 +4,8 @@
 
 Read this file from top to bottom. `Runner.run` is called by the task `turns.run`, and by a child process for a turn
 that ends its processes. It claims the session and runs its turns, the oldest first (`Runner._run_turn`). Each turn is a
-loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Runner.leave` acts on each: it settles
-the turn, or leaves it to a later worker (`run.leave`).
+loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it
+settles the turn, or leaves it to a later worker (`run.leave`).
 
 A process may be killed at any point. Everything that another worker needs is committed before the loop goes on: a
 model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
@@ -243,7 +243,7 @@ class Runner:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
 
-    def leave(self, session_id: UUID, lacking: Unequipped) -> None:
+    def child_left(self, session_id: UUID, lacking: Unequipped) -> None:
         """Record that a child of this process has left the session to another worker (see `passing`)."""
         self._passing.leave(session_id, lacking, publish=False)
 
