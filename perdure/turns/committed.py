@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Executor
+from perdure.database.paging import PAGE_BYTES, PAGE_ROWS
 from perdure.events.event import EventId
 from perdure.sessions.reading import message_body
 from perdure.turns import queries
@@ -18,17 +19,24 @@ from perdure.turns.reading import SETTLED, read_turn
 class Committed:
     """A turn's state. `turn` is the body of `GET /v1/turns/{id}`.
 
-    `messages` omits the turn's first `after` messages. Its form is that of `GET /v1/sessions/{id}/messages`.
+    `messages` is a page of the turn's `total` messages: it omits the first `after`, and may omit some at the end. Its
+    form is that of `GET /v1/sessions/{id}/messages`.
     """
 
     turn: dict[str, Any]
     after: int
     messages: list[dict[str, Any]]
+    total: int
 
     @property
     def count(self) -> int:
-        """The number of the turn's committed messages."""
+        """The number of the turn's messages up to the end of the page."""
         return self.after + len(self.messages)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the page ends with the turn's last message."""
+        return self.count >= self.total
 
     @property
     def settled(self) -> bool:
@@ -38,27 +46,29 @@ class Committed:
     @property
     def error_id(self) -> EventId | None:
         """The id of a settled turn's `error` event; `None` if the turn has no error, or is not settled."""
-        return EventId(self.count + 1) if self.settled and self.turn["error"] is not None else None
+        return EventId(self.total + 1) if self.settled and self.turn["error"] is not None else None
 
     @property
     def done_id(self) -> EventId:
         """The id of a settled turn's `done` event."""
-        return EventId(self.count + (2 if self.error_id else 1))
+        return EventId(self.total + (2 if self.error_id else 1))
 
 
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
-    """Read a turn and its messages, except the first `after` messages.
+    """Read a turn and a page of its messages after the first `after`: `PAGE_BYTES`, or one longer message.
 
     If the turn has fewer than `after` messages, the result's `after` is the number of the turn's messages.
 
     Raises:
         NotFound: there is no such turn.
     """
-    # The turn is read before its messages. So if the turn is settled, the messages are complete.
+    # The turn is read before its messages. So if the turn is settled, the last page is complete.
     turn = read_turn(executor, turn_id)
-    rows = executor.run(queries.MESSAGES_OF_TURN, {"turn_id": turn_id, "after": after})
-    after = min(after, rows[0].total if rows else 0)
-    return Committed(turn, after, [message_body(row) for row in rows if row.seq is not None])
+    given = {"turn_id": turn_id, "after": after, "most": PAGE_ROWS, "most_bytes": PAGE_BYTES}
+    rows = executor.run(queries.MESSAGES_OF_TURN, given)
+    total = rows[0].total if rows else 0
+    messages = [message_body(row) for row in rows if row.seq is not None]
+    return Committed(turn, min(after, total), messages, total)
 
 
 def states_of(executor: Executor, turn_ids: Collection[UUID]) -> dict[UUID, tuple[object, ...]]:

@@ -6,6 +6,7 @@ from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import WITH_FAILURE
 from perdure.database.fencing import RAISED
+from perdure.database.paging import sized
 from perdure.sessions.states import Trigger, sql
 from perdure.turns.lease.aging import HIGHEST, effective, levels
 from perdure.turns.lease.queries import PARKED, PARKED_FOR
@@ -371,6 +372,16 @@ FEEDBACK = Statement(
     """,
 )
 
+_PAGE_OF_TURN = sized(
+    """
+    SELECT seq, turn_id, role, content, tool_calls, tool_call_id, channel, token_count, model, fallback, stop_reason,
+           created_at, error_code, error_message
+    FROM own WHERE number > %(after)s ORDER BY seq LIMIT %(most)s
+    """,
+    order="seq",
+    size="octet_length(content) + coalesce(octet_length(tool_calls::text), 0)",
+)
+
 # The messages of a turn, without the first `after` ones. The turn's messages begin at its `first_seq` and end before
 # the `first_seq` of the next turn. Each row has the total number of the turn's messages. If no message is left, one row
 # without a message has the total.
@@ -385,11 +396,9 @@ MESSAGES_OF_TURN = Statement(
                                 WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
                                 ORDER BY n.seq LIMIT 1), 9223372036854775807)
     )
-    SELECT (SELECT count(*) FROM own) AS total, own.seq, own.turn_id, own.role, own.content, own.tool_calls,
-           own.tool_call_id, own.channel, own.token_count, own.model, own.fallback, own.stop_reason, own.created_at,
-           own.error_code, own.error_message
-    FROM (VALUES (1)) AS one LEFT JOIN own ON own.number > %(after)s
-    ORDER BY own.seq
+    SELECT (SELECT count(*) FROM own) AS total, page.*
+    FROM (VALUES (1)) AS one LEFT JOIN ({_PAGE_OF_TURN}) AS page ON true
+    ORDER BY page.seq
     """,
     writes=False,
 )

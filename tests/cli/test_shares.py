@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import httpx2
 import pytest
 from pydantic import SecretStr
+from starlette.types import Message
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
+from perdure.channels.http.limits.reading import Reader, Unread
 from perdure.channels.http.limits.shares import Newcomers, Unsent
 from perdure.cli.serve.connection_limits import Door
 from perdure.errors import RateLimited
@@ -138,18 +140,53 @@ def test_memory_for_responses_is_shared() -> None:
 
     async def main() -> None:
         unsent = Unsent(wait_s=0.05, most=30, most_of_user=20)
-        release = await unsent.reserve("ann", 15)
+        reader = Reader()
+        release = await unsent.reserve("ann", 15, reader)
         with pytest.raises(RateLimited):
-            await unsent.reserve("ann", 15)
-        waiting = asyncio.ensure_future(unsent.reserve("ann", 15))
-        release_of_other = await unsent.reserve("ben", 15)
+            await unsent.reserve("ann", 15, reader)
+        waiting = asyncio.ensure_future(unsent.reserve("ann", 15, reader))
+        release_of_other = await unsent.reserve("ben", 15, reader)
         release()
         release_again = await waiting
         with pytest.raises(RateLimited):
-            await unsent.reserve(None, 1)
+            await unsent.reserve(None, 1, reader)
         release_of_other()
         release_again()
-        (await unsent.reserve("ann", 1_000))()  # more than the whole memory: alone
+        (await unsent.reserve("ann", 1_000, reader))()  # more than the whole memory: alone
         assert (unsent._in_all, unsent._reserved) == (0, {})
+
+    asyncio.run(main())
+
+
+async def _respond(unsent: Unsent, user: str, ended: asyncio.Queue[str], *, reads: bool) -> None:
+    """Reserve memory, and send to a client that reads all or nothing, until the client is cut off."""
+
+    async def send(message: Message) -> None:
+        await (asyncio.sleep(0.01) if reads else asyncio.Event().wait())
+
+    reader = Reader(PATIENCE_S)
+    with suppress(Unread):
+        async with unsent.reserved(user, 10, reader):
+            while True:
+                await reader.send(send, {}, 10)
+    ended.put_nowait(user)
+
+
+def test_slow_users_do_not_take_the_memory_of_those_who_read() -> None:
+    """If all memory is reserved, slow clients end, however many. Those that read do not."""
+
+    async def main() -> None:
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        unsent = Unsent(wait_s=PATIENCE_S, most=100, most_of_user=20, slow_s=0.1)
+        slow = [asyncio.ensure_future(_respond(unsent, f"slow {n}", ended, reads=False)) for n in range(30)]
+        reading = [asyncio.ensure_future(_respond(unsent, f"reading {n}", ended, reads=True)) for n in range(9)]
+        async with asyncio.timeout(PATIENCE_S / 2):
+            names = [await ended.get() for _ in range(29)]  # the last slow one has the last place
+        assert all(name.startswith("slow") for name in names)
+        assert sum(size for user, size in unsent._reserved.items() if "reading" in str(user)) == 90
+        for task in (*slow, *reading):
+            task.cancel()
+        await asyncio.gather(*slow, *reading, return_exceptions=True)
+        assert (unsent._in_all, unsent._reserved, unsent._places) == (0, {}, set())
 
     asyncio.run(main())

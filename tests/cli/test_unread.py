@@ -7,15 +7,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from uuid import UUID
 
 import httpx2
 import psutil
 import pytest
 from websockets.sync.client import connect as connect_socket
 
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, Unsent
+from perdure.channels.http.openai.answers import read_answer
 from perdure.cli.serve.connection_limits import Door
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
+from perdure.turns.committed import read_committed
+from perdure.turns.inbox import accept
+from perdure.turns.inbox.incoming import Incoming
 from tests.cli.conftest import Perdure
 from tests.cli.serving import PATIENCE_S, Served, connect, long_transcript, rest, serving
 from tests.processes.faults import wait_until
@@ -95,6 +101,61 @@ def test_a_client_that_reads_a_little_now_and_then_is_cut_off(served: Served, da
             pause.wait(0.1)
     assert received < _MESSAGES * _SIZE / 2
     _until_released(served)
+
+
+def _events(served: Served, turn_id: UUID) -> list[tuple[str, str]]:
+    """The id and the kind of each event of a settled turn."""
+    text = httpx2.get(served.url(f"/v1/turns/{turn_id}/events"), timeout=PATIENCE_S).text
+    blocks = [dict(line.split(": ", 1) for line in block.splitlines()) for block in text.split("\n\n") if block]
+    return [(block["id"], block["event"]) for block in blocks]
+
+
+def test_events_of_a_long_turn_are_complete(served: Served, database_url: str) -> None:
+    """The messages are read page by page. The last page is followed by the end, and only that one."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    database = served.app.state.gateway.runtime.database
+    assert len(read_committed(database, turn_id).messages) < _MESSAGES / 10
+    messages = [(f"{number}-0", "message") for number in range(1, _MESSAGES + 1)]
+    assert _events(served, turn_id) == [*messages, (f"{_MESSAGES + 1}-0", "done")]
+    assert read_answer(database, turn_id).text.count("x") == _MESSAGES * _SIZE
+
+
+def test_streams_reserve_memory_while_they_have_events(runtime: Runtime, database_url: str) -> None:
+    """Events that the client has not read take memory of its user; a stream that waits for events takes none."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    idle = accept.accept(runtime, Incoming(user_id="ben", text="hello")).turn_id
+    with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served, ExitStack() as stack:
+        gateway = served.app.state.gateway
+        gateway._unsent = Unsent(wait_s=0.1)
+        for _ in range(16):
+            stack.enter_context(connect(served.address, _get(f"/v1/turns/{turn_id}/events")))
+        following = stack.enter_context(connect(served.address, _get(f"/v1/turns/{idle}/events")))
+        assert b" 200 " in following.recv(100)
+        wait_until(lambda: gateway._unsent._reserved == {"ann": 2**24}, "the streams' memory is reserved", PATIENCE_S)
+        assert httpx2.get(served.url(f"/v1/turns/{turn_id}/events")).status_code == 429
+        url = served.url("/v1/ws").replace("http", "ws")
+        with connect_socket(url, close_timeout=0.1) as client:
+            client.send('{"type": "auth"}')
+            client.send(json.dumps({"type": "follow", "turn_id": str(turn_id)}))
+            frames = [json.loads(client.recv(PATIENCE_S)) for _ in range(3)]
+        assert [frame.get("code") for frame in frames] == [None, None, "RATE_LIMITED"]
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/{}/messages", "/v1/turns/{}/events"])
+def test_slow_users_do_not_keep_others_from_reading(runtime: Runtime, database_url: str, path: str) -> None:
+    """Users who have read nothing of their responses for a second make room, however many they are."""
+    slow = [long_transcript(database_url, 200, _SIZE, f"slow {number}") for number in range(12)]
+    mine, _ = long_transcript(database_url, 200, _SIZE)
+    with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served, ExitStack() as stack:
+        gateway = served.app.state.gateway
+        gateway._unsent = Unsent(wait_s=PATIENCE_S, most=8 * CHUNKED_BYTES)
+        for session_id, turn_id in slow:
+            sent = _get(path.format(turn_id if "turns" in path else session_id))
+            stack.enter_context(connect(served.address, sent))
+        wait_until(lambda: len(gateway._unsent._places) == 8, "all memory is reserved", PATIENCE_S)
+        for _ in range(3):
+            response = httpx2.get(served.url(f"/v1/sessions/{mine}/messages"), timeout=PATIENCE_S / 3)
+            assert len(response.json()) == 200
 
 
 def test_the_process_has_a_bound_on_unsent_bytes(runtime: Runtime, database_url: str) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -22,11 +22,12 @@ from uuid import UUID
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
-from perdure.channels.http.limits.shares import Newcomers, Shares, Unsent
-from perdure.channels.http.middleware import UNREAD_S, held_by
+from perdure.channels.http.limits.reading import UNREAD_S
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, Newcomers, Shares, Unsent
+from perdure.channels.http.middleware import held_by, reader_of
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
@@ -124,7 +125,7 @@ class Gateway:
         Raises:
             RateLimited: the clients of `user`, or all clients, have too many unread responses.
         """
-        held_by(request).callback(await self._unsent.reserve(user, size))
+        held_by(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread of the gateway's pool; returns its result."""
@@ -163,14 +164,17 @@ class Gateway:
 
         return StreamingResponse(rest(), media_type=_JSON)
 
-    async def events(self, turn_id: UUID, last: EventId | None, pause_s: float) -> AsyncGenerator[Event | None, None]:
+    async def events(
+        self, connection: HTTPConnection, turn_id: UUID, last: EventId | None, pause_s: float
+    ) -> AsyncGenerator[Event | None, None]:
         """The events of a turn after the position `last`, until the turn is settled or the gateway stops.
 
-        Yields `None` after every `pause_s` seconds without an event.
+        Yields `None` after every `pause_s` seconds without an event. Memory is reserved for the events that were read
+        and not yet sent on `connection`; an idle stream has none.
 
         Raises:
             NotFound: there is no such turn.
-            RateLimited: too many streams are open, of the turn's user or in all.
+            RateLimited: too many streams are open, or too many responses unread, of the turn's user or in all.
             Unavailable: the database cannot be reached.
         """
         found = await self.in_thread(partial(find_owner, self.runtime.database, turn_id))
@@ -180,9 +184,11 @@ class Gateway:
         async def read(turn_id: UUID, after: int) -> Committed:
             return await self.in_thread(partial(read_committed, self.runtime.database, turn_id, after))
 
+        memory = partial(self._unsent.reserved, found[0], CHUNKED_BYTES, reader_of(connection))
         with self._streams.held(found[0]), self._counted():
-            async for event in Follower(self._hub, read, turn_id, last).events(pause_s):
-                yield event
+            async with aclosing(Follower(self._hub, read, turn_id, last, memory).events(pause_s)) as events:
+                async for event in events:
+                    yield event
 
     async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
         """Wait until the turn is settled, `seconds` have passed or the gateway stops.

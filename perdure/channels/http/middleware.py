@@ -7,29 +7,29 @@ This module unescapes the path except for `%2F` and `%25`. A route calls `unesca
 contain one of these two.
 
 A server accepts a piece of a response as soon as the client has read most of the pieces before it. So this module sends
-long bodies in pieces, and gives each piece `UNREAD_S` seconds. The server itself must close a connection whose last
-piece is not read; `perdure.cli.serve.connection_limits` does.
+long bodies in pieces, and `perdure.channels.http.limits.reading` limits how long they wait for the client. The server
+itself must close a connection whose last piece is not read; `perdure.cli.serve.connection_limits` does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 from urllib.parse import quote, unquote
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-log = logging.getLogger(__name__)
+from perdure.channels.http.limits.reading import UNREAD_S, Reader, Unread
 
-UNREAD_S = 30.0
-"""Seconds that a client has to read a piece of a response, or a frame of a WebSocket."""
+log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 2**16
 _HELD = "perdure.held"
 """The key in `scope` of the stack that `held_by` returns."""
+_READER = "perdure.reader"
+"""The key in `scope` of what `reader_of` returns."""
 
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -82,21 +82,24 @@ class WholeSegments:
         await self._app(scope, receive, send)
 
 
-class Unread(Exception):
-    """The client has not read a piece of the response, or a frame, in time."""
+def reader_of(connection: HTTPConnection) -> Reader:
+    """The client of a request or of a WebSocket, as the middleware's sends measure it."""
+    reader: Reader = connection.scope[_READER]
+    return reader
 
 
-def held_by(request: Request) -> ExitStack:
+def held_by(request: HTTPConnection) -> ExitStack:
     """The stack that the middleware unwinds when the request's response is sent, cut off or abandoned."""
     held: ExitStack = request.scope[_HELD]
     return held
 
 
 class CutsOffUnread:
-    """Sends bodies in pieces, and ends responses that are not read."""
+    """Sends bodies in pieces, and ends responses that are not read, or read too slowly."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, unread_s: float = UNREAD_S) -> None:
         self._app = app
+        self._unread_s = unread_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application. An unread response of HTTP ends here; the server then closes the connection."""
@@ -104,30 +107,26 @@ class CutsOffUnread:
             await self._app(scope, receive, send)
             return
 
+        reader = Reader(self._unread_s)
+
         async def send_in_pieces(message: Message) -> None:
+            if message["type"] == "websocket.send":
+                await reader.send(send, message, len(message.get("text") or message.get("bytes") or ""))
+                return
             body = message.get("body", b"") if message["type"] == "http.response.body" else b""
             ends = range(_PIECE_BYTES, len(body), _PIECE_BYTES)
             for end in ends:
                 piece = body[end - _PIECE_BYTES : end]
-                await _in_time(send, {"type": "http.response.body", "body": piece, "more_body": True})
-            await _in_time(send, {**message, "body": body[ends[-1] :]} if ends else message)
+                await reader.send(send, {"type": "http.response.body", "body": piece, "more_body": True}, len(piece))
+            last = body[ends[-1] :] if ends else body
+            await reader.send(send, {**message, "body": last} if ends else message, len(last))
 
         with ExitStack() as held:
-            scope[_HELD] = held
+            scope[_HELD], scope[_READER] = held, reader
             try:
                 await self._app(scope, receive, send_in_pieces)
             except Unread:
-                log.warning("a client has read nothing of its response for %g s: the response is cut off", UNREAD_S)
-
-
-async def _in_time(send: Send, message: Message) -> None:
-    try:
-        async with asyncio.timeout(UNREAD_S) as limit:
-            await send(message)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise Unread from None
+                log.warning("a client has read too little of its response: the response is cut off")
 
 
 def unescaped(segment: str) -> str:

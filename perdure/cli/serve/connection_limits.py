@@ -39,7 +39,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.channels.http.errors import problem
-from perdure.channels.http.middleware import UNREAD_S, with_safe_headers
+from perdure.channels.http.limits.reading import LEAST_READ, UNREAD_S
+from perdure.channels.http.middleware import with_safe_headers
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE
 from perdure.errors import InvalidRequest, Unavailable
 
@@ -98,10 +99,6 @@ def raise_descriptor_limit() -> int:
 def connection_limit(descriptors: int) -> int:
     """The most connections that a process may have if it may open `descriptors` files."""
     return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
-
-
-LEAST_READ = 2**18
-"""The bytes that a client must read within `UNREAD_S` seconds while there is more to read: 9 kB per second."""
 
 
 class Metered:

@@ -77,11 +77,13 @@ async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: pa
         HTTPStatus.NO_CONTENT: {"description": "The client has all events of the turn."},
     },
 )
-async def events(turn_id: TheTurn, gateway: TheGateway, last_event_id: LastEventId = None) -> Response:
+async def events(
+    turn_id: TheTurn, request: Request, gateway: TheGateway, last_event_id: LastEventId = None
+) -> Response:
     """Stream a turn's events. With `Last-Event-ID`, the stream continues after that event."""
     last = EventId.parse(last_event_id) if last_event_id is not None else None
     gateway.require_room()
-    found = gateway.events(turn_id, last, sse.HEARTBEAT_S)
+    found = gateway.events(request, turn_id, last, sse.HEARTBEAT_S)
     try:
         first = await anext(found)  # an error before the first event sets the response's status
     except StopAsyncIteration:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
+from perdure.channels.http.limits.reading import Reader
 from perdure.errors import RateLimited
 
 MOST_UNSENT = 2**28
@@ -21,6 +23,9 @@ MOST_UNSENT_OF_USER = 2**24
 
 CHUNKED_BYTES = 2**20
 """The memory of a response that is made in chunks: about two pages of rows, and their text."""
+
+SLOW_S = 1.0
+"""Seconds for a piece of 64 KiB, after which a client is slow: it is cut off if its memory is needed for others."""
 
 MOST_NEWCOMERS = 500
 """The most sockets of a process that have not authenticated yet."""
@@ -87,44 +92,110 @@ class Newcomers:
                 del self._by_address[address]
 
 
-class Unsent:
-    """Memory for responses that are being sent. A response waits until there is room for it, `wait_s` at most."""
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Memory that is reserved for what one client is sent."""
 
-    def __init__(self, wait_s: float, most: int = MOST_UNSENT, most_of_user: int = MOST_UNSENT_OF_USER) -> None:
+    user: str | None
+    size: int
+    reader: Reader
+
+
+class _Reserved(AbstractAsyncContextManager[None]):
+    """No generator: a server that stops closes all generators at once, and this one before the one that uses it."""
+
+    def __init__(self, reserve: Callable[[], Awaitable[Callable[[], None]]]) -> None:
+        self._reserve = reserve
+
+    async def __aenter__(self) -> None:
+        self._release = await self._reserve()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+
+class Unsent:
+    """Memory for responses that are being sent. A response waits until there is room for it, `wait_s` at most.
+
+    If all memory is reserved, the clients that have kept the gateway waiting for the longest time, `slow_s` seconds at
+    least, are cut off. So clients that read slowly, however many, do not keep a client that reads from being served.
+    """
+
+    def __init__(
+        self,
+        wait_s: float,
+        most: int = MOST_UNSENT,
+        most_of_user: int = MOST_UNSENT_OF_USER,
+        slow_s: float = SLOW_S,
+    ) -> None:
         self._wait_s = wait_s
         self._most = most
         self._most_of_user = most_of_user
+        self._slow_s = slow_s
+        self._places: set[_Place] = set()
         self._reserved: Counter[str | None] = Counter()
         self._in_all = 0
         self._released = asyncio.Event()
 
-    async def reserve(self, user: str | None, size: int) -> Callable[[], None]:
-        """Reserve `size` bytes; returns the function that releases them. `None`: no single user's memory.
+    async def reserve(self, user: str | None, size: int, reader: Reader) -> Callable[[], None]:
+        """Reserve `size` bytes for what `reader` is sent; returns the function that releases them.
+
+        `user`: `None` is not limited to one user's share.
 
         Raises:
             RateLimited: the user's other responses, or those of all users, are not read within `wait_s` seconds.
         """
-        size = min(size, self._most_of_user)
+        place = _Place(user, min(size, self._most_of_user), reader)
         try:
             async with asyncio.timeout(self._wait_s):
-                while not self._has_room(user, size):
-                    await self._released.wait()
+                while not self._has_room(place):
+                    await self._wait_for_room(place)
         except TimeoutError:
             raise RateLimited(
                 "Too many responses are not read yet. Read them, then try again.", retry_after_s=_RETRY_AFTER_S
             ) from None
-        self._reserved[user] += size
-        self._in_all += size
-        return partial(self._release, user, size)
+        self._places.add(place)
+        self._reserved[user] += place.size
+        self._in_all += place.size
+        return partial(self._release, place)
 
-    def _has_room(self, user: str | None, size: int) -> bool:
-        of_user = 0 if user is None else self._reserved[user]
-        return of_user + size <= self._most_of_user and self._in_all + size <= self._most
+    def reserved(self, user: str | None, size: int, reader: Reader) -> AbstractAsyncContextManager[None]:
+        """Like `reserve`, while the `with` block runs."""
+        return _Reserved(partial(self.reserve, user, size, reader))
 
-    def _release(self, user: str | None, size: int) -> None:
-        self._in_all -= size
-        self._reserved[user] -= size
-        if not self._reserved[user]:
-            del self._reserved[user]
+    def _has_room(self, place: _Place) -> bool:
+        return self._has_share(place) and self._in_all + place.size <= self._most
+
+    def _has_share(self, place: _Place) -> bool:
+        return place.user is None or self._reserved[place.user] + place.size <= self._most_of_user
+
+    async def _wait_for_room(self, place: _Place) -> None:
+        """Wait for a release. If the user's share has room, first cut off slow clients of any user."""
+        released = self._released
+        if not self._has_share(place):
+            await released.wait()
+            return
+        self._cut_off_slow(self._in_all + place.size - self._most)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._slow_s / 4):
+                await released.wait()
+
+    def _cut_off_slow(self, lacking: int) -> None:
+        """Cut off the slowest clients, until `lacking` bytes are or will be released."""
+        now = asyncio.get_running_loop().time()
+        lacking -= sum(place.size for place in self._places if place.reader.is_cut_off)
+        waited_s = {place: place.reader.waited_s(now) for place in self._places if not place.reader.is_cut_off}
+        for place in sorted(waited_s, key=waited_s.__getitem__, reverse=True):
+            if lacking <= 0 or waited_s[place] < self._slow_s:
+                return
+            place.reader.cut_off()
+            lacking -= place.size
+
+    def _release(self, place: _Place) -> None:
+        self._places.remove(place)
+        self._in_all -= place.size
+        self._reserved[place.user] -= place.size
+        if not self._reserved[place.user]:
+            del self._reserved[place.user]
         self._released.set()  # wakes those who wait
         self._released = asyncio.Event()

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
+from perdure.database.engine import Executor
 from perdure.events.event import Event, EventKind
 from perdure.tools.registry import STAFF
+from perdure.turns.committed import read_committed
 
 _BETWEEN = "\n\n"
 _LONGEST_CALL = 300
@@ -67,18 +70,42 @@ async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
             yield part
 
 
-def whole_text(messages: list[dict[str, Any]]) -> str:
-    """The answer in the messages of a settled turn: the same text as the joined parts of `follow`."""
-    return _BETWEEN.join(
-        each["content"]
-        for each in messages
-        if each["role"] == "assistant" and "error" not in each and each["content"].strip()
-    )
+@dataclass(slots=True)
+class Answer:
+    """The answer of a turn as far as it is committed: the same texts and calls as those that `follow` yields."""
+
+    turn: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return _BETWEEN.join(self.texts)
+
+    def add(self, messages: list[dict[str, Any]]) -> None:
+        """Add the texts and the calls of the turn's next messages."""
+        for each in messages:
+            if each["role"] == "assistant":
+                self.calls += map(_line, each.get("tool_calls", ()))
+                if "error" not in each and each["content"].strip():
+                    self.texts.append(each["content"])
 
 
-def calls_of(messages: list[dict[str, Any]]) -> list[str]:
-    """The lines about the tool calls in these messages, the same as the `Called` parts of `follow`."""
-    return [_line(call) for each in messages if each["role"] == "assistant" for call in each.get("tool_calls", ())]
+def read_answer(executor: Executor, turn_id: UUID) -> Answer:
+    """Read a turn and its answer. Tools' results, which may be long, are read page by page and not kept.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    committed = read_committed(executor, turn_id)
+    answer = Answer(committed.turn)
+    answer.add(committed.messages)
+    while not committed.is_last:
+        committed = read_committed(executor, turn_id, committed.count)
+        answer.turn = committed.turn
+        answer.add(committed.messages)
+    return answer
 
 
 class _Answer:

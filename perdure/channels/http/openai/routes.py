@@ -14,6 +14,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
+from perdure.channels.http.limits.shares import CHUNKED_BYTES
 from perdure.channels.http.openai import answers, chat, responses, side_requests
 from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
@@ -30,9 +31,8 @@ from perdure.channels.http.stream import sse
 from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
-from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import TurnPlace, find_owner, read_place
+from perdure.turns.reading import SETTLED, TurnPlace, find_owner, owner, read_place, read_turn
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
 
@@ -86,11 +86,11 @@ async def completions(
             return settled_failure(settled.turn)
         completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
         await note()  # before the response, which is sent in one write
-        return respond(completion.whole(settled.turn, answers.whole_text(settled.messages)), HTTPStatus.OK)
-    turn = (await _read(gateway, accepted.turn_id)).turn
+        return respond(completion.whole(settled.turn, settled.text), HTTPStatus.OK)
+    turn = await _turn(gateway, accepted.turn_id)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     completion = chat.completion_of(turn, _agent_name(gateway.runtime, body.model))
-    parts = await _begun(_parts(gateway, accepted.turn_id))
+    parts = await _begun(_parts(gateway, request, accepted.turn_id))
     return sse.response(chat.stream(completion, parts, include_usage=usage, on_sent=note))
 
 
@@ -112,11 +112,11 @@ async def create_response(
         _agent_name(gateway.runtime, body.model), place.conversation, body.previous_response_id, bool(body.background)
     )
     if body.stream:
-        turn = (await _read(gateway, accepted.turn_id)).turn
-        parts = await _begun(_parts(gateway, accepted.turn_id))
+        turn = await _turn(gateway, accepted.turn_id)
+        parts = await _begun(_parts(gateway, request, accepted.turn_id))
         return sse.response(responses.stream(made, turn, parts, None, note))
     if body.background:
-        turn = (await _read(gateway, accepted.turn_id)).turn
+        turn = await _turn(gateway, accepted.turn_id)
         await note()
         return respond(made.body(turn), HTTPStatus.OK)
     settled = await _settled(gateway, request, accepted.turn_id)
@@ -129,6 +129,7 @@ async def create_response(
 @router.get("/responses/{response_id}", responses={200: _ANY, **_ERRORS}, response_description="The response.")
 async def read_response(
     response_id: str,
+    request: Request,
     gateway: TheGateway,
     caller: TheCaller,
     *,
@@ -137,12 +138,12 @@ async def read_response(
 ) -> Response:
     """Read a response, or stream it from its beginning or after the sequence number `starting_after`."""
     turn_id = await _turn_id(gateway, caller, response_id)
-    committed = await _read(gateway, turn_id)
     made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
     if not stream:
-        return respond(_whole(made, committed), HTTPStatus.OK)
-    parts = await _begun(_parts(gateway, turn_id))
-    return sse.response(responses.stream(made, committed.turn, parts, starting_after))
+        return respond(_whole(made, await _answer(gateway, request, turn_id)), HTTPStatus.OK)
+    turn = await _turn(gateway, turn_id)
+    parts = await _begun(_parts(gateway, request, turn_id))
+    return sse.response(responses.stream(made, turn, parts, starting_after))
 
 
 @router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
@@ -151,9 +152,8 @@ async def cancel_response(response_id: str, gateway: TheGateway, caller: TheCall
     turn_id = await _turn_id(gateway, caller, response_id)
     await gateway.in_thread(partial(cancel, gateway.runtime, turn_id))
     await gateway.until_settled(turn_id, _CANCEL_S, request)
-    committed = await _read(gateway, turn_id)
     made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
-    return respond(_whole(made, committed), HTTPStatus.OK)
+    return respond(_whole(made, await _answer(gateway, request, turn_id)), HTTPStatus.OK)
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -205,28 +205,34 @@ async def _turn_id(gateway: Gateway, caller: TheCaller, response_id: str) -> UUI
     return await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
 
 
-async def _read(gateway: Gateway, turn_id: UUID) -> Committed:
-    return await gateway.in_thread(partial(read_committed, gateway.runtime.database, turn_id))
+async def _turn(gateway: Gateway, turn_id: UUID) -> dict[str, Any]:
+    return await gateway.in_thread(partial(read_turn, gateway.runtime.database, turn_id))
 
 
-async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> Committed:
-    """Wait for a turn to settle, for `_WAIT_S` seconds at most; returns the turn and its messages.
+async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.Answer:
+    """Read a turn and its answer, into memory that is reserved until the response has been sent."""
+    database = gateway.runtime.database
+    await gateway.reserve(request, await gateway.in_thread(partial(owner, database, turn_id)), CHUNKED_BYTES)
+    return await gateway.in_thread(partial(answers.read_answer, database, turn_id))
+
+
+async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> answers.Answer:
+    """Wait for a turn to settle, for `_WAIT_S` seconds at most; returns its answer.
 
     Raises:
         DeadlineExceeded: the turn is not settled in time.
     """
-    committed = await _read(gateway, turn_id)
-    if not committed.settled:
+    if (await _turn(gateway, turn_id))["status"] not in SETTLED:
         await gateway.until_settled(turn_id, _WAIT_S, request)
-        committed = await _read(gateway, turn_id)
-    if not committed.settled:
+    answer = await _answer(gateway, request, turn_id)
+    if answer.turn["status"] not in SETTLED:
         raise DeadlineExceeded(_LATE)
-    return committed
+    return answer
 
 
-async def _parts(gateway: Gateway, turn_id: UUID) -> AsyncIterator[answers.Part]:
+async def _parts(gateway: Gateway, request: Request, turn_id: UUID) -> AsyncIterator[answers.Part]:
     gateway.require_room()
-    async with aclosing(gateway.events(turn_id, None, sse.HEARTBEAT_S)) as events:
+    async with aclosing(gateway.events(request, turn_id, None, sse.HEARTBEAT_S)) as events:
         async for part in answers.follow(events):
             yield part
 
@@ -244,11 +250,10 @@ async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Pa
     return with_first()
 
 
-def _whole(made: responses.Response, committed: Committed) -> dict[str, Any]:
-    done = committed.turn["status"] == "done"
-    if not done:
-        return made.body(committed.turn)
-    return made.body(committed.turn, answers.whole_text(committed.messages), answers.calls_of(committed.messages))
+def _whole(made: responses.Response, answer: answers.Answer) -> dict[str, Any]:
+    if answer.turn["status"] != "done":
+        return made.body(answer.turn)
+    return made.body(answer.turn, answer.text, answer.calls)
 
 
 def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:

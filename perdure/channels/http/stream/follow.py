@@ -8,6 +8,7 @@ was withdrawn, or if its position is unknown because Redis lost the stream.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -19,14 +20,20 @@ from perdure.turns.committed import Committed
 Read = Callable[[UUID, int], Awaitable[Committed]]
 """Runs `read_committed` in a thread. Takes the turn's id and the number of messages that the client has."""
 
+Memory = Callable[[], AbstractAsyncContextManager[None]]
+"""Reserves memory for a page of messages and a page of entries, until the client has been sent their events."""
+
 
 class Follower:
     """Yields the events of a turn after the position `last`, or from the beginning if `last` is `None`."""
 
-    def __init__(self, hub: Hub, read: Read, turn_id: UUID, last: EventId | None = None) -> None:
+    def __init__(
+        self, hub: Hub, read: Read, turn_id: UUID, last: EventId | None = None, memory: Memory = nullcontext
+    ) -> None:
         self._hub = hub
         self._read = read
         self._turn_id = turn_id
+        self._memory = memory
         self._client = _Client(last or EventId(0))
         self._settled = False
 
@@ -41,52 +48,61 @@ class Follower:
             Unavailable: the database cannot be reached.
         """
         with self._hub.listening(self._turn_id) as news:
-            committed = await self._look()
-            for event in [*await self._resume(committed), *self._client.catch_up(committed)]:
-                yield event
-            while not self._is_over():
-                async for event in self._new(news):
+            async with self._memory():
+                async for event in self._catch_up(resumes=True):
                     yield event
+            while not self._is_over():
+                if news.pending:
+                    async with self._memory():
+                        async for event in self._new(news):
+                            yield event
                 if not (self._is_over() or news.pending or await news.wait(pause_s)):
                     yield None
 
     def _is_over(self) -> bool:
         return self._settled or self._hub.stopped
 
-    async def _look(self) -> Committed:
-        """Read the turn, and the committed messages that the client does not have."""
-        committed = await self._read(self._turn_id, self._client.messages)
-        self._settled = committed.settled
-        return committed
+    async def _catch_up(self, *, resumes: bool = False) -> AsyncIterator[Event]:
+        """Yield the events of all that is committed and that the client does not have, page by page."""
+        while True:
+            committed = await self._read(self._turn_id, self._client.messages)
+            for event in await self._resume(committed) if resumes else ():
+                yield event
+            for event in self._client.catch_up(committed):
+                yield event
+            if committed.is_last:
+                self._settled = committed.settled
+                return
+            resumes = False
 
     async def _resume(self, committed: Committed) -> list[Event]:
         """A `rewind` if the client has provisional events that are outdated or not in the stream; otherwise empty."""
         last = self._client.position
-        if last.number == 0 and last.epoch <= committed.count:
+        if last.number == 0 and last.epoch <= committed.total:
             return []
-        if committed.settled and last.epoch > committed.count:  # the client has the `error` event, or all events
+        if committed.settled and last.epoch > committed.total:  # the client has the `error` event, or all events
             return []
-        if last.epoch == committed.count and not committed.settled:
+        if last.epoch == committed.total and not committed.settled:
             known = await self._hub.entries_until(self._turn_id, last)
             if known and known[-1].id == last:
                 self._client.restore(known)
                 return []
-        return [self._client.rewind_to(min(last.epoch, committed.count))]
+        return [self._client.rewind_to(min(last.epoch, committed.total))]
 
     async def _new(self, news: News) -> AsyncIterator[Event]:
         """Yield the events since the last call. Stop once the turn is settled."""
-        written, changed = news.take()
-        for entry in await self._hub.entries(self._turn_id, self._client.position) if written else ():
+        changed = news.take()
+        async for entry in self._hub.entries(self._turn_id, self._client.position):
             if entry.id.epoch > self._client.messages or entry.kind == EventKind.STATE:
                 changed = False
-                for event in self._client.catch_up(await self._look()):
+                async for event in self._catch_up():
                     yield event
             if self._settled:
                 return
             for event in self._client.provisional(entry):
                 yield event
         if changed:
-            for event in self._client.catch_up(await self._look()):
+            async for event in self._catch_up():
                 yield event
 
 
@@ -117,7 +133,7 @@ class _Client:
         return self._event(EventKind.REWIND, rewind_to(epoch))
 
     def catch_up(self, committed: Committed) -> Iterator[Event]:
-        """Yield new messages, then `error` and `done` of a settled turn, or state and approvals of an unsettled one."""
+        """Yield new messages; after the last one, `error` and `done` of a settled turn, or an unsettled one's state."""
         if self._length and self._is_replaced(committed):
             yield self._withdraw()
         for number, message in enumerate(committed.messages, start=committed.after + 1):
@@ -127,7 +143,8 @@ class _Client:
                     yield self._event(kind, data)
                 self._move(number)
                 yield self._event(EventKind.MESSAGE, message)
-        yield from self._ending(committed) if committed.settled else self._state(committed.turn)
+        if committed.is_last:
+            yield from self._ending(committed) if committed.settled else self._state(committed.turn)
 
     def _is_replaced(self, committed: Committed) -> bool:
         """Whether the next reply is the error's message of a failed turn, and not the reply that the client reads.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,24 +55,20 @@ _MOST_READ = 1_000
 class News:
     """The changes of one turn that wait to be processed by one client's open stream."""
 
-    _written: bool = True
+    pending: bool = True
+    """Whether there are changes to take: Redis may have new entries."""
     _changed: bool = False
     _event: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def pending(self) -> bool:
-        """Whether there are changes to take."""
-        return self._written or self._changed
-
-    def take(self) -> tuple[bool, bool]:
-        """Return and clear two flags: Redis may have new entries, and the turn's state may have changed."""
-        taken = self._written, self._changed
-        self._written = self._changed = False
-        return taken
+    def take(self) -> bool:
+        """Take all changes; returns whether the turn's state may have changed, too."""
+        changed = self._changed
+        self.pending = self._changed = False
+        return changed
 
     def add(self, *, changed: bool) -> None:
         """Record new entries and wake the stream. `changed`: the turn's state may have changed, too."""
-        self._written = True
+        self.pending = True
         self._changed |= changed
         self._event.set()
 
@@ -162,28 +158,27 @@ class Hub:
             if not self._listeners:
                 self._has_listeners.clear()
 
-    async def entries(self, turn_id: UUID, after: EventId) -> list[Entry]:
-        """The entries of a turn's stream after the id `after`; empty while Redis is unavailable."""
-        return await self._range(turn_id, f"({after}", "+")
+    def entries(self, turn_id: UUID, after: EventId) -> AsyncIterator[Entry]:
+        """The entries of a turn's stream after the id `after`; none while Redis is unavailable."""
+        return self._range(turn_id, f"({after}", "+")
 
     async def entries_until(self, turn_id: UUID, last: EventId) -> list[Entry]:
         """The entries in the epoch of `last`, up to and including `last`; empty while Redis is unavailable."""
-        return await self._range(turn_id, str(EventId(last.epoch)), str(last))
+        return [entry async for entry in self._range(turn_id, str(EventId(last.epoch)), str(last))]
 
-    async def _range(self, turn_id: UUID, first: str, last: str) -> list[Entry]:
-        if self._client is None:
-            return []
-        found: list[Entry] = []
-        try:
-            while True:
+    async def _range(self, turn_id: UUID, first: str, last: str) -> AsyncIterator[Entry]:
+        """Yield the entries of a range, and read the next ones when those before them are taken."""
+        rows: list[Any] | None = None
+        while self._client is not None and (rows is None or len(rows) == _MOST_READ):
+            try:
                 rows = await self._client.xrange(stream_key(self._prefix, turn_id), first, last, count=_MOST_READ)
-                found += [entry for row in rows if (entry := _entry(*row)) is not None]
-                if len(rows) < _MOST_READ:
-                    return found
-                first = f"({rows[-1][0].decode()}"
-        except redis.RedisError as error:
-            log.warning("the events of turn %s cannot be read: %s", turn_id, loggable(error))
-            return found
+            except redis.RedisError as error:
+                log.warning("the events of turn %s cannot be read: %s", turn_id, loggable(error))
+                return
+            for row in rows or ():
+                first = f"({row[0].decode()}"
+                if (entry := _entry(*row)) is not None:
+                    yield entry
 
     async def _subscribe_forever(self) -> None:
         while True:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from perdure.events.event import Event
 
@@ -24,13 +26,26 @@ def encode(event: Event | None) -> bytes:
     return f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
 
 
-async def chunks(first: Event | None, others: AsyncIterator[Event | None]) -> AsyncIterator[bytes]:
+async def chunks(first: Event | None, others: AsyncGenerator[Event | None, None]) -> AsyncGenerator[bytes, None]:
     """`first` and then `others`, each encoded."""
-    yield encode(first)
-    async for event in others:
-        yield encode(event)
+    async with aclosing(others):
+        yield encode(first)
+        async for event in others:
+            yield encode(event)
+
+
+class _Stream(StreamingResponse):
+    """Closes its generator when it ends: garbage collection would keep what the generator holds for long."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
 
 
 def response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
     """A streaming response with headers that forbid caching and buffering by proxies."""
-    return StreamingResponse(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)
+    return _Stream(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)

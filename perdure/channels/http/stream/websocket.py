@@ -7,7 +7,7 @@ credentials are checked again with each frame. A connection from a page of anoth
 
 Frames are JSON objects. The server answers each frame of the client with a frame that has the same `ref`. It also sends
 events when they occur. uvicorn limits the size of a frame. It also sends pings, and closes a connection that does not
-answer them. A client that reads none of its frames for `UNREAD_S` seconds is disconnected.
+answer them. A client that does not read its frames, or reads them too slowly, is disconnected (`limits.reading`).
 
 A user token's open sockets count against its share. Sockets that wait for their first frame are limited in all.
 """
@@ -33,7 +33,7 @@ from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, decide_as, require_turn
 from perdure.channels.http.errors import problem_of
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.middleware import Unread
+from perdure.channels.http.limits.reading import Unread
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, Unauthorized, Unavailable
 from perdure.events.event import EventId
 from perdure.text.untrusted import load_object
@@ -263,7 +263,7 @@ class _Client:
         """Send the events of a turn after the position `last`, until the turn is settled."""
         head = {"type": "event", "turn_id": str(turn_id)}
         try:
-            async with aclosing(self._gateway.events(turn_id, last, _PAUSE_S)) as events:
+            async with aclosing(self._gateway.events(self._connection, turn_id, last, _PAUSE_S)) as events:
                 async for event in events:
                     if event is not None:
                         await self._write({**head, "id": str(event.id), "event": event.kind, "data": event.data})
