@@ -241,6 +241,30 @@ def test_a_url_without_tls_is_unchanged(url: str) -> None:
 
 def test_several_brokers_have_the_options_of_the_first(authority: Authority) -> None:
     """A broker URL may name several servers, which semicolons separate. A semicolon in a password separates none."""
-    url = normalised(f"amqps://a;amqps://b?ssl_ca_certs={authority.file}")
-    assert divided(url)[0] == "amqps://a;amqps://b"
+    url = normalised(f"amqps://a:1;amqps://a:2?ssl_ca_certs={authority.file}")
+    assert divided(url)[0] == "amqps://a:1;amqps://a:2"
     assert normalised("rediss://:a;b@h").startswith("rediss://:a;b@h?ssl_cert_reqs=required")
+
+
+@pytest.mark.parametrize("options", [("", ""), ("?ssl_check_hostname=false", ""), ("", "?ssl_cert_reqs=none")])
+def test_no_broker_is_verified_under_the_name_of_another(options: tuple[str, str]) -> None:
+    """Kombu keeps the first server's name when it fails over: the second would need a certificate of the first."""
+    first, second = options
+    url = f"amqps://first.example{first};amqps://second.example{second}"
+    with pytest.raises(
+        SettingsError, match=r"PERDURE_BROKER_URL .*\(first.example, second.example\) under the name of one"
+    ):
+        Settings.load(_env_file=None, broker_url=url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqps://first.example?{0};amqps://second.example?{0}",
+        "amqps://one.example:5671;amqps://one.example:5672",
+        "rediss://first.example;rediss://second.example",
+    ],
+)
+def test_brokers_that_need_no_other_name_are_accepted(url: str) -> None:
+    """An operator may do without host names. redis-py verifies each server under its own name."""
+    assert normalised(url.format("ssl_check_hostname=false")).count(";") == 1

@@ -44,16 +44,17 @@ def normalised(url: str) -> str:
     'rediss://redis.example/0?ssl_cert_reqs=optional&ssl_check_hostname=true'
 
     Raises:
-        ValueError: an option is unknown, or its value cannot be used.
+        ValueError: an option is unknown, its value cannot be used, or a server would be verified under another's name.
     """
-    return ";".join(map(_normalised, _servers(url)))
+    servers = [_normalised(each) for each in _servers(url)]
+    _check_names(servers)
+    return ";".join(servers)
 
 
 def divided(url: str) -> tuple[str, dict[str, Any] | None]:
     """A normalised `url` without its TLS options, and the options under the names of its scheme's library.
 
-    The options are `None` if the URL uses no TLS. If the URL names several servers, the options and the verified host
-    name are those of the first.
+    The options are `None` if the URL uses no TLS. If the URL names several servers, the options are those of the first.
     """
     found = [_parsed(each) for each in _servers(url)]
     bare = ";".join(_joined(base, others) for base, others, _ in found)
@@ -120,6 +121,23 @@ def _servers(url: str) -> list[str]:
     """The URLs of the servers in `url`. kombu separates several by semicolons, which a password may contain, too."""
     parts = url.split(";")
     return parts if all("://" in part for part in parts) else [url]
+
+
+def _check_names(servers: list[str]) -> None:
+    """Check that RabbitMQ's servers can be verified. Kombu keeps its options, with the name, when it fails over.
+
+    Raises:
+        ValueError: the servers have several names, of which only one would be verified.
+    """
+    encrypted = [each for each in servers if each.startswith("amqps://")]
+    hosts = sorted({urlsplit(each).hostname or "" for each in encrypted})
+    checks = any(_parsed(each)[2].get("ssl_check_hostname") == "true" for each in encrypted)
+    if len(hosts) > 1 and checks:
+        raise ValueError(
+            f"kombu would verify all servers ({', '.join(hosts)}) under the name of one. Give one name that leads to "
+            "all of them and that their certificates have, or ssl_check_hostname=false for each: their authority is "
+            "still verified"
+        )
 
 
 def _normalised(url: str) -> str:
