@@ -196,6 +196,7 @@ def test_the_application_decides_who_approves(make: Callable[..., Shop], *, is_a
 
     answer = shop.decide(STAFF, turn_id, arguments={"cents": 4})
     assert (answer.status_code, answer.json()["pending_approvals"], answer.json()["reply"]) == (202, [], None)
+    assert "metadata" not in answer.json()
     assert shop.listed(STAFF) == []
     assert shop.decide("ana", turn_id, "call_1").status_code == 202
     turn = shop.client.get(f"/v1/turns/{turn_id}", headers=_as("ana")).json()

@@ -27,6 +27,7 @@ from perdure.database.migrate import config
 from perdure.errors import Unavailable
 from perdure.resilience.kill_reports import Kill
 from perdure.runtime import Runtime
+from perdure.turns.reading import read_turn
 from tests.channels.conftest import BASE_URL
 from tests.conftest import RecordingWaker
 
@@ -71,6 +72,21 @@ def test_a_turn_is_read_to_its_reply(client: TestClient, say: Say, run: Run) -> 
     assert (before["status"], before["reply"]) == ("accepted", None)
     assert (after["status"], after["error"]) == ("done", None)
     assert "89" in after["reply"]["text"]
+
+
+@pytest.mark.parametrize("metadata", [None, {"page": "/cart"}])
+def test_a_turn_has_no_members_that_it_lacks(
+    client: TestClient, runtime: Runtime, say: Say, run: Run, metadata: dict[str, str] | None
+) -> None:
+    """A complete reply has no `stop_reason`: an empty one would read as a reason. Callbacks have the same body."""
+    accepted = say("what is 12*7+5?", **({} if metadata is None else {"metadata": metadata}))
+    run(accepted["session_id"])
+    turn = client.get(f"/v1/turns/{accepted['turn_id']}").json()
+    assert turn["reply"].keys() == {"text", "format"}
+    assert turn.get("metadata", "absent") == (metadata or "absent")
+    assert turn["error"] is turn["waiting_for"] is None
+    assert turn == read_turn(runtime.database, UUID(accepted["turn_id"]))
+    assert client.post(f"/v1/turns/{accepted['turn_id']}/cancel").json() == turn
 
 
 def test_answers_have_the_shapes_that_the_document_describes(client: TestClient, say: Say, run: Run) -> None:

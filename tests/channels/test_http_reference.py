@@ -102,7 +102,8 @@ class ExampleGateway:
 
         For an example of the approval route, the turn waits for an approval instead.
         """
-        message = {"user_id": "ann", "text": "pay", "conversation": PATH["conversation"]}
+        named = {"conversation": PATH["conversation"], "metadata": {"page": "/calendar"}}
+        message = {"user_id": "ann", "text": "pay", **named}
         sent = self.client.post("/v1/messages", json=message).json()
         runner = Runner(self.runtime, owner="test")
         runner.run(UUID(sent["session_id"]))

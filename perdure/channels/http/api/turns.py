@@ -40,7 +40,6 @@ _CONCEALED: dict[str, Any] = {
     "pending_approvals": [],
     "decisions": [],
     "waiting_for": None,
-    "metadata": None,
     "delayed": None,
 }
 """The members of a turn that a user who decides about another user's call does not see."""
@@ -57,7 +56,7 @@ After = Annotated[UUID | None, Query(description="The position in the list, from
 Limit = Annotated[int, Query(ge=1, le=1_000, description="At most this many calls.")]
 
 
-@router.get("", response_description="The turn.", responses=problems(400))
+@router.get("", response_description="The turn.", response_model_exclude_unset=True, responses=problems(400))
 async def read(turn_id: TheTurn, request: Request, gateway: TheGateway, wait: parameters.Wait = None) -> Turn:
     """Read a turn. With `wait`, the response waits until the turn is settled, for `wait` seconds at most."""
     turn = await gateway.in_thread(partial(_read, gateway, turn_id))
@@ -92,7 +91,10 @@ async def events(
 
 
 @router.post(
-    "/cancel", status_code=HTTPStatus.ACCEPTED, response_description="Requested. The body is the turn's current state."
+    "/cancel",
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Requested. The body is the turn's current state.",
+    response_model_exclude_unset=True,
 )
 async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     """Cancel a turn: at once if it has not begun, else at its next safe point. A settled turn is unchanged."""
@@ -103,6 +105,7 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     "/approval",
     status_code=HTTPStatus.ACCEPTED,
     response_description="Decided. The body is the turn's current state.",
+    response_model_exclude_unset=True,
     responses=problems(*WITH_BODY, 409),
 )
 async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: TheGateway, caller: TheCaller) -> Turn:
@@ -113,7 +116,7 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     """
     decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
-    return turn if is_own else turn.model_copy(update=_CONCEALED)
+    return turn if is_own else Turn.model_validate(turn.model_dump(exclude={"metadata"}) | _CONCEALED)
 
 
 @waiting.get("", response_description="The waiting calls, longest wait first.", responses=problems(400, 404))
@@ -152,6 +155,7 @@ async def list_approvals(
     "/feedback",
     status_code=HTTPStatus.ACCEPTED,
     response_description="Recorded. The body is the turn's current state.",
+    response_model_exclude_unset=True,
     responses=problems(*WITH_BODY, 409),
 )
 async def feedback(turn_id: TheTurn, given: FeedbackBody, gateway: TheGateway) -> Turn:

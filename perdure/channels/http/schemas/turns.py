@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Body
+from pydantic import Field
 
 from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
@@ -79,11 +80,11 @@ class Accepted(Answer):
 
 
 class Reply(Answer):
-    """The reply of a turn. `stop_reason` is the reason why the model's reply is incomplete, such as `length`."""
+    """The reply of a turn. An incomplete one has a `stop_reason`, such as `length`."""
 
     text: str
     format: Literal["text"]
-    stop_reason: str = ""
+    stop_reason: str = Field(default_factory=str)
 
 
 class Error(Answer):
@@ -165,7 +166,10 @@ class Awaited(Answer):
 
 
 class Turn(Answer):
-    """A message and its outcome. The statuses `done`, `failed` and `cancelled` are final."""
+    """A message and its outcome. The statuses `done`, `failed` and `cancelled` are final.
+
+    A message without `metadata` has none here, either.
+    """
 
     model_config = examples(
         {
@@ -203,4 +207,4 @@ class Turn(Answer):
     accepted_at: Instant
     started_at: Instant | None
     settled_at: Instant | None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
