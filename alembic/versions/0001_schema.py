@@ -423,6 +423,11 @@ _TABLES = r"""
             'task ' || coalesce(target ->> 'queue', target ->> 'task'), 'channel ' || (target ->> 'channel'), '')),
         greatest(due_at, wake_at)
     ) WHERE status = 'pending';
+    CREATE INDEX deliveries_user_idx ON deliveries (
+        md5(coalesce(lower(substring(target ->> 'url', '^[^:/?#]+://(?:[^/?#@]*@)?([^/?#]*)')),
+            'task ' || coalesce(target ->> 'queue', target ->> 'task'), 'channel ' || (target ->> 'channel'), '')),
+        md5(user_id), greatest(due_at, wake_at)
+    ) WHERE status = 'pending';
 
     CREATE TABLE snapshots (
         session_id uuid NOT NULL REFERENCES sessions,

@@ -580,6 +580,13 @@ deliveries = Table(
         text("greatest(due_at, wake_at)"),
         postgresql_where=text("status = 'pending'"),
     ),
+    Index(
+        "deliveries_user_idx",
+        text(f"md5({_SERVICE})"),
+        text("md5(user_id)"),
+        text("greatest(due_at, wake_at)"),
+        postgresql_where=text("status = 'pending'"),
+    ),
     Index("deliveries_refused_idx", "user_id", postgresql_where=text("scope IS NULL")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     comment="The outbox: replies to deliver.",

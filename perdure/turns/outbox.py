@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -179,11 +180,12 @@ def untaken(database: Database, delivery_ids: Sequence[UUID]) -> list[UUID]:
 def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
     """Up to `most` due deliveries. The caller must publish their wake-ups.
 
-    Each service has an equal share; of its deliveries, the one with the longest wait comes first. If no worker attempts
-    a delivery, it is returned again after `backoff_s` seconds. The pause then doubles each time, up to 64 times
-    `backoff_s`.
+    Each service has an equal share, in which each user first has one delivery. Otherwise the one with the longest wait
+    comes first. If no worker attempts a delivery, it is returned again after `backoff_s` seconds. The pause then
+    doubles each time, up to 64 times `backoff_s`.
     """
-    given = {"most": most, "backoff_s": backoff_s, "furthest_s": max(LONGEST_RETRY_S, backoff_s * 2**7)}
+    furthest_s = max(LONGEST_RETRY_S, backoff_s * 2**7)
+    given = {"most": most, "backoff_s": backoff_s, "furthest_s": furthest_s, "start": secrets.token_hex(16)}
     return [row.delivery_id for row in database.run(queries.DELIVERIES_DUE, given)]
 
 

@@ -25,7 +25,8 @@ def _receiver(delivery: str) -> str:
 def _service(delivery: str) -> str:
     """The SQL expression that identifies the service of a delivery: a URL's host, a channel, or a task's queue.
 
-    It must equal the expression in the index `deliveries_service_idx`. Each service has a share of the deliveries.
+    It must equal the expression in the indexes `deliveries_service_idx` and `deliveries_user_idx`. Each service has a
+    share of the deliveries.
     """
     target = f"{delivery}.target"
     return f"""md5(coalesce(lower(substring({target} ->> 'url', '^[^:/?#]+://(?:[^/?#@]*@)?([^/?#]*)')),
@@ -183,11 +184,42 @@ SHARERS = Statement(
     writes=False,
 )
 
+# Of the pending deliveries to the service `place`, the one that has been due for longest of each user, for at most as
+# many users as the service's share. The visit of the users begins at the hash `start`, a random one in each round, so
+# that each user is visited, however many there are. Each visit is one probe of `deliveries_user_idx`.
+_FIRST_OF_USERS = f"""
+    WITH RECURSIVE ahead (visited) AS (
+        SELECT min(md5(p.user_id)) FROM deliveries AS p
+        WHERE p.status = 'pending' AND {_service("p")} = place AND md5(p.user_id) > %(start)s
+        UNION ALL
+        SELECT (SELECT min(md5(p.user_id)) FROM deliveries AS p
+                WHERE p.status = 'pending' AND {_service("p")} = place AND md5(p.user_id) > ahead.visited)
+        FROM ahead WHERE ahead.visited IS NOT NULL
+    ), behind (visited) AS (
+        SELECT min(md5(p.user_id)) FROM deliveries AS p
+        WHERE p.status = 'pending' AND {_service("p")} = place AND md5(p.user_id) <= %(start)s
+        UNION ALL
+        SELECT (SELECT min(md5(p.user_id)) FROM deliveries AS p
+                WHERE p.status = 'pending' AND {_service("p")} = place AND md5(p.user_id) > behind.visited
+                  AND md5(p.user_id) <= %(start)s)
+        FROM behind WHERE behind.visited IS NOT NULL
+    ), users AS (
+        SELECT visited FROM (SELECT visited FROM ahead UNION ALL SELECT visited FROM behind) AS each
+        WHERE visited IS NOT NULL LIMIT (SELECT most FROM share)
+    )
+    SELECT first.* FROM users, LATERAL (
+        SELECT d.delivery_id, greatest(d.due_at, d.wake_at) AS since FROM deliveries AS d
+        WHERE d.status = 'pending' AND {_service("d")} = place AND md5(d.user_id) = visited
+          AND greatest(d.due_at, d.wake_at) <= perdure_now()
+        ORDER BY greatest(d.due_at, d.wake_at) LIMIT 1) AS first
+""".strip()
+
 # Returns the due deliveries, whose wake-ups the caller publishes. Each service has an equal share, so that many
 # deliveries to one service do not delay those to another. A round visits at most `most` services, and the next round
-# continues behind them. Sets `wake_at`, the time before which a delivery is not returned again. The pause doubles with
-# each wake-up until a worker attempts the delivery. A time further ahead than the longest pause was written while the
-# server's clock was ahead, and counts as past.
+# continues behind them. Of a service's share, each user first has one delivery, so that many deliveries of one user do
+# not delay another's; the others are those that have been due for longest. Sets `wake_at`, the time before which a
+# delivery is not returned again. The pause doubles with each wake-up until a worker attempts the delivery. A time
+# further ahead than the longest pause was written while the server's clock was ahead, and counts as past.
 DELIVERIES_DUE = Statement(
     "deliveries.due",
     f"""
@@ -204,11 +236,14 @@ DELIVERIES_DUE = Statement(
         SELECT ceil(%(most)s::float / count(*))::bigint AS most FROM services HAVING count(*) > 0
     ), found AS (
         (SELECT found.delivery_id, found.number, found.since FROM services, LATERAL (
-            SELECT each.*, row_number() OVER (ORDER BY since) AS number FROM (
-                SELECT d.delivery_id, greatest(d.due_at, d.wake_at) AS since FROM deliveries AS d
-                WHERE d.status = 'pending' AND {_service("d")} = place
-                  AND greatest(d.due_at, d.wake_at) <= perdure_now()
-                ORDER BY greatest(d.due_at, d.wake_at) LIMIT (SELECT most FROM share)) AS each) AS found)
+            SELECT delivery_id, since, row_number() OVER (ORDER BY min(rank), since) AS number FROM (
+                (SELECT delivery_id, since, 1 AS rank FROM ({_FIRST_OF_USERS}) AS of_users)
+                UNION ALL
+                (SELECT d.delivery_id, greatest(d.due_at, d.wake_at), 2 FROM deliveries AS d
+                 WHERE d.status = 'pending' AND {_service("d")} = place
+                   AND greatest(d.due_at, d.wake_at) <= perdure_now()
+                 ORDER BY greatest(d.due_at, d.wake_at) LIMIT (SELECT most FROM share))) AS each
+            GROUP BY delivery_id, since ORDER BY number LIMIT (SELECT most FROM share)) AS found)
         UNION ALL
         (SELECT delivery_id, 1, greatest(due_at, wake_at) FROM deliveries
          WHERE status = 'pending'

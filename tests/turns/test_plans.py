@@ -104,7 +104,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",
         "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
         "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
-        "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0,
+        "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0, "start": "8",
         "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "held": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
         "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -61,17 +62,17 @@ class Closed:
         raise NotAsked("the breaker is open", 60, alone=self._alone)
 
 
-def _owe(harness: Harness, target: dict[str, Any], number: int = 1) -> list[UUID]:
-    """Insert `number` due deliveries to `target`, each of a conversation of its own."""
+def _owe(harness: Harness, target: dict[str, Any], number: int = 1, user: str = "ana") -> list[UUID]:
+    """Insert `number` due deliveries of `user` to `target`, each of a conversation of its own."""
     turn_id = harness.send(user_id=f"user {uuid4()}").turn_id
     made = [uuid4() for _ in range(number)]
     for seq, each in enumerate(made):
         harness.sql(
             """
             INSERT INTO deliveries (delivery_id, turn_id, user_id, asking_seq, target, status, due_at, created_at)
-            VALUES (%(id)s, %(turn_id)s, 'ana', %(seq)s, %(target)s, 'pending', perdure_now(), perdure_now())
+            VALUES (%(id)s, %(turn_id)s, %(user)s, %(seq)s, %(target)s, 'pending', perdure_now(), perdure_now())
             """,
-            id=each, turn_id=turn_id, seq=seq, target=as_json(target),
+            id=each, turn_id=turn_id, user=user, seq=seq, target=as_json(target),
         )  # fmt: skip
     return made
 
@@ -110,6 +111,43 @@ def test_one_service_may_take_the_whole_round(harness: Harness, monkeypatch: pyt
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", MOST)
     _owe(harness, {"url": "https://a.example/"}, MANY)
     assert len(_round(harness)) == MOST
+
+
+def test_the_first_round_wakes_a_delivery_behind_many_of_another_user(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users share a service's part of a round, however many older deliveries one of them has."""
+    monkeypatch.setattr(sweeping, "MOST_A_ROUND", MOST)
+    old = _owe(harness, {"url": "https://a.example/"}, MANY)
+    harness.move(60)
+    (new,) = _owe(harness, {"url": "https://a.example/"}, user="bob")
+    woken = _round(harness)
+    assert new in woken[:2], "the users take turns"
+    assert len(woken) == len(set(woken)) == MOST, "the rest of the round is the other user's"
+    assert set(woken) <= {*old, new}
+
+
+def test_each_user_is_visited_by_some_rounds(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a round cannot visit all users of a service, rounds that begin at another user visit the others."""
+    _owe(harness, {"url": "https://a.example/"}, 2 * MANY)
+    harness.move(60)
+    new = {_owe(harness, {"url": "https://a.example/"}, user=f"user {number}")[0] for number in range(10)}
+    starts = iter(f"{number:x}" for number in range(16))
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(starts))
+    found = [set(due(harness.database, 4, 60.0)) for _ in range(16)]
+    assert {len(each) for each in found} == {4}
+    assert new <= set().union(*found)
+
+
+def test_a_service_with_many_users_takes_no_larger_share(harness: Harness) -> None:
+    """Services share a round equally; only then do the users of each service share its part."""
+    for number in range(20):
+        _owe(harness, {"url": "https://many.example/"}, 2, user=f"user {number}")
+    harness.move(60)
+    few = _owe(harness, {"url": "https://few.example/"}, MANY)
+    found = due(harness.database, 10, 5.0)
+    assert len(found) == 10
+    assert len(set(found) & set(few)) == 5
 
 
 def test_one_user_takes_at_most_half_of_a_process(harness: Harness) -> None:
