@@ -73,7 +73,6 @@ class ErrorTexts:
         declarations.require(are_texts, "ErrorTexts", "by_language", languages, "texts by error code, by language")
 
     def find(self, code: str, language: str | None) -> str | None:
-        """See `ErrorMessages.find`."""
         texts = {tag.lower(): of_tag for tag, of_tag in self.by_language.items()}
         wanted = (language or "").replace("_", "-").lower()
         while wanted:
@@ -188,16 +187,13 @@ class Agent:
 
     @property
     def bank(self) -> str | None:
-        """The agent's bank of cases; `None` if it uses no bank."""
         return self.casebank or None
 
     def find_tool(self, name: str) -> OwnTool | None:
-        """The tool of that name, or `None`."""
         return self._by_name.get(name)
 
     @property
     def tool_list(self) -> tuple[OwnTool, ...]:
-        """The tools that the agent declares itself, in the order given."""
         return tuple(self._by_name.values())
 
     def toolset(self, connections: Connections | None) -> Toolset:
@@ -261,12 +257,10 @@ class Agents:
         return agent
 
     def find(self, name: str) -> Agent | None:
-        """The agent of that name, or `None`."""
         return self._by_name.get(name)
 
     @property
     def banks(self) -> list[str]:
-        """The banks of cases that the agents use, without duplicates."""
         return sorted({agent.bank for agent in self if agent.bank is not None})
 
     def __iter__(self) -> Iterator[Agent]:

@@ -28,11 +28,9 @@ class SystemClock:
     """The machine's clock."""
 
     def now(self) -> datetime:
-        """See `Clock.now`."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
         return time.monotonic()
 
 
@@ -44,17 +42,13 @@ class MovedClock:
 
     @property
     def offset(self) -> timedelta:
-        """How far this clock is ahead of the machine's."""
         return self._offset
 
     def advance(self, by: timedelta) -> None:
-        """Move the clock ahead by `by`."""
         self._offset += by
 
     def now(self) -> datetime:
-        """The machine's time plus the offset."""
         return datetime.now(UTC) + self._offset
 
     def monotonic(self) -> float:
-        """The machine's monotonic clock plus the offset, in seconds."""
         return time.monotonic() + self._offset.total_seconds()

@@ -38,7 +38,6 @@ def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
 
 
 def explain(settings: type[BaseSettings], error: ValidationError) -> str:
-    """One line per invalid value: the variable, the value and what is accepted."""
     return "\n".join(_line(settings, item) for item in error.errors())
 
 

@@ -302,7 +302,6 @@ The messages of other errors may contain a user's text.
 
 
 def _is_of_a_broker(kind: type[BaseException]) -> bool:
-    """Whether `kind` reports a failure of Redis, of the broker, or of the connection to one of them."""
     return kind.__module__.partition(".")[0] in {"redis", "kombu", "amqp"} and kind.__name__ in {
         "ConnectionError", "TimeoutError", "OperationalError", "BusyLoadingError", "AuthenticationError",
         "ReadOnlyError", "OutOfMemoryError",

@@ -263,9 +263,6 @@ def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict
 
     Calls `go_on` between commits, and stops if `go_on` returns False. The next call of `retain` deletes the remaining
     rows. If a kind of row cannot be deleted, the other kinds are deleted before the error is raised.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     deleted, failures = dict[str, int](), list[Exception]()
     for kept in KEPT:

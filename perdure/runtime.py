@@ -130,7 +130,6 @@ class Runtime:
 
     @cached_property
     def duties(self) -> Duties:
-        """The duties of the sweeper."""
         return Duties(self.clock, self.settings.turn.sweep_s)
 
     @cached_property
@@ -143,7 +142,6 @@ class Runtime:
 
     @cached_property
     def cases(self) -> CaseLookup:
-        """The search for cases."""
         from perdure.casebank.lookup import CaseLookup  # noqa: PLC0415 (as above)
 
         return CaseLookup(self.database, self.embedder, self.settings.casebank, lambda: self.agents.banks)

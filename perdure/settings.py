@@ -111,7 +111,6 @@ def _split(value: Any) -> Any:
 
 
 def _normalised(url: SecretStr | None) -> SecretStr | None:
-    """`url` with its TLS options as all libraries accept them."""
     return None if url is None else SecretStr(tls.normalised(url.get_secret_value()))
 
 

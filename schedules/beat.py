@@ -53,7 +53,6 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
 
 
 def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[str, Any]]:
-    """The value of Celery's setting `beat_schedule`."""
     return {
         name: {
             "task": entry.task,

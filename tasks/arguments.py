@@ -41,7 +41,6 @@ def _named(arguments: object) -> str:
 
 
 def _is_id(value: object) -> bool:
-    """Whether `value` is a UUID in canonical form."""
     try:
         return str(UUID(str(value))) == str(value)
     except ValueError:

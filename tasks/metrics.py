@@ -25,7 +25,6 @@ class TaskMetrics:
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
 
     def count(self, task: str, seconds: float, *, failed: bool) -> None:
-        """Record that a run of `task` ended after `seconds`."""
         with self._lock:
             tally = self._tallies[task]
             tally.seconds += seconds
@@ -35,7 +34,6 @@ class TaskMetrics:
                 tally.succeeded += 1
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """The counts so far, by task name."""
         with self._lock:
             return {
                 name: {"succeeded": tally.succeeded, "failed": tally.failed, "seconds": round(tally.seconds, 3)}

@@ -31,7 +31,6 @@ class ScheduledTask(PerdureTask):
 
     @property
     def is_firing(self) -> bool:
-        """Whether a schedule entry fired the current message; False for a manual call."""
         return self._entry_name is not None
 
     def perform(self, *args: Any, **kwargs: Any) -> Any:

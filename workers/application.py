@@ -208,12 +208,10 @@ def restored_level(level: int) -> int:
 
 
 def is_amqp(broker_url: str) -> bool:
-    """Whether the broker speaks AMQP, as RabbitMQ does."""
     return broker_url.startswith(("amqp", "pyamqp"))
 
 
 def queues(broker_url: str) -> list[Queue]:
-    """Perdure's queues, as workers declare them at the broker."""
     return [_queue(name, broker_url) for name in QUEUES]
 
 

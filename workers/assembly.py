@@ -101,7 +101,6 @@ def migration_address(settings: Settings, environment: Mapping[str, str] | None 
 
 
 def open_database(settings: Settings, database_url: str) -> Database:
-    """The database at `database_url`, configured from `settings`."""
     return Database(
         database_url,
         schema=settings.database_schema,
@@ -331,7 +330,6 @@ def _redis_of_snapshots(settings: Settings) -> str:
 
 
 def _redis_if_found(settings: Settings) -> str | None:
-    """The URL of Redis; None if the setting is unset and no embedded Redis runs."""
     try:
         return redis_address(settings)
     except Unavailable:

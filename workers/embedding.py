@@ -24,7 +24,6 @@ class Embedding:
         self._thread = threading.Thread(target=self._run, name="perdure-embedding", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def request(self) -> None:

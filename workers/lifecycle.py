@@ -102,14 +102,12 @@ class Lifecycle:
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption, others)
 
     def __call__(self) -> Process:
-        """The parts of this process, assembled by the first call."""
         with self._lock:
             if self._process is None:
                 self._process = self._assemble()
             return self._process
 
     def check(self) -> None:
-        """Check that this release can use the database; see `require_database`."""
         require_database(self._settings, self._where.database_url)
 
     def start(self) -> None:

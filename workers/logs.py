@@ -94,7 +94,6 @@ class _OncePerSecond(logging.Filter):
         self._passed: dict[tuple[int, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
         kind = (record.levelno, str(record.msg).partition("\n")[0])
         with self._lock:
             passed_at, dropped = self._passed.get(kind, (0.0, 0))

@@ -38,7 +38,6 @@ class IsolatedAMQP(AMQP):  # type: ignore[misc]  # celery carries no types
 
     @property
     def producer_pool(self) -> Any:
-        """Producers that use the application's connections."""
         return self.app.pools.producers
 
 
@@ -66,7 +65,6 @@ class IsolatedApp(Celery):  # type: ignore[misc]  # celery carries no types
 
     @property
     def pool(self) -> Any:
-        """The connections to the broker."""
         return self.pools.connections
 
     def close(self) -> None:

@@ -36,7 +36,6 @@ WITHOUT_TENANT = "strpos({column}, chr(31)) = 0"
 
 
 def is_tenant(text: str) -> bool:
-    """Whether `text` is a valid name of a tenant."""
     return 0 < len(text) <= LONGEST and _CHARACTERS.issuperset(text)
 
 
@@ -89,7 +88,6 @@ def tenant_of(key: str | None) -> str | None:
 
 
 def user_of(key: str) -> str:
-    """The user's id in a stored user key."""
     return key.partition(SEPARATOR)[2] if SEPARATOR in key else key
 
 

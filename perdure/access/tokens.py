@@ -76,5 +76,4 @@ class Tokens:
 
 
 def looks_like_token(text: str) -> bool:
-    """Whether `text` has the form of a JWT."""
     return _FORM.fullmatch(text) is not None

@@ -50,7 +50,6 @@ class Parts:
 
     @cached_property
     def watch(self) -> SettlementWatch:
-        """Waits for turns to settle."""
         return SettlementWatch(self.database)
 
     @property

@@ -28,5 +28,4 @@ def restore(executor: Executor, case_id: str) -> None:
 
 
 def warn_of_archived(case_id: str) -> None:
-    """Log a warning that a caller read or found an archived case."""
     log.warning("the archived case %s was requested; `perdure cases restore` makes it active again", case_id)

@@ -191,7 +191,6 @@ def list_cases(
 
 
 def case_as_json(row: Row[Any]) -> dict[str, Any]:
-    """A case as the HTTP routes and the CLI return it."""
     return {
         "case_id": row.case_id,
         "query": row.query,

@@ -22,9 +22,6 @@ def count(database: Database, should_continue: Callable[[], bool] = lambda: True
     Commits after each page of cases. Each execution is counted once, even if calls overlap. Skips cases that another
     transaction has locked. Calls `should_continue` before each page, and stops if it returns False. The next call
     counts the remaining executions.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     counted, after = 0, ""
     while should_continue():

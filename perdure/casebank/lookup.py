@@ -5,6 +5,8 @@ on the embedder: the cosine of unrelated texts is about 0 with some embedders an
 embedders `hash` and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all cases of
 other topics are below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the
 measurements.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -57,7 +59,6 @@ class CaseLookup:
 
         Raises:
             PerdureError: the question could not be embedded.
-            Unavailable: the database cannot be reached.
         """
         vector = embedder.embed([embedded_text(question)], call)[0]
         least = least_similarity(embedder.name, self.settings.min_similarity)
@@ -82,7 +83,6 @@ class CaseLookup:
 
         Raises:
             PerdureError: the question could not be embedded.
-            Unavailable: the database cannot be reached.
         """
         vector = self.embedder.embed([embedded_text(question)])[0]
         banks = None if bank is None else [bank]

@@ -133,7 +133,6 @@ def index_name(size: int, part: str) -> str:
 
 
 def index_definition(size: int, part: str) -> str:
-    """The SQL after the name in the `CREATE INDEX` of the index named by `index_name`."""
     return f"""
         ON @schema.cases USING hnsw ((query_vector::@vector.vector({size:d})) @vector.vector_cosine_ops)
         WHERE status = 'active' AND @vector.vector_dims(query_vector) = {size:d} AND {_INDEXED[part]}

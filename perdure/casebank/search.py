@@ -77,7 +77,6 @@ class Within:
 
     @property
     def scope(self) -> Scope:
-        """The scope of the search statement."""
         if self.everybody:
             return Scope.EVERYBODY
         return Scope.NO_TENANT if self.tenant is None else Scope.TENANT

@@ -2,6 +2,8 @@
 
 `stream` reports events as they happen, including text that is not committed yet. `listen` reports only committed
 messages, because text that was printed to a pipe cannot be withdrawn.
+
+Each method that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -59,7 +61,6 @@ class Speaker:
 
     @property
     def user(self) -> str:
-        """The user's key."""
         return user_key(self.tenant, self.user_id)
 
 
@@ -88,20 +89,14 @@ class Conversation:
 
     @property
     def session_id(self) -> UUID | None:
-        """The session of the last message, or the session that `resume` found."""
         return self._session_id
 
     @property
     def waited_for(self) -> UUID | None:
-        """The turn of the last message; `None` after `listen` or `stream` has returned the turn."""
         return self._turn_id if self._listening else None
 
     def resume(self) -> int:
-        """Continue the conversation's live session, if any; returns the number of the session's messages, or 0.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Continue the conversation's live session, if any; returns the number of the session's messages, or 0."""
         session = self._runtime.settings.session
         scope = scope_of(session.scope, CLI, self.key)
         found = find_live(self._runtime.database, self._speaker.user, scope, session.idle_timeout_s)
@@ -111,28 +106,16 @@ class Conversation:
         return self._seen
 
     def switch(self, key: str | None) -> int:
-        """Change to another conversation and resume its live session; returns the result of `resume`.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Change to another conversation and resume its live session; returns the result of `resume`."""
         self.key, self._session_id, self._turn_id, self._seen = key, None, None, 0
         return self.resume()
 
     def others(self) -> list[dict[str, Any]]:
-        """The user's conversations that are not archived, most recently active first.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """The user's conversations that are not archived, most recently active first."""
         return list_conversations(self._runtime.database, self._speaker.user, _MOST_LISTED, archived=False)
 
     def earlier(self) -> list[str]:
-        """The user's messages in the current session, oldest first.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """The user's messages in the current session, oldest first."""
         if self._session_id is None:
             return []
         messages = read_messages(self._runtime.database, self._session_id)
@@ -222,11 +205,7 @@ class Conversation:
         return None
 
     def cancel(self) -> bool:
-        """Cancel the turn of the last message; returns `False` if no message was sent.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Cancel the turn of the last message; returns `False` if no message was sent."""
         if self._turn_id is None:
             return False
         cancel(self._runtime, self._turn_id)
@@ -236,7 +215,6 @@ class Conversation:
         """Request the end of the session; returns `False` without a session.
 
         Raises:
-            Unavailable: the database cannot be reached.
             Conflict: the session has already ended.
             NotFound: the session's user was erased.
         """
@@ -251,11 +229,7 @@ class Conversation:
         return True
 
     def leave(self) -> bool:
-        """Request the end of the session unless another channel uses it; returns whether the end was requested.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Request the end of the session unless another channel uses it; returns whether the end was requested."""
         if self._session_id is None:
             return False
         idle_s = self._runtime.settings.session.idle_timeout_s
@@ -265,11 +239,9 @@ class Conversation:
         return requested is not None
 
     def note_presence(self) -> None:
-        """Record a presence event: the user opens or leaves the conversation."""
         note_activity(self._runtime, self._speaker.user, CLI, PRESENCE)
 
     def close(self) -> None:
-        """Stop watching for settled turns."""
         self._watch.close()
 
     def _show_new(self, session_id: UUID, turn_id: UUID, on_message: Callable[[Message], None]) -> None:

@@ -1,4 +1,7 @@
-"""Connects commands to the database and the workers of an installation."""
+"""Connects commands to the database and the workers of an installation.
+
+Each function that opens the database raises `Unavailable` if it cannot be reached.
+"""
 
 from __future__ import annotations
 
@@ -76,18 +79,13 @@ def opened() -> Iterator[tuple[Settings, Database]]:
 
 @contextmanager
 def database() -> Iterator[Database]:
-    """The database from `opened`, without the settings."""
     with opened() as (_, made):
         yield made
 
 
 @contextmanager
 def runtime() -> Iterator[Runtime]:
-    """The runtime, for a command that accepts messages, cancels turns or calls models. The broker may be unavailable.
-
-    Raises:
-        Unavailable: the database is unavailable.
-    """
+    """The runtime, for commands that accept messages, cancel turns or call models. The broker may be unavailable."""
     from perdure.settings import Settings
     from perdure.workers.assembly import assemble, database_address
 
@@ -105,11 +103,7 @@ def runtime() -> Iterator[Runtime]:
 
 @contextmanager
 def accepting_runtime() -> Iterator[AcceptingRuntime]:
-    """The parts of a runtime for accepting messages, without models, embedder and breakers.
-
-    Raises:
-        Unavailable: the database is unavailable.
-    """
+    """The parts of a runtime for accepting messages, without models, embedder and breakers."""
     from perdure.settings import Settings
     from perdure.workers.assembly import assemble_accepting, database_address
 

@@ -28,7 +28,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 
 def write_json(value: Any) -> None:
-    """Print `value` as one JSON document."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 

@@ -26,7 +26,6 @@ class Failure(Exception):
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Report expected errors on stderr and exit with their status."""
     try:
         yield
     except Exception as error:

@@ -78,7 +78,6 @@ class Schema:
 
     @property
     def is_newer(self) -> bool:
-        """Whether a newer release has migrated the database."""
         return self.revision is not None and self.revision not in revisions()
 
     def require(self) -> None:
@@ -109,7 +108,6 @@ def require(database: Database) -> None:
     Raises:
         IncompatibleDatabase: this release cannot use the database; the message names the found and the required
             version, and a remedy.
-        Unavailable: the database cannot be reached.
     """
 
     def query(statement: Statement) -> Sequence[Row[Any]]:

@@ -106,7 +106,6 @@ class Statement:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters' names, in the order of `$1`, `$2`, … in `prepare`."""
         return tuple(dict.fromkeys(_PARAMETER.findall(self.sql)))
 
     @cached_property
@@ -164,7 +163,6 @@ class Transaction:
         self._begun = False
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run a statement and return its rows."""
         first, self._begun = not self._begun, True
         return _rows(self._connection, statement, parameters, first=first)
 
@@ -247,9 +245,6 @@ class Database:
         Each schema has its own locks. The lock is an advisory lock of a transaction that is idle during the block, so
         it blocks no other statement and no vacuum. If the connection is lost, the server releases the lock, and the
         block is not notified.
-
-        Raises:
-            Unavailable: the database cannot be reached.
         """
         with mapped_errors(), self._room(), self._transactional.begin() as connection:
             transaction = Transaction(connection)
@@ -262,9 +257,6 @@ class Database:
         The statement may wait and run for hours: it has a connection outside of the pool, without time limits. Behind a
         pooler, the time limits of the role apply. Names in `sql` must have the markers `@schema.` and `@vector.`; see
         `perdure.database.schema`.
-
-        Raises:
-            Unavailable: the database cannot be reached.
         """
         with mapped_errors(), self.engine.connect() as connection:
             connection.detach()

@@ -29,5 +29,4 @@ class Fence:
     nonce: UUID
 
     def on(self, session_id: UUID) -> dict[str, Any]:
-        """The parameters for `HELD`."""
         return {"session_id": session_id, "token": self.token, "nonce": self.nonce}

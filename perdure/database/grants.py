@@ -17,7 +17,6 @@ def grant_sending(database_url: str | URL, schema: str, role: str) -> None:
 
     Raises:
         InvalidRequest: there is no such role, or the role in `database_url` may not grant the rights.
-        Unavailable: the database cannot be reached.
     """
     engine = maintenance_engine(database_url)
     named = quoted(role).replace(":", "\\:")

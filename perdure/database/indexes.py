@@ -35,9 +35,6 @@ def build_index(database: Database, name: str, definition: str) -> bool:
         database: The database.
         name: The index's name, which needs no quoting.
         definition: The part of `CREATE INDEX` after the name, with the markers of `perdure.database.schema`.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     found = database.run(_STATE, {"name": name})
     if found and found[0].valid:

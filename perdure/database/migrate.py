@@ -90,7 +90,6 @@ def migrate(database_url: str | URL, revision: str = "head", *, schema: str = SC
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
             rights, or `schema` has another application's tables.
-        Unavailable: the database cannot be reached.
     """
     engine = maintenance_engine(database_url)
     try:
@@ -183,7 +182,6 @@ def _version(connection: Connection, schema: str) -> str | None:
 
 
 def _columns(connection: Connection, schema: str) -> dict[str, set[str]]:
-    """The tables of `schema` and their columns."""
     return {row.name: set(row.columns) for row in connection.execute(_COLUMNS, {"schema": schema})}
 
 

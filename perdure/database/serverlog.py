@@ -29,11 +29,7 @@ _QUIET = {
 
 
 def quoting(database: Database) -> str | None:
-    """Lists, as `NAME is VALUE, …`, the settings that put users' texts into the server's log; `None` if there are none.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Lists, as `NAME is VALUE, …`, the settings that put users' texts into the server's log, or returns `None`."""
     row = database.run(SETTINGS, {})[0]
     found = [(name, getattr(row, name)) for name, quiet in _QUIET.items() if getattr(row, name) not in quiet]
     return ", ".join(f"{name} is {value}" for name, value in found) or None

@@ -134,5 +134,4 @@ def _as_options(settings: Mapping[str, str]) -> list[str]:
 
 
 def _escaped(value: str) -> str:
-    """`value` with a backslash before each backslash and white space, as startup options require."""
     return "".join(f"\\{letter}" if letter == "\\" or letter.isspace() else letter for letter in value)

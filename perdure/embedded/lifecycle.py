@@ -133,7 +133,6 @@ class Running:
         return True
 
     def wait(self) -> None:
-        """Block until no process of the server is alive."""
         with FileLock(self._server.directory / "server.lock") as lock:
             lock.shared()
 

@@ -167,7 +167,6 @@ class _Postgres:
         return f"postgresql+psycopg2://{_ROLE}@/{_DATABASE}?host={sockets.recorded(self.directory)}"
 
     def remedy(self, log: str) -> str:
-        """See `lifecycle.Server.remedy`."""
         if "could not access directory" in log or "Permission denied" in log:
             return f"The account that the server runs as may not read the server's files. {_ELSEWHERE}"
         return f"The lines below give the reason. {_ELSEWHERE}"
@@ -311,7 +310,6 @@ def _is_postgres(pid: int, data: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """The server's environment, without the caller's `PG*` variables and locale."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 

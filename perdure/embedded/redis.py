@@ -162,7 +162,6 @@ class _Redis:
         return f"redis+socket://{sockets.recorded(self.directory)}/{_SOCKET}"
 
     def remedy(self, log: str) -> str:
-        """See `lifecycle.Server.remedy`."""
         several = self._data / "appendonlydir"  # used since Redis 7
         file = several if several.exists() else self._data / "appendonly.aof"
         if "append only file" in log:

@@ -35,5 +35,4 @@ def find(package: str, *parts: str) -> Path | None:
 
 
 def version(distribution: str) -> str:
-    """The version of an installed distribution."""
     return metadata.version(distribution)

@@ -43,7 +43,6 @@ class Listening:
         self._thread = threading.Thread(target=self._run, name="perdure-listening", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
@@ -55,7 +54,6 @@ class Listening:
             self._thread.join(_WAIT_S * 2)
 
     def has(self, turn_id: UUID) -> bool:
-        """Whether a gateway announced a listener of the turn within the last `INTEREST_S` seconds."""
         return self._until.get(turn_id, 0.0) > self._clock.monotonic()
 
     def _run(self) -> None:

@@ -219,7 +219,6 @@ class EventWriter:
         self._thread = threading.Thread(target=self._run, name="perdure-events", daemon=True)
 
     def start(self) -> None:
-        """Start the threads."""
         self._listening.start()
         self._thread.start()
 
@@ -243,7 +242,6 @@ class EventWriter:
         return turn
 
     def has_listener(self, turn_id: UUID) -> bool:
-        """Whether a client follows the turn."""
         return self._listening.has(turn_id)
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:

@@ -56,12 +56,10 @@ def decay_rate(kind: str, channels: int, accesses: int, connections: int) -> flo
 
 
 def decayed(importance: float, rate: float, hours: float) -> float:
-    """The value of a memory of `importance` at an age of `hours`."""
     return max(importance * math.exp(-rate * max(hours, 0.0)), FLOOR * importance)
 
 
 def is_faded(value: float, age_days: float, unread_days: float) -> bool:
-    """Whether to archive a memory: its value is low, it is old, and it was not recalled for a long time."""
     return value < ARCHIVE_BELOW and age_days > ARCHIVE_AFTER_DAYS and unread_days > ARCHIVE_AFTER_DAYS
 
 

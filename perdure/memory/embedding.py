@@ -159,9 +159,6 @@ def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -
 
     Takes minutes on large tables, waits for older transactions, and blocks neither reads nor writes. If another process
     builds these indexes, returns False at once. pgvector cannot index vectors of more than `_MOST_INDEXED` dimensions.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     parameters = {"embedder_id": registered.embedder_id}
     if (

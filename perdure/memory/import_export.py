@@ -157,9 +157,6 @@ def export_messages(database: Database, user: str | None = None, tenant: str | N
     """Yield the messages of all users, of one user or of one tenant, as JSON objects for the lines of an import file.
 
     `user` is a user key (see `perdure.access.tenants`).
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     for row in _all_messages(database) if user is None and tenant is None else _messages_of(database, user, tenant):
         line = {

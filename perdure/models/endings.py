@@ -55,12 +55,10 @@ def normalized(reason: str | None) -> str:
 
 
 def is_proper(reason: str) -> bool:
-    """Whether a reply that ends for this reason is complete."""
     return normalized(reason) in _PROPER
 
 
 def ended_properly(reply: ModelReply) -> bool:
-    """Whether the model ended the reply by itself."""
     return is_proper(reply.stop_reason)
 
 

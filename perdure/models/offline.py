@@ -87,7 +87,6 @@ class OfflineModel:
 
     @property
     def name(self) -> str:
-        """The name as in `PERDURE_MODEL`."""
         return NAME
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

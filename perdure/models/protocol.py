@@ -51,11 +51,9 @@ class ToolCall:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The call that was stored as `record`."""
         return cls(record["id"], record["name"], record["arguments"], unknown_members(record, _CALL))
 
     def record(self) -> dict[str, Any]:
-        """The call in its stored form."""
         return {**self.extra, "id": self.id, "name": self.name, "arguments": self.arguments}
 
 
@@ -96,7 +94,6 @@ class Usage:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The usage that was stored as `record`."""
         return cls(
             record.get("input_tokens", 0),
             record.get("output_tokens", 0),
@@ -254,11 +251,9 @@ class ModelCall:
         self.check()
 
     def abort(self) -> None:
-        """End the call with `CallAborted`."""
         self._end(CallAborted("The call was ended."))
 
     def expire(self) -> None:
-        """End the call with `DeadlineExceeded`."""
         self._end(DeadlineExceeded("The model did not answer in time."))
 
     def expire_overdue(self) -> None:

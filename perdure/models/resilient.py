@@ -64,7 +64,6 @@ class GuardedModel:
 
     @property
     def name(self) -> str:
-        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -97,11 +96,9 @@ class CallWindow:
     wait_within: Callable[[ModelCall, float], None]
 
     def remaining(self) -> float:
-        """Seconds before the call's deadline."""
         return self.call.remaining()
 
     def wait(self, seconds: float) -> None:
-        """Wait for `seconds`; see `wait_within`."""
         self.wait_within(self.call, seconds)
 
 
@@ -125,7 +122,6 @@ class ResilientModel:
 
     @property
     def name(self) -> str:
-        """The wrapped model's name."""
         return self._model.name
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -93,7 +93,6 @@ def pinned(
 
 
 def port_of(url: httpx2.URL) -> int:
-    """The port in `url`, or the default port of the URL's scheme."""
     return url.port or PORTS[url.scheme]
 
 

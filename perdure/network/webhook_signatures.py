@@ -21,7 +21,6 @@ ACCEPTED = f"accepted: {_PREFIX} and base64 of at least {_MIN_BYTES} bytes; seve
 
 
 def make_secret() -> str:
-    """Generate a secret in the form that webhook libraries expect: `whsec_` followed by base64."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode()
 
 

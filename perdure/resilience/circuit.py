@@ -56,7 +56,6 @@ class Policy:
 
     @classmethod
     def of(cls, settings: BreakerSettings) -> Policy:
-        """The policy in the settings `PERDURE_BREAKER__*`."""
         cooldown_ms = max(1, round(settings.cooldown_s * 1_000))
         return cls(settings.failure_threshold, cooldown_ms, settings.half_open_max_probes)
 

@@ -81,7 +81,6 @@ class Kills:
         return [kill for entry in entries if (kill := _kill(entry)) is not None]
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _now(self) -> float:
@@ -90,7 +89,6 @@ class Kills:
 
 
 def _kill(entry: bytes) -> Kill | None:
-    """Parse an entry of the set; `None` if this release cannot read the entry."""
     try:
         record = json.loads(entry)
         return Kill(str(record["worker"]), int(record["pid"]), float(record["silent_s"]), float(record["killed_at"]))

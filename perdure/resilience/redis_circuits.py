@@ -175,34 +175,26 @@ class FleetCircuits:
         self._reset = self._client.register_script(_RESET)
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """See `CircuitStore.admit`."""
         with _mapped_errors():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
     def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
-        """See `CircuitStore.settle`."""
         with _mapped_errors():
             return _answer(
                 self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
             )
 
     def free(self, name: str, call_id: str) -> None:
-        """Free the slot of a probe. Called if Redis did not answer when the probe was admitted or when it ended.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
+        """Free the slot of a probe. Called if Redis did not answer when the probe was admitted or when it ended."""
         with _mapped_errors():
             self._client.zrem(self._keys(name)[1], call_id)
 
     def reset(self, name: str) -> Answer | None:
-        """See `CircuitStore.reset`."""
         with _mapped_errors():
             reply: Any = self._reset(self._keys(name), self._arguments(name))
         return _answer(reply) if reply else None
 
     def read(self) -> dict[str, Circuit]:
-        """See `CircuitStore.read`."""
         with _mapped_errors():
             names: Any = self._client.smembers(self._names)
             ordered = sorted(names)
@@ -216,7 +208,6 @@ class FleetCircuits:
         return {name: _circuit(fields, probes) for name, fields, probes in pairs if fields[0]}
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _arguments(self, name: str, *own: str | int) -> list[str | int]:

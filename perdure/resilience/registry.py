@@ -5,6 +5,8 @@ circuits. A breaker refuses a call only because of its circuit's state, never be
 
 `Breaker` and `BreakerRegistry` are protocols, so a program may pass its own registry. Servers and workers use a
 `Switchboard`, which `resolve.py` creates.
+
+Methods that read or reset the fleet's circuits raise `Unavailable` if Redis cannot be reached.
 """
 
 from __future__ import annotations
@@ -133,7 +135,6 @@ class Breakers:
         self._circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, listen)
 
     def get(self, name: str) -> Breaker:
-        """See `BreakerRegistry.get`."""
         return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
@@ -141,9 +142,6 @@ class Breakers:
 
         If Redis is configured, these are the fleet's breakers that were used in the last week. Otherwise they are this
         process's breakers.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
         """
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
@@ -152,7 +150,6 @@ class Breakers:
 
         Raises:
             NotFound: there is no such breaker.
-            Unavailable: Redis cannot be reached.
         """
         found = self._circuits.store.read().get(name) if self._circuits.reset(name) else None
         if found is None:
@@ -160,7 +157,6 @@ class Breakers:
         return _metrics(name, found)
 
     def close(self) -> None:
-        """Close the connections to Redis."""
         self._circuits.close()
 
 
@@ -198,7 +194,6 @@ class Unguarded:
     """Admits every call. Used if `PERDURE_BREAKER__ENABLED` is false."""
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:  # noqa: ARG002 (as the protocol has it)
-        """Run `work`."""
         return work()
 
 

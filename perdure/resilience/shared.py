@@ -77,7 +77,6 @@ class SharedCircuits:
 
     @property
     def store(self) -> CircuitStore:
-        """The store that operators read and reset: the fleet's if Redis is configured, otherwise this process's own."""
         return self._fleet or self._own
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:
@@ -102,11 +101,7 @@ class SharedCircuits:
             self._report(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
-        """Close the circuit `name` of the fleet and of this process; returns whether the circuit exists.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
+        """Close the circuit `name` of the fleet and of this process; returns whether the circuit exists."""
         answer = self.store.reset(name)
         if answer is None:
             return False
@@ -116,7 +111,6 @@ class SharedCircuits:
         return True
 
     def close(self) -> None:
-        """Close the connections to Redis."""
         if self._fleet is not None:
             self._fleet.close()
 

@@ -56,7 +56,7 @@ class CircuitStore(Protocol):
 
 
 class OwnCircuits:
-    """A store of circuits in this process's memory."""
+    """A store of circuits in this process's memory. It never fails."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
@@ -65,7 +65,6 @@ class OwnCircuits:
         self._circuits: dict[str, Circuit] = {}
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
-        """See `CircuitStore.admit`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
@@ -73,21 +72,18 @@ class OwnCircuits:
             return self._keep(name, now, before, after, admission)
 
     def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
-        """See `CircuitStore.settle`. Never fails."""
         with self._lock:
             now = self._now()
             before = self._find(name, now)
             return self._keep(name, now, before, machine.settle(before, self._policy, now, admission, outcome))
 
     def reset(self, name: str) -> Answer | None:
-        """See `CircuitStore.reset`. Never fails."""
         with self._lock:
             before = self._circuits.get(name)
             now = self._now()
             return self._keep(name, now, before, machine.reset(before, now)) if before else None
 
     def read(self) -> dict[str, Circuit]:
-        """See `CircuitStore.read`. Never fails."""
         with self._lock:
             return dict(self._circuits)
 

@@ -53,15 +53,12 @@ class Every:
             raise ValueError(f"minutes is {self.minutes}: accepted: 1 or more")
 
     def previous(self, at: datetime) -> datetime:
-        """The newest slot at or before `at`."""
         return _EPOCH + (at - _EPOCH) // self._step * self._step
 
     def next(self, at: datetime) -> datetime:
-        """The first slot after `at`."""
         return self.previous(at) + self._step
 
     def describe(self) -> str:
-        """A description of the cadence for people."""
         return "each minute" if self.minutes == 1 else f"every {self.minutes} minutes"
 
     @property
@@ -84,11 +81,9 @@ class AtTimes:
             raise ValueError(f"weekday is {self.weekday}: accepted: 0 (Monday) to 6 (Sunday)")
 
     def previous(self, at: datetime) -> datetime:
-        """The newest slot at or before `at`."""
         return next(slot for slot in self._slots(at, backwards=True) if slot <= at)
 
     def next(self, at: datetime) -> datetime:
-        """The first slot after `at`."""
         return next(slot for slot in self._slots(at) if slot > at)
 
     def describe(self) -> str:

@@ -64,7 +64,6 @@ class Cron:
         return next(slot for slot in found if slot > at)
 
     def describe(self) -> str:
-        """The expression and its zone, for people."""
         return f"{self.expression} {self.zone.key}"
 
     def _from(self, local: datetime, *, backwards: bool = False) -> Iterator[datetime]:

@@ -4,6 +4,8 @@ A settled slot never runs again. The message that fires a slot does not name the
 from the database's clock. If several slots were missed, only the newest runs. A message may be late or a duplicate, and
 the database's clock may be set back. If the newest slot is settled when a message arrives, no slot runs. A thread
 renews the lease during the work, for at most `Entry.within_s` seconds.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -86,11 +88,7 @@ def run_slot(
 
 
 def register(database: Database, entries: list[Entry], lease_s: float) -> datetime:
-    """Store the entries that the ledger does not have yet, and return the database's time.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Store the entries that the ledger does not have yet, and return the database's time."""
     names = [entry.name for entry in entries]
     parameters = {"entries": names, "lease_s": lease_s, "longest_retry_s": LONGEST_RETRY_S}
     now: datetime = database.run(queries.REGISTER, parameters)[0].now
@@ -98,11 +96,7 @@ def register(database: Database, entries: list[Entry], lease_s: float) -> dateti
 
 
 def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | None:
-    """Claim the entry's newest slot for `lease_s` seconds; None if the slot is not due or has been claimed.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Claim the entry's newest slot for `lease_s` seconds; None if the slot is not due or has been claimed."""
     slot = entry.cadence.previous(register(database, [entry], lease_s))
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.CLAIM, {"entry": entry.name, "slot": slot, "lease_s": lease_s, **retries})
@@ -110,20 +104,12 @@ def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | Non
 
 
 def renew(database: Database, claimed: ClaimedSlot, lease_s: float) -> bool:
-    """Renew the lease for `lease_s` seconds; returns False if another worker has claimed the entry.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Renew the lease for `lease_s` seconds; returns False if another worker has claimed the entry."""
     return bool(database.run(queries.RENEW, {"entry": claimed.entry, "token": claimed.token, "lease_s": lease_s}))
 
 
 def settle(database: Database, claimed: ClaimedSlot) -> bool:
-    """Mark the slot done; returns False if another worker has claimed the entry.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Mark the slot done; returns False if another worker has claimed the entry."""
     kept = {"kept_days": KEPT_DAYS, "kept_slots": KEPT_SLOTS}
     held = bool(database.run(queries.SETTLE, {**_identity(claimed), **kept}))
     if not held:
@@ -136,11 +122,7 @@ def settle(database: Database, claimed: ClaimedSlot) -> bool:
 
 
 def fail(database: Database, claimed: ClaimedSlot, error: Exception) -> None:
-    """Release a slot whose work failed. The slot is due again after a delay.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Release a slot whose work failed. The slot is due again after a delay."""
     reason = loggable(error)[:_LONGEST_ERROR].replace("\0", "")
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}
     rows = database.run(queries.FAIL, {**_identity(claimed), **retries, "error": reason})

@@ -36,11 +36,6 @@ class EntryStatus:
 
 
 def read_schedules(database: Database, entries: Iterable[Entry]) -> list[EntryStatus]:
-    """The status of each entry, in the order of `entries`.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
     known = list(entries)
     rows = {row.entry: row for row in database.run(queries.STANDING, {"entries": [entry.name for entry in known]})}
     return [_status(entry, rows[entry.name]) for entry in known]

@@ -100,7 +100,6 @@ def add(database: Database, settings: Settings, new: NewReminder, *, of_known: b
     Raises:
         InvalidRequest: the text or the conversation is blank, the text is too long, or the user does not exist.
         Conflict: the user already has `PERDURE_SCHEDULE__USER_LIMIT` schedules.
-        Unavailable: the database cannot be reached.
     """
     longest, limit = max(1, settings.guard.max_chars - _MARK_CHARS), settings.schedule.user_limit
     if not new.text.strip() or len(new.text) > longest:
@@ -146,7 +145,6 @@ def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX
 
 
 def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:
-    """The schedule with this id; `None` if it does not exist."""
     rows = executor.run(queries.READ, {"schedule_id": schedule_id})
     return _shown(rows[0]) if rows else None
 
@@ -224,7 +222,6 @@ def _quiet_over(settings: Settings, at: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _shown(row: Row[Any]) -> dict[str, Any]:
-    """A schedule as the API shows it."""
     return {
         "schedule_id": str(row.schedule_id),
         "tenant": tenant_of(row.user_id),

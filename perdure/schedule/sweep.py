@@ -28,9 +28,6 @@ def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entr
     Fires the newest slot of each entry. Does not fire a slot that is done, waits for its next attempt, or precedes the
     entry's registration. Does not fire an entry on which a worker has a lease. If no worker claims a fired slot, a
     later round fires the slot again, after a delay that doubles each time.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     known = {entry.name: entry for entry in entries}
     if not known or not database.run(queries.TAKE_ROUND, {"every_s": limits.sweep_s}):

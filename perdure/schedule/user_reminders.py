@@ -36,7 +36,6 @@ class UserReminders:
         Raises:
             InvalidRequest: the time is invalid or in the past, or the user was erased.
             Conflict: the user has too many schedules.
-            Unavailable: the database cannot be reached.
         """
         if stored := reminders.find(self.database, self.effect_id):  # this call stored the schedule before a crash
             return stored

@@ -110,7 +110,6 @@ class _StrictModel(BaseModel):
 
     @property
     def unknown(self) -> dict[str, Any]:
-        """The members that this release does not know."""
         return self.model_extra or {}
 
 

@@ -17,7 +17,6 @@ def delete_snapshots(executor: Executor, store: SnapshotStore, session_id: UUID)
 
     Raises:
         SnapshotUnavailable: the store cannot be used now; the rows in PostgreSQL are already deleted.
-        Unavailable: the database cannot be reached.
     """
     executor.run(queries.DELETE, {"session_id": session_id})
     store.delete(session_id)

@@ -49,7 +49,6 @@ class FileSnapshots:
         self.name = directory.as_uri()
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """See `SnapshotStore.save`."""
         data = dump(snapshot).encode()
         version = version_of(snapshot, token)
         folder = self._folder(snapshot.agent_id)
@@ -70,7 +69,6 @@ class FileSnapshots:
         )
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """See `SnapshotStore.load`."""
         folder = self._folder(agent_id)
         with self._mapped_errors():
             while (version := _newest(folder)) is not None:
@@ -96,7 +94,6 @@ class FileSnapshots:
                 _remove_below(folder, version)
 
     def delete(self, agent_id: UUID) -> None:
-        """See `SnapshotStore.delete`; removes the agent's directory."""
         folder = self._folder(agent_id)
         with self._mapped_errors():
             for _ in range(_TRIES):

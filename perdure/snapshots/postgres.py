@@ -72,7 +72,6 @@ class PostgresSnapshots:
             transaction.run(queries.SAVE, parameters)
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """See `SnapshotStore.load`."""
         while rows := self._run(queries.LOAD, session_id=agent_id, history_turns=self._history_turns):
             try:
                 return assemble(agent_id, rows[0])
@@ -85,7 +84,6 @@ class PostgresSnapshots:
         self._move(agent_id, reason, lambda kept: _version(kept) <= upto)
 
     def delete(self, agent_id: UUID) -> None:
-        """See `SnapshotStore.delete`; deletes the session's rows."""
         self._run(queries.DELETE, session_id=agent_id)
 
     def close(self) -> None:
@@ -121,7 +119,6 @@ def _version(row: Row[Any]) -> Version:
 
 
 def _unchanged(damaged: Row[Any]) -> Callable[[Row[Any]], bool]:
-    """A predicate that returns True for a row with the same content as `damaged`."""
     return lambda kept: (kept.variables, kept.events) == (damaged.variables, damaged.events)
 
 

@@ -100,7 +100,6 @@ class RedisSnapshots:
         self._set_aside = self._client.register_script(_SET_ASIDE)
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """See `SnapshotStore.save`."""
         text = dump(snapshot)
         offered = version_of(snapshot, token)
         keys = self._keys(snapshot.agent_id)
@@ -112,7 +111,6 @@ class RedisSnapshots:
             report_set_aside(self.name, snapshot.agent_id, f"the key {keys[1]}", "its version cannot be read")
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """See `SnapshotStore.load`."""
         keys = self._keys(agent_id)
         with self._mapped_errors():
             while (fields := self._read(keys[0])) is not None:
@@ -131,12 +129,10 @@ class RedisSnapshots:
                 report_set_aside(self.name, agent_id, f"the key {keys[1]}", reason)
 
     def delete(self, agent_id: UUID) -> None:
-        """See `SnapshotStore.delete`; deletes the agent's keys."""
         with self._mapped_errors():
             self._client.unlink(*self._keys(agent_id))
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _keys(self, agent_id: UUID) -> tuple[str, str]:

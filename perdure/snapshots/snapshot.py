@@ -41,7 +41,6 @@ class Status(StrEnum):
 
     @classmethod
     def of(cls, session_state: str) -> Self:
-        """The status for a value of `sessions.state`."""
         return cls("WAITING_FOR_EVENT" if session_state == "active" else session_state.upper())
 
 

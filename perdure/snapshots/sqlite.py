@@ -66,7 +66,6 @@ class SqliteSnapshots:
         self._writing = _Connection(path, self.name)
 
     def save(self, snapshot: AgentSnapshot, token: int) -> None:
-        """See `SnapshotStore.save`."""
         text = dump(snapshot)
         offered = version_of(snapshot, token)
         agent_id = snapshot.agent_id
@@ -78,7 +77,6 @@ class SqliteSnapshots:
             connection.execute(_WRITE, (str(agent_id), offered.token, offered.tick, text))
 
     def load(self, agent_id: UUID) -> Stored | None:
-        """See `SnapshotStore.load`."""
         with self._reading.used() as connection:
             row = _row(connection, agent_id)
         while row is not None:
@@ -96,7 +94,6 @@ class SqliteSnapshots:
                 self._keep(connection, agent_id, reason)
 
     def delete(self, agent_id: UUID) -> None:
-        """See `SnapshotStore.delete`; deletes the agent's rows."""
         with self._transaction() as connection:
             for table in ("snapshots", "set_aside"):
                 connection.execute(f"DELETE FROM {table} WHERE agent_id = ?", (str(agent_id),))  # noqa: S608 (ours)
@@ -105,7 +102,6 @@ class SqliteSnapshots:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
-        """Close the file."""
         self._reading.close()
         self._writing.close()
 

@@ -49,7 +49,6 @@ class Stored:
 
     @property
     def version(self) -> Version:
-        """The snapshot's version."""
         return Version(self.token, self.snapshot.tick_index)
 
 
@@ -166,5 +165,4 @@ def parse_stored(data: bytes, agent_id: UUID, version: Version) -> Stored:
 
 
 def report_set_aside(store: str, agent_id: UUID, kept_as: str, reason: str) -> None:
-    """Log that a snapshot was set aside, why, and where it is."""
     log.error("the snapshot of session %s in %s was set aside as %s: %s", agent_id, store, kept_as, reason)

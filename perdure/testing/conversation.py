@@ -362,7 +362,6 @@ def _arguments(call: ToolCall) -> Mapping[str, Any] | str:
 
 
 def _entry(message: Mapping[str, Any]) -> Entry:
-    """The transcript entry for a message of the store."""
     return Entry(
         message["turn_id"],
         Role(message["role"]),

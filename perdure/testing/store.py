@@ -130,7 +130,6 @@ class MemoryStore(Database):
         self.messages += [{**each, "turn_id": turn_id, "seq": base + each["position"]} for each in messages]
 
     def decide(self, effect: Effect, *, approved: bool, denial: str) -> None:
-        """Record a person's decision about a call that waits for approval."""
         effect.status, effect.result = ("approved", None) if approved else ("denied", denial)
 
     def record(self, results: Sequence[Mapping[str, Any]]) -> None:
@@ -142,11 +141,9 @@ class MemoryStore(Database):
                 effect.finished = result["status"] != "unknown"
 
     def awaiting_decision(self) -> list[Effect]:
-        """The calls that wait for a person's decision."""
         return [each for each in self.effects.values() if each.status == "asked"]
 
     def waiting(self) -> list[Effect]:
-        """The calls that wait for a Celery task or a timer."""
         return [each for each in self.effects.values() if each.waits_for is not None and each.status == "intended"]
 
     def _step(self, step: Mapping[str, Any]) -> Sequence[object]:

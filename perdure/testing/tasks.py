@@ -21,7 +21,6 @@ class InlineCalls:
         self._sent: dict[UUID, TaskCall] = {}
 
     def send(self, call: TaskCall) -> Sent:
-        """Store the task."""
         self._sent[call.task_id] = call
         return Sent.YES
 

@@ -98,12 +98,10 @@ class Features:
 
     @property
     def word_bits(self) -> int:
-        """A 63-bit Bloom filter of all words."""
         return _bits(self.words)
 
 
 def difference(left: str, right: str) -> Difference | None:
-    """The most significant difference between two texts; `None` if they may mean the same."""
     return compare(features(left), features(right))
 
 
@@ -124,7 +122,6 @@ def compare(left: Features, right: Features) -> Difference | None:
 
 
 def _missing(names: frozenset[str], other: Features) -> list[str]:
-    """The names of which the other text has neither the whole name nor its stem."""
     return sorted(name for name in names if stem(name) not in other.words)
 
 

@@ -65,12 +65,10 @@ def is_list(value: object) -> bool:
 
 
 def is_text_by_text(value: object) -> bool:
-    """Whether `value` maps text to text."""
     return maps(value, is_text)
 
 
 def maps(value: object, fits: Callable[[object], bool]) -> bool:
-    """Whether `value` maps text to values that fit."""
     return isinstance(value, Mapping) and all(is_text(key) and fits(each) for key, each in value.items())
 
 

@@ -26,12 +26,10 @@ def normalized(form: Literal["NFKC", "NFKD"], text: str) -> str:
 
 
 def has_hangul(text: str) -> bool:
-    """Whether `text` contains a Korean syllable."""
     return not text.isascii() and any("\uac00" <= each <= "\ud7a3" for each in text)
 
 
 def is_hangul(text: str) -> bool:
-    """Whether `text` consists of Korean syllables only."""
     return bool(text) and all("\uac00" <= each <= "\ud7a3" for each in text)
 
 

@@ -72,17 +72,14 @@ class Pattern:
         self._compiled = re2.compile(source, options)
 
     def search(self, text: str) -> Match | None:
-        """The first match."""
         found: Match | None = self._compiled.search(_encodable(text))
         return found
 
     def match(self, text: str) -> Match | None:
-        """The match at the beginning of `text`."""
         found: Match | None = self._compiled.match(_encodable(text))
         return found
 
     def fullmatch(self, text: str) -> Match | None:
-        """The match of the whole text."""
         found: Match | None = self._compiled.fullmatch(_encodable(text))
         return found
 
@@ -92,7 +89,6 @@ class Pattern:
         return found
 
     def findall(self, text: str) -> list[str]:
-        """The text of each match."""
         return [text[found.start() : found.end()] for found in self.finditer(text)]
 
     def sub(self, replaced: Callable[[Match], str], text: str) -> str:

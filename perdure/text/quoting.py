@@ -84,7 +84,6 @@ class Quoter:
 
 
 def quoted(mark: str, title: str, pieces: Sequence[str]) -> str:
-    """`title`, then `pieces` between two marks, quoted by a new `Quoter`."""
     return Quoter().quote(mark, title, pieces)
 
 

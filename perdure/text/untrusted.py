@@ -52,7 +52,6 @@ NOT_BLANK_PATTERN = rf"^[^\u0000]*[^\u0000{_BLANKS}][^\u0000]*$"
 
 
 def whole(value: object) -> object:
-    """Convert a float such as 3.0, which is an integer in JSON Schema, to `int`; other values stay unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -201,7 +200,6 @@ def first_line(text: str, limit: int = 500) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
     return first_line(f"{type(error).__name__}: {str(error)[:_READ_CHARS]}")
 
 

@@ -45,7 +45,6 @@ class Token:
     initial: bool
 
     def read(self) -> Reading:
-        """The word's forms, and whether it negates or excludes other words."""
         return _cached_reading(self.text) if len(self.text) <= _LONGEST_CACHED else _reading(self.text)
 
 
@@ -58,7 +57,6 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def word_list(text: str) -> list[str]:
-    """Split `text`, a list of words in the source code, at whitespace."""
     return text.split()
 
 

@@ -39,7 +39,6 @@ def describe(docstring: str | None) -> Described:
 
 
 def _parsed(parser: Callable[[str], Docstring], text: str) -> Docstring:
-    """The docstring as parsed in one style; an empty docstring if `text` is invalid in that style."""
     try:
         return parser(text)
     except ParseError:

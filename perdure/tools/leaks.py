@@ -25,7 +25,6 @@ class Leaks:
 
     @property
     def count(self) -> int:
-        """The number of leaked threads that still run."""
         with self._lock:
             self._threads = [each for each in self._threads if each.is_alive()]
             return len(self._threads)

@@ -88,14 +88,11 @@ class Toolset:
             self._by_name.setdefault(each.name, each)
 
     def find(self, name: str) -> RunnableTool | None:
-        """The tool named `name`; None if there is no such tool."""
         return self._by_name.get(name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tools' names, in the order given."""
         return tuple(self._by_name)
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """The schemas for the model."""
         return tuple(each.schema() for each in self._by_name.values())

@@ -96,14 +96,12 @@ class VariableSet:
             return changes
 
     def unlock(self, holder: object) -> None:
-        """Release the exclusive right, if `holder` has it."""
         with self._free:
             if self._holder is holder:
                 self._holder = None
             self._free.notify_all()
 
     def values(self) -> Mapping[str, Any]:
-        """The current variables, including uncommitted changes; read-only."""
         return self._values
 
 
@@ -167,7 +165,6 @@ class WorkingVariables(MutableMapping[str, Any]):
         return f"WorkingVariables({dict(self._present())!r})"
 
     def changes(self) -> list[Change]:
-        """The last change of each variable by this call; empty if the call has timed out."""
         return [] if self.revoked else list(self._changes.values())
 
     def revoke(self) -> None:

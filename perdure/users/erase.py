@@ -8,6 +8,8 @@ process that was paused after its last commit may still write to Redis or the st
 The transaction inserts a row in `erasures`, so that a worker's upkeep runs the second pass even if this process
 crashes. The second pass also removes the deleted texts from the file of an embedded Redis. Workers remove them from the
 planner's statistics (`perdure.users.statistics`); the erasure does not wait for that.
+
+Each function raises `Unavailable` if the service that it calls, PostgreSQL or Redis, cannot be reached.
 """
 
 from __future__ import annotations
@@ -51,20 +53,13 @@ class RedisFile(Protocol):
     """The append-only file of a Redis that perdure runs itself."""
 
     def rewrite(self) -> None:
-        """Start a rewrite of the file from Redis's present data, unless a rewrite has just started.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
+        """Start a rewrite of the file from Redis's present data, unless a rewrite has just started."""
         ...
 
     def rewritten(self, erasures: Collection[UUID]) -> Collection[UUID]:
         """The ids of those `erasures` whose data the file no longer contains.
 
         Before each call, delete the erased users' keys from Redis. Call this again for the ids that are not returned.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
         """
         ...
 
@@ -115,11 +110,7 @@ class Eraser:
         return ErasureResult(rows, self._clean(user_id, sessions, erasure.erased_at))
 
     def finish_due(self) -> int:
-        """Run the second pass of the erasures that are due; returns the number of finished erasures.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Run the second pass of the erasures that are due; returns the number of finished erasures."""
         self._revoke_tasks()
         due = self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s})
         revoked = self._revoke(due)

@@ -35,7 +35,6 @@ def export_text(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
 
     Raises:
         NotFound: there is no data about that user. At most a few thousand characters have been yielded.
-        Unavailable: the database cannot be reached.
     """
     yield f'{{"user_id": {json.dumps(user_of(user), ensure_ascii=False)}, "exported_at": "{clock.now().isoformat()}"'
     found = False
@@ -56,10 +55,8 @@ def export_text(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
 
 
 def _place(key: dict[str, str], row: Row[Any]) -> dict[str, Any]:
-    """The parameters for the rows after `row`; `key` has the name of each parameter's column."""
     return {parameter: getattr(row, column) for parameter, column in key.items()}
 
 
 def _with_id(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, with the user key in `user_id` replaced by the user's id."""
     return {**row, "user_id": user_of(row["user_id"])} if row.get("user_id") else row

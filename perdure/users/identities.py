@@ -9,6 +9,8 @@ A code has 60 random bits, is stored as its hash, is valid for ten minutes, and 
 identity may send five codes in ten minutes, valid or not.
 
 The CLI's commands, the HTTP routes and the channels call this module.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -65,9 +67,6 @@ def mint_code(database: Database, user: str) -> Code:
     """Return a new one-time code for the user with the key `user`. The user's earlier code becomes invalid.
 
     Creates the user if it does not exist.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     code = "-".join("".join(secrets.choice(_ALPHABET) for _ in range(_GROUP)) for _ in range(_GROUPS))
     given = {"user_id": user, "code_hash": _hashed(code), "valid_s": VALID_S}
@@ -107,28 +106,19 @@ def user_of_identity(executor: Executor, tenant: str | None, channel: str, exter
 
     Raises:
         InvalidRequest: the channel or the external id cannot be stored.
-        Unavailable: the database cannot be reached.
     """
     rows = executor.run(queries.USER_OF_IDENTITY, _identity(tenant, channel, external_id))
     return str(rows[0].user_id) if rows else None
 
 
 def list_links(executor: Executor, user: str) -> list[Link]:
-    """The identities that are linked to a user, ordered by channel and external id; at most `MOST_LISTED`.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """The identities that are linked to a user, ordered by channel and external id; at most `MOST_LISTED`."""
     rows = executor.run(queries.LINKS, {"user_id": user, "most": MOST_LISTED})
     return [Link(row.channel, row.external_id, row.created_at) for row in rows]
 
 
 def remove_link(executor: Executor, user: str, channel: str, external_id: str) -> bool:
-    """Remove a user's link; returns whether there was one. Earlier messages stay with the user.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Remove a user's link; returns whether there was one. Earlier messages stay with the user."""
     if not _is_identity(channel, external_id):
         return False
     given = {"user_id": user, **_identity(tenant_of(user), channel, external_id)}

@@ -97,9 +97,6 @@ def forget_samples(database: Database, go_on: Callable[[], bool] = lambda: True)
     Each table stands alone: a table that fails, for example because it is being vacuumed, is due again after
     `_RETRY_S` seconds. A table that the role may not analyze, and an empty table before PostgreSQL 18, are due again
     after a day. Calls `go_on` between two tables, and stops if `go_on` returns False.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     done, refused = 0, list[str]()
     taken = {"tables": list(_IS_EMPTY), "retry_s": _RETRY_S, "day_s": _DAY_S}

@@ -283,7 +283,7 @@ def two_contexts(a: ToolContext, b: ToolContext) -> str:
     return ""
 
 
-def undocumented(a: int) -> str:  # noqa: D103 (the very mistake)
+def undocumented(a: int) -> str:
     return ""
 
 

@@ -139,7 +139,6 @@ def _own(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
 
 
 def _queues(channel: Any, app: Celery) -> Iterable[tuple[str, str]]:
-    """Each key of a queue, with the queue's name. A queue has a key for each priority level."""
     for queue in app.amqp.queues:
         for level in channel.priority_steps:
             yield channel.global_keyprefix + channel._q_for_pri(queue, level), queue  # noqa: SLF001 (as above)

@@ -67,7 +67,6 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
 
     @property
     def max_prefetch_count(self) -> int:
-        """The most messages that this worker may hold unacknowledged."""
         return self._ahead if self.rooms is not None else super().max_prefetch_count
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
@@ -86,11 +85,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         return receive
 
     def soon(self, work: Callable[[str], None], queue: str) -> None:
-        """Schedule `work(queue)` on the event loop."""
         self.call_soon(work, queue)
 
     def cancel(self, queue: str) -> None:
-        """Stop consuming a queue."""
         if self.task_consumer is not None:
             self.task_consumer.cancel_by_queue(queue)
 

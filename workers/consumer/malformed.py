@@ -63,7 +63,6 @@ class Dropped:
             self._write(queue, reason, tally)
 
     def report(self) -> None:
-        """Log the number of items of each kind that were dropped since the kind's last log line."""
         for (queue, reason), tally in self._tallies.items():
             if tally.count:
                 self._write(queue, reason, tally)

@@ -39,7 +39,6 @@ class Consumption:
         self._paused: list[str] = []
 
     def attach(self, worker: Any) -> None:
-        """Control the consumer of `worker`."""
         self._worker = worker
 
     def wake(self) -> None:
@@ -173,7 +172,6 @@ def _return_pending_reply(channel: Any) -> None:
 
 
 def _return_held(rooms: Rooms) -> None:
-    """Return the messages that arrived while their queues had no room."""
     try:
         rooms.return_held()
     except Exception as error:  # noqa: BLE001 (each transport has errors of its own)

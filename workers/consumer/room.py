@@ -73,16 +73,13 @@ class Rooms:
         self._waiting: defaultdict[str, deque[Callable[[], None]]] = defaultdict(deque)
 
     def of(self, queue: str) -> int:
-        """The limit on concurrent tasks of `queue`."""
         return min(self._concurrency, _MOST.get(queue, self._concurrency))
 
     def is_cancelled(self, queue: str) -> bool:
-        """Whether consuming `queue` is suspended until one of its tasks ends."""
         with self._lock:
             return queue in self._cancelled
 
     def has_room(self, queue: str) -> bool:
-        """Whether a task of `queue` can start now."""
         return self._running[queue] < self.of(queue)
 
     def begin(self, queue: str, start: Callable[[], None]) -> bool:

@@ -60,7 +60,6 @@ class UnknownTasks:
         self._tallies: dict[str, _Tally] = {}
 
     def is_full(self, queue: str) -> bool:
-        """Whether the worker must not consume `queue`, because it holds too many messages of the queue."""
         return queue in self._full
 
     def hold(self, message: Any, queue: str, what: str) -> None:

@@ -39,7 +39,6 @@ def serves(host: str, address: str, hosts: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -49,12 +49,10 @@ def note(app: Celery) -> bool:
 
 
 def forget(app: Celery) -> None:
-    """Delete the record of `app`, because perdure could not be added to `app`."""
     _installed.discard(app)
 
 
 def all_installed() -> list[Celery]:
-    """The applications of this process to which perdure was added."""
     return list(_installed)
 
 
@@ -141,5 +139,4 @@ def publisher(app: Celery) -> Celery:
 
 
 def consumed(app: Celery) -> set[str]:
-    """The queues of perdure that a worker of `app` consumes."""
     return set(QUEUES) & set(app.amqp.queues.consume_from)

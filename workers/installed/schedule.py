@@ -50,7 +50,6 @@ def add_entries(app: Celery, settings: Settings) -> None:
 
 
 def entries(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Perdure's entries in the form of Celery's setting `beat_schedule`."""
     return {
         PREFIX + name: {
             "task": entry.task,

@@ -32,7 +32,6 @@ class InstalledStep(pause.Step):
     """perdure's boot step in an application's worker."""
 
     def include_if(self, worker: Any) -> bool:
-        """Whether the worker consumes one of perdure's queues."""
         return bool(consumed(worker.app))
 
     def create(self, worker: Any) -> pause.Step:
@@ -64,7 +63,6 @@ class InstalledStep(pause.Step):
 
 
 def addresses(app: Any, settings: Settings) -> Addresses:
-    """The addresses of perdure's database and Redis, and of the application's broker."""
     return Addresses(database_address(settings), redis_address(settings), broker_url(app))
 
 

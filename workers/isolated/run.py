@@ -71,7 +71,6 @@ class Isolation:
 
     @property
     def running(self) -> int:
-        """The number of running child processes."""
         return len(self._children)
 
     def run(self, session_id: UUID) -> ChildEnd | None:

@@ -132,7 +132,6 @@ class CeleryCalls:
         return True
 
     def close(self) -> None:
-        """Close the connections of the application if `owned` is true."""
         if self._owned:
             self._app.close()
 

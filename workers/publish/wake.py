@@ -51,7 +51,6 @@ class CeleryWaker:
 
     @property
     def app(self) -> Celery:
-        """The application that publishes."""
         return self._app
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -60,11 +59,9 @@ class CeleryWaker:
         return self.publish("turns.run", {"session_id": str(session_id)}, queue="turns", priority=ranked)
 
     def delivery(self, delivery_id: UUID) -> bool:
-        """Publish `deliveries.send`."""
         return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
 
     def ending(self, session_id: UUID) -> bool:
-        """Publish `sessions.end`."""
         return self.publish("sessions.end", {"session_id": str(session_id)}, queue="sessions")
 
     def consolidation(self, session_id: UUID | None) -> bool:
@@ -74,7 +71,6 @@ class CeleryWaker:
         return self.publish("memory.consolidate_session", {"session_id": str(session_id)}, queue="memory")
 
     def casebank(self) -> bool:
-        """Publish `casebank.advance`."""
         return self.publish("casebank.advance", {}, queue="maintenance")
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
@@ -130,5 +126,4 @@ class CeleryWaker:
         return True
 
     def close(self) -> None:
-        """Close the connections to the broker."""
         self._app.close()

@@ -50,7 +50,6 @@ class Flushed:
 
 
 def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
-    """The flushers of a process; empty if `runtime` has no memory in Redis."""
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 

@@ -19,7 +19,6 @@ UNAVAILABLE = 3
 
 @contextmanager
 def exit_unless_startable() -> Iterator[None]:
-    """Exit the process if the block raises `SettingsError` or `Unavailable`."""
     try:
         yield
     except SettingsError as error:

@@ -71,7 +71,6 @@ def seen_by(author: str | None, scope: CaseScope) -> str | None:
 
 
 def facts_of(row: queries.CaseRow) -> Facts:
-    """The `Facts` of the case in `row`."""
     return Facts(row.case_id, row.usage_count, row.success_rate, row.last_accessed_at, row.created_at, row.restored_at)
 
 
@@ -133,7 +132,6 @@ class _Planner:
         self._spared: list[PlanItem] = []
 
     def protection(self, case: Facts) -> Verdict | None:
-        """The safety rule that protects the case; `None` if no rule does."""
         return policy.protection(case, self._limits, self._now)
 
     def removes(self, case: Facts) -> bool:

@@ -53,7 +53,6 @@ class Facts:
 
     @property
     def last_active_at(self) -> datetime:
-        """When the case was last accessed, or created if it was never accessed."""
         return self.last_accessed_at or self.created_at
 
 
@@ -84,7 +83,6 @@ class PlanItem:
 
     @property
     def case_id(self) -> str:
-        """The id of the case."""
         return self.facts.case_id
 
 
@@ -142,7 +140,6 @@ def keeper_order(case: Facts) -> tuple[int, bool, float, datetime, str]:
 
 
 def weight(case: Facts) -> int:
-    """The number of uses from which the rate is computed; 0 while the rate is unknown."""
     return case.usage_count if case.success_rate is not None else 0
 
 

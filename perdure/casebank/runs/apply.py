@@ -99,7 +99,6 @@ class _Batch:
         self._merges: dict[str, list[_Merge]] = defaultdict(list)
 
     def judge(self) -> None:
-        """Decide from the locked rows whether each item is applied or spared."""
         for item in self._items:
             spared = self._objection(item)
             if spared is not None:

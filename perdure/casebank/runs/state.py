@@ -188,7 +188,6 @@ def reject(database: Database, run_id: UUID, by: str) -> None:
 
 
 def expire(database: Database) -> int:
-    """Expire the runs whose plans were not approved in time; returns the number of these runs."""
     return len(database.run(queries.EXPIRE, {}))
 
 

@@ -37,7 +37,6 @@ class Buttons:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
 
     def token(self, decision: Literal["approve", "deny"], turn_id: UUID, call_id: str, chat: Chat) -> str:
-        """The token of the button that approves or denies a tool call in a chat."""
         return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:

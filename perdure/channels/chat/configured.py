@@ -11,7 +11,6 @@ from perdure.settings import Settings
 
 
 def names(settings: Settings) -> list[str]:
-    """The names of the configured channels."""
     tokens = {
         "discord": settings.discord.token,
         "slack": settings.slack.token,
@@ -21,7 +20,6 @@ def names(settings: Settings) -> list[str]:
 
 
 def listens(settings: Settings) -> bool:
-    """Whether a configured channel connects to its service or polls it, and therefore needs `perdure channels`."""
     return (
         settings.discord.token is not None
         or (settings.slack.token is not None and settings.slack.app_token is not None)

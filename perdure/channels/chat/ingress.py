@@ -111,7 +111,6 @@ class Ingress:
         """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""
 
     def close(self) -> None:
-        """Stop repeating typing indicators."""
         self._indicators.close()
 
     def take(self, update: Update) -> None:

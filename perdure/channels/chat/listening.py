@@ -43,11 +43,9 @@ class Listening:
 
     @property
     def any(self) -> bool:
-        """Whether there is a channel to listen on."""
         return bool(self._threads)
 
     def start(self) -> None:
-        """Start one thread for each channel."""
         for thread in self._threads:
             thread.start()
 

@@ -326,7 +326,6 @@ class Slack:
 
 
 def _bot_of(update: Update) -> str | None:
-    """The bot's user id, from the payload's `authorizations`; `None` if they name no bot."""
     return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
 
 
@@ -337,7 +336,6 @@ class _Seconds(SignatureClock):
         self._clock = clock
 
     def now(self) -> float:
-        """Epoch seconds."""
         return self._clock.now().timestamp()
 
 

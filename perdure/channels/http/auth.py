@@ -71,7 +71,6 @@ class Caller:
 
     @property
     def is_operator(self) -> bool:
-        """Whether this is an administrator of all tenants, with access to everything."""
         return self.kind is KeyKind.ADMIN and self.tenant is None
 
 
@@ -194,7 +193,6 @@ class Keys:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The tokens that this installation mints and accepts."""
         return Tokens(self._settings.signing_key(), self._clock)
 
     def caller(self, request: Request) -> Caller:

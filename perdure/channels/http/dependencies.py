@@ -47,7 +47,6 @@ Tenant = Annotated[
 
 
 async def gateway_of(request: Request) -> Gateway:
-    """The gateway that serves `request`."""
     gateway: Gateway = request.app.state.gateway
     return gateway
 

@@ -67,7 +67,6 @@ def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | No
 
 
 def problem_of(error: PerdureError) -> Response:
-    """The response for a `PerdureError`: a problem document and the error's headers."""
     return problem(error.http_status, error.code, error.message, headers_of(error))
 
 
@@ -88,7 +87,6 @@ def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
 
 
 def headers_of(error: PerdureError) -> dict[str, str]:
-    """The response headers for an error, such as `Retry-After`."""
     match error:
         case Unauthorized():
             return {"WWW-Authenticate": 'Bearer realm="perdure"'}
@@ -155,7 +153,6 @@ def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
 
 
 def _describe(item: Any) -> str:
-    """The message for an error in one parameter or one member of the body."""
     return f"{member_path(item, skip=1)}: {what_is_wrong(item)}."
 
 

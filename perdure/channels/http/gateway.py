@@ -128,7 +128,6 @@ class Gateway:
         held_by(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread of the gateway's pool; returns its result."""
         return await self._threads.run(work)
 
     async def json_response(self, read: Callable[[], Any], status: int = 200) -> Response:
@@ -305,7 +304,6 @@ class Gateway:
         await self._drained.wait()
 
     def start(self) -> None:
-        """Start the tasks that wake streams and waiting requests."""
         self._hub.start()
 
     async def close(self) -> None:

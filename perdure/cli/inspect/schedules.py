@@ -106,7 +106,6 @@ def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's s
 
 
 def _of_user(found: dict[str, Any]) -> dict[str, Any]:
-    """Add the fields of perdure's periodic tasks to a user's schedule, so that one table can list both kinds."""
     return {
         **found,
         "entry": found["schedule_id"],

@@ -76,7 +76,6 @@ def _postgres(database: Database) -> Iterator[Finding]:
 
 
 def _connections(settings: Settings) -> Iterator[Finding]:
-    """Findings about connections that may be encrypted, and whose servers are not verified."""
     for url, variable, fix in (
         (settings.database_url, "PERDURE_DATABASE_URL", "Set sslmode=verify-full, and sslrootcert."),
         (settings.migrate_url, "PERDURE_MIGRATE_URL", "Set sslmode=verify-full, and sslrootcert."),
@@ -89,11 +88,7 @@ def _connections(settings: Settings) -> Iterator[Finding]:
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:
-    """Findings about the Redis of `PERDURE_REDIS_URL`, or the embedded one.
-
-    Raises:
-        Unavailable: Redis cannot be reached.
-    """
+    """Findings about the Redis of `PERDURE_REDIS_URL`, or the embedded one."""
     url = redis_address(settings)
     name = f"Redis at {where(url)}"
     with connect(url) as client:

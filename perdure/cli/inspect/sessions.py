@@ -154,7 +154,6 @@ def _line(message: dict[str, Any]) -> tuple[int, str, str]:
 
 
 def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot as fields, without the conversation, which `show` prints separately."""
     return {
         "tick_index": snapshot["tick_index"],
         "status": snapshot["status"],

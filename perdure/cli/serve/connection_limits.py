@@ -97,7 +97,6 @@ def raise_descriptor_limit() -> int:
 
 
 def connection_limit(descriptors: int) -> int:
-    """The most connections that a process may have if it may open `descriptors` files."""
     return min(_MOST, max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2))
 
 
@@ -115,11 +114,9 @@ class Metered:
         self._read_at = now
 
     def __getattr__(self, name: str) -> Any:
-        """All other methods are the transport's."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write, and count."""
         self.written += len(data)
         self._transport.write(data)
 
@@ -139,7 +136,6 @@ class Metered:
 
     @property
     def unsent(self) -> int:
-        """The bytes that the system has not taken from the process."""
         return 0 if self.is_closed else self._transport.get_write_buffer_size()
 
     def reset(self) -> None:

@@ -240,7 +240,6 @@ class _LiveReply:
         self._shown = ""
 
     def show(self, event: Event) -> None:
-        """Print the event's text, tool call or request for approval."""
         match event.kind:
             case EventKind.DELTA:
                 self._write(event.data["text"])
@@ -286,7 +285,6 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _tolerate_any_bytes() -> None:
-    """Make stdin and stdout replace what their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -58,7 +58,6 @@ def borrowed(data: Path) -> Account | None:
 
 
 def name_of(uid: int) -> str:
-    """The name of the account with this id, or the id as text if no account has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -88,7 +87,6 @@ def capability_to_reach(paths: Iterable[Path], account: Account) -> int | None:
 
 
 def obstacle(path: Path, account: Account) -> Path | None:
-    """The first directory, from the root to `path`, whose mode bits forbid `account` to search it."""
     return next((part for part in (*reversed(path.parents), path) if not _searchable(part, account)), None)
 
 

@@ -33,11 +33,9 @@ class FileLock:
         return self._descriptor
 
     def exclusive(self) -> None:
-        """Wait for the exclusive lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
 
     def shared(self) -> None:
-        """Wait for a shared lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def try_exclusive(self) -> bool:
@@ -45,7 +43,6 @@ class FileLock:
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Acquire a shared lock unless another process holds the exclusive lock; returns whether it was acquired."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:

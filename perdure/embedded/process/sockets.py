@@ -45,7 +45,6 @@ def settle(home: Path, name: str, account: Account | None) -> Path:
 
 
 def recorded(home: Path) -> Path | None:
-    """The directory that `settle` last recorded, or `None`."""
     try:
         return Path(_record(home).read_text(encoding="utf-8").strip())
     except FileNotFoundError:

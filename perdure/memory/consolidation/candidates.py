@@ -63,7 +63,6 @@ class Candidate:
     relations: tuple[Relation, ...] = ()
 
     def merged_with(self, other: Candidate) -> Candidate:
-        """This candidate, with the greater of the two importances and all sources, entities and relations of both."""
         return replace(
             self,
             importance=max(self.importance, other.importance),

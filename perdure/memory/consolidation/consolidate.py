@@ -105,7 +105,6 @@ class ConsolidationCounts:
     superseded: int = 0
 
     def including(self, outcome: ConsolidationOutcome) -> ConsolidationCounts:
-        """These counts plus one session's outcome."""
         match outcome:
             case Consolidated(merged):
                 return self._plus(1, 0, 0, merged)
@@ -117,7 +116,6 @@ class ConsolidationCounts:
                 return self
 
     def as_result(self) -> dict[str, int]:
-        """The counts as the task `memory.consolidate` returns them."""
         return asdict(self)
 
     def _plus(self, processed: int, skipped: int, failed: int, merged: MergeCounts) -> ConsolidationCounts:
@@ -358,9 +356,6 @@ def retry_abandoned(
 
     `session_ids` limits the call to these sessions; `None` means all abandoned sessions. The next batch or sweep
     consolidates them.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     bounds = {"max_runs": limits.max_runs, "lease_s": lease_s}
     if session_ids is not None:

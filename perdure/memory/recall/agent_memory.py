@@ -3,6 +3,8 @@
 An `OwnMemory` is bound to one tool call and so to one user: it cannot reach another user's memory. A new memory has the
 `effect_id` of the tool call as its id. If the call is repeated after a crash, the memory is therefore stored only once.
 Vectors are made before the transaction begins; if the embedder fails, `embed_missing` makes them later.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ class Means:
 
     @property
     def database(self) -> Database:
-        """The database of the memories."""
         return self.recall.database
 
 
@@ -64,7 +65,6 @@ class OwnMemory:
 
         Raises:
             InvalidRequest: the user was erased.
-            Unavailable: the database cannot be reached.
         """
         embedder = self.means.recall.embedder
         vector = None if embedder is None else self._vector(embedder, content)
@@ -92,9 +92,6 @@ class OwnMemory:
         """The `k` most relevant messages and memories of the user, best first.
 
         Omits the messages of the other sessions in the fork tree of the turn's session.
-
-        Raises:
-            Unavailable: the database cannot be reached.
         """
         exclude_sessions = [
             row.session_id for row in self.means.database.run(RELATED_SESSIONS, {"session_id": self.session_id})
@@ -102,7 +99,6 @@ class OwnMemory:
         return self.means.recall.search(self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
-        """Erase a memory of this user; see the function `forget`."""
         return forget(self.means.database, self.user_id, memory_id)
 
     def _call(self) -> ModelCall:
@@ -134,11 +130,7 @@ class OwnMemory:
 
 
 def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
-    """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed."""
     memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:
         mentioned = [row.entity_id for row in transaction.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]

@@ -106,7 +106,6 @@ class Recalled:
     valid_to: datetime | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The result as `POST /v1/memory/search` returns it."""
         return {
             "layer": self.layer.value,
             "id": str(self.id),
@@ -128,7 +127,6 @@ class Recall:
     timezone: str = "UTC"
 
     def using(self, embedder: Embedder) -> Recall:
-        """A copy of this object that uses another embedder."""
         return replace(self, embedder=embedder)
 
     def search(
@@ -151,7 +149,6 @@ class Recall:
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
             CallAborted: `call` was aborted.
-            Unavailable: the database cannot be reached.
         """
         if not 1 <= k <= MAX_K:
             raise InvalidRequest(f"k must be from 1 to {MAX_K}.")
@@ -372,7 +369,6 @@ def _place(row: Any) -> _Place:
 
 
 def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    """Map `key(row)` to the row's score, divided by the best score. `rows` are sorted, best first."""
     return {key(row): row.score / rows[0].score for row in rows}
 
 

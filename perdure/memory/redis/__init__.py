@@ -2,4 +2,6 @@
 
 Called when a prompt is assembled, a turn settles, a session ends, a channel reports typing, a user is exported or
 erased, or a worker shuts down.
+
+Reading or deleting raises `Unavailable` if Redis cannot be reached.
 """

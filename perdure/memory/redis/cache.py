@@ -72,7 +72,6 @@ class Cache:
             raise Unavailable(self._explain(error)) from error
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _explain(self, error: redis.RedisError) -> str:

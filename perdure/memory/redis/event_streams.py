@@ -12,7 +12,6 @@ from perdure.memory.redis.cache import Cache
 
 
 def stream_key(prefix: str, turn_id: UUID) -> str:
-    """The key of a turn's event stream."""
     return f"{prefix}events:{turn_id}"
 
 
@@ -28,11 +27,7 @@ class EventStreams:
         self._cache = cache
 
     def forget(self, session_id: UUID) -> None:
-        """Delete the streams of a session's turns.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
+        """Delete the streams of a session's turns."""
         prefix = self._cache.prefix
         index = streams_key(prefix, session_id)
 

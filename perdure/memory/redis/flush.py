@@ -218,7 +218,6 @@ def _turn(turn: RememberedTurn, position: int, first: int, last: int) -> dict[st
 
 
 def _inputs(writable: Sequence[RememberedTurn]) -> Iterable[dict[str, Any]]:
-    """Inbox rows of the user messages that have a `message_id`."""
     for turn in writable:
         for position, message in enumerate(turn.messages, start=1):
             if message.role is Role.USER and message.message_id is not None:

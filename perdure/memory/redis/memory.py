@@ -90,5 +90,4 @@ class RedisMemory:
         return True
 
     def close(self) -> None:
-        """Close the connections."""
         self.cache.close()

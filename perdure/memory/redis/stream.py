@@ -134,9 +134,6 @@ class Stream:
         """Delete the user's events up to `until`; returns the number of deleted events.
 
         If `channel` is given, deletes only the events of that channel; `None` means all channels.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
         """
         bounds = [_milliseconds(until), channel or ""]
         removed: int = self._cache.require(lambda client: client.eval(_TRIM, 1, self._key(user_id), *bounds))

@@ -115,18 +115,10 @@ class WorkingMemory:
         """The session's turns in working memory, in order.
 
         Turns that were settled while Redis was unavailable are missing.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
         """
         return self._cache.require(lambda client: _read(client, self._key(session_id), session_id))
 
     def forget(self, session_id: UUID) -> None:
-        """Delete the working memory of a session, if it has one.
-
-        Raises:
-            Unavailable: Redis cannot be reached.
-        """
         self._cache.require(lambda client: client.unlink(self._key(session_id)))
 
     def _key(self, session_id: UUID) -> str:

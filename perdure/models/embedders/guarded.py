@@ -31,12 +31,10 @@ class GuardedEmbedder:
 
     @property
     def name(self) -> str:
-        """The wrapped embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """The wrapped embedder's dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -48,12 +48,10 @@ class HashEmbedder:
 
     @property
     def name(self) -> str:
-        """The name as in `PERDURE_EMBEDDER`."""
         return f"hash:{self._dimensions}"
 
     @property
     def dimensions(self) -> int:
-        """The number of elements of each vector."""
         return self._dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -18,12 +18,10 @@ class MemoizedEmbedder:
 
     @property
     def name(self) -> str:
-        """The embedder's name."""
         return self._embedder.name
 
     @property
     def dimensions(self) -> int | None:
-        """The embedder's dimensions."""
         return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -41,12 +41,10 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """The name as in `PERDURE_EMBEDDER`."""
         return f"openai:{self._model}"
 
     @property
     def dimensions(self) -> int | None:
-        """The number of elements of each vector; `None` before the first vector."""
         return self._dimensions.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:

@@ -71,7 +71,6 @@ class LearnedDimensions:
 
 
 def in_batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """`texts` in order, `size` at a time."""
     return (texts[start : start + size] for start in range(0, len(texts), size))
 
 

@@ -59,7 +59,6 @@ class AnthropicModel:
 
     @property
     def name(self) -> str:
-        """The model's name, in the form of `PERDURE_MODEL`."""
         return f"anthropic:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

@@ -34,7 +34,6 @@ def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
 
 
 def names_of(request: ModelRequest) -> WireNames:
-    """The mapping between the names of the request's tools and the provider's names."""
     return WireNames(tool.name for tool in request.tools)
 
 

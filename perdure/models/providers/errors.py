@@ -115,7 +115,6 @@ class Exchange:
     request_id: str | None = None
 
     def log_success(self) -> None:
-        """Log the request id of a successful reply."""
         _log.info("%s answered: request id %s", self.name, _line(self.request_id))
 
     def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:

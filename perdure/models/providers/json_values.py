@@ -11,7 +11,6 @@ from typing import Any
 
 
 def as_string(value: object) -> str:
-    """`value` if it is a string, else `""`."""
     return value if isinstance(value, str) else ""
 
 
@@ -21,10 +20,8 @@ def as_count(value: object) -> int | None:
 
 
 def as_object(value: object) -> Mapping[str, Any]:
-    """`value` if it is a JSON object, else `{}`."""
     return value if isinstance(value, dict) else {}
 
 
 def as_array(value: object) -> Sequence[Any]:
-    """`value` if it is a JSON array, else `()`."""
     return value if isinstance(value, list) else ()

@@ -45,7 +45,6 @@ class OpenAIModel:
 
     @property
     def name(self) -> str:
-        """The model's name, in the form of `PERDURE_MODEL`."""
         return f"openai:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:

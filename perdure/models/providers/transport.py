@@ -59,7 +59,6 @@ class CallSocket:
         self._wait_limit_s = float("inf")
 
     def stop_waiting(self) -> None:
-        """Limit each further wait to a tenth of a second."""
         self._wait_limit_s = _LAST_READ_S
 
     def hang_up(self) -> None:
@@ -175,7 +174,6 @@ class Transport(httpx2.BaseTransport):
         return httpx2.Response(response.status, headers=headers, content=b"", extensions=response.extensions)
 
     def close(self) -> None:
-        """Close every connection."""
         self._pool.close()
 
 

@@ -37,12 +37,10 @@ class WireNames:
         return self._wire.get(name) or sanitized(name)
 
     def from_wire(self, wire: str) -> str:
-        """The name of the tool that the provider calls `wire`; `wire` itself if there is no such tool."""
         return self._by_wire_name.get(wire, wire)
 
 
 def sanitized(name: str) -> str:
-    """Cut `name` to `MAX_NAME` characters, and replace the characters that providers refuse with `_`."""
     return _replace_characters(name[:MAX_NAME]) or "unknown"
 
 
@@ -83,7 +81,6 @@ class WireIds:
         return self._assigned
 
     def of_result(self, call_id: str) -> str:
-        """The provider's id of the call that a result belongs to. `call_id` is perdure's id of the call."""
         return self._assigned.get(call_id, call_id)
 
     def _sanitized(self, call_id: str) -> str:

@@ -75,7 +75,6 @@ class CeleryTool:
     _each: Mapping[str, Any]
 
     def schema(self) -> ToolSchema:
-        """The schema that the model gets."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
@@ -115,11 +114,9 @@ class CeleryTool:
             )
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call with `arguments`, as `parse` returns them, needs a person's approval."""
         return must_be_approved(self.name, self.requires_approval, arguments)
 
     def approver_of(self, arguments: Mapping[str, Any]) -> str:
-        """Who approves a call with `arguments`, as `parse` returns them: `user` or `staff`."""
         return who_approves(self.name, self.approver, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)

@@ -59,14 +59,12 @@ class SleepUntil:
 
     @property
     def description(self) -> str:
-        """The description for the model."""
         return (
             "Wait until a time, then continue. A time without an offset is in this installation's time zone. "
             f"The longest wait is {_shown(self.longest)}."
         )
 
     def schema(self) -> ToolSchema:
-        """The schema that the model gets."""
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
@@ -110,7 +108,6 @@ class SleepUntil:
         return False
 
     def approver_of(self, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002 (as RunnableTool)
-        """Return `user`: no call needs approval."""
         return USER
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)

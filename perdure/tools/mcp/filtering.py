@@ -48,7 +48,6 @@ class FilteredTransport:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Disconnect."""
         self._ended.set()
         return await self._transport.__aexit__(kind, error, traceback)
 

@@ -84,7 +84,6 @@ class McpServer:
         return self.requires_approval
 
     def approver_of(self, tool: str) -> Approver:
-        """Who approves calls of the server's `tool`."""
         return self.approver.get(tool, USER) if isinstance(self.approver, Mapping) else self.approver
 
     def _check_approvals(self) -> None:

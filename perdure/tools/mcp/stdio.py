@@ -113,7 +113,6 @@ class _StderrTail:
 
 
 def kill(group: int) -> None:
-    """Kill a process group, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

@@ -114,7 +114,6 @@ class Discord:
         self._recipients: dict[str, str] = {}
 
     def close(self) -> None:
-        """Close the connections of the REST client."""
         self._rest.close()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> None:

@@ -34,5 +34,4 @@ async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Bre
 
 
 def _breakers(runtime: Runtime) -> Switchboard:
-    """The fleet's breakers; an empty set if this process has none."""
     return runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)

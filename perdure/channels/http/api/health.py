@@ -97,7 +97,6 @@ def database_check(database: Database) -> Check:
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    """A check that the broker is available."""
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 

@@ -38,7 +38,6 @@ class Completion:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def usage_chunk(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, with the usage and no choices."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": chat_usage(turn)}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -46,7 +45,6 @@ class Completion:
 
 
 def completion_of(turn: dict[str, Any], agent: str) -> Completion:
-    """The identity of a turn's completion."""
     return Completion(turn["turn_id"], agent, epoch_s(turn["accepted_at"]))
 
 

@@ -35,7 +35,6 @@ class UnknownModel(BadParameter):
 
 
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """One error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -47,7 +46,6 @@ def body_of(error: PerdureError) -> dict[str, Any]:
 
 
 def response_of(error: PerdureError) -> Response:
-    """The response for a `PerdureError`."""
     headers = headers_of(error) | (_NO_RETRY if isinstance(error, Conflict) else {})
     return respond(body_of(error), error.http_status, headers)
 
@@ -67,7 +65,6 @@ def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def respond(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    """A response with `body` as JSON."""
     return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, "application/json")
 
 

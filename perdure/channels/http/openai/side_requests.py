@@ -40,7 +40,6 @@ _SERVICES_ONLY = "Requests for titles and tags require a service key, not a user
 
 
 def is_side_request(headers: Mapping[str, str]) -> bool:
-    """Whether a request is a side request, by its headers."""
     return any((task := headers.get(name)) and not task.startswith(_UNFILLED) for name in _HEADERS)
 
 
@@ -76,7 +75,6 @@ class SideRequests:
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 
     def close(self) -> None:
-        """End the threads; running calls are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, message: Incoming) -> ModelReply:

@@ -203,7 +203,6 @@ def response_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def response_id(turn_id: UUID | str) -> str:
-    """The id of a turn's response."""
     return f"resp_{UUID(str(turn_id)).hex}"
 
 

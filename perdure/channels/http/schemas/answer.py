@@ -65,5 +65,4 @@ def problems(*statuses: int) -> Responses:
 
 
 def examples(*values: dict[str, Any]) -> ConfigDict:
-    """A model's configuration that adds `values` to the schema as examples."""
     return ConfigDict(json_schema_extra={"examples": list(values)})

@@ -45,7 +45,6 @@ class Follower:
         Raises:
             NotFound: there is no such turn.
             RateLimited: too many streams are open.
-            Unavailable: the database cannot be reached.
         """
         with self._hub.listening(self._turn_id) as news:
             async with self._memory():
@@ -195,7 +194,6 @@ class _Client:
                 yield self._event(EventKind.APPROVAL_DECIDED, decision)
 
     def _continue(self, delta: Any) -> Iterator[Event]:
-        """The event of a delta, if the delta begins where the client's text ends."""
         if delta.get("at") == self._length:
             self._length = delta["to"]
             yield self._event(EventKind.DELTA, {"text": delta["text"]})

@@ -258,7 +258,6 @@ class Hub:
 
 
 async def _logged(task: Coroutine[Any, Any, None]) -> None:
-    """Run a task that must not end before the gateway; an error that ends the task is logged at once."""
     try:
         await task
     except Exception:

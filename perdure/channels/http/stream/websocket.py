@@ -238,7 +238,6 @@ class _Client:
         return {"turn_id": str(turn_id)}
 
     async def _turn(self, frame: _Frame) -> UUID:
-        """The id of the turn that a frame names, after checking the caller's access."""
         return await self._gateway.in_thread(partial(require_turn, self._gateway, self._caller, _turn_id(frame)))
 
     async def _begin(self, turn_id: UUID, last: EventId | None) -> None:
