@@ -2,6 +2,9 @@
 
 This package exports the public API for authors of agents, and for applications that embed perdure or send it messages.
 Each name is imported on first use, so that `perdure --help` starts fast.
+
+The docstring of each name has an example, which begins in a module with `from perdure import *` and
+`from perdure.testing import *`. There, `engine` and `async_engine` are the application's SQLAlchemy engines.
 """
 
 from __future__ import annotations

@@ -58,6 +58,12 @@ class ErrorTexts:
 
     `by_language` maps each language to another such mapping, which takes precedence over `by_code`. Languages are
     BCP 47 tags, looked up as in RFC 4647: if a code has no message for `de-AT`, the user gets the message for `de`.
+
+    Example:
+        >>> texts = ErrorTexts({"TIMEOUT": "That took too long."}, {"de": {"TIMEOUT": "Das hat zu lange gedauert."}})
+        >>> texts.find("TIMEOUT", "de-AT")
+        'Das hat zu lange gedauert.'
+        >>> assistant = Agent("assistant", "You help.", error_messages=texts)
     """
 
     by_code: Mapping[str, str]
@@ -98,6 +104,15 @@ class Agent:
     `casebank` names a bank of cases. The bank supplies cases to the agent's prompts, and stores the agent's positively
     rated turns as cases. The default is the common bank; `None` and `False` mean no bank. `perdure.hooks` describes the
     hooks.
+
+    Example:
+        >>> def weather(city: str) -> str:
+        ...     '''Say what the weather is like.'''
+        ...     return f"Rain in {city}."
+        >>> assistant = Agent("assistant", "You help.", tools=[weather])
+        >>> answer = ask(assistant, "Umbrella?", model=Scripted(call("weather", city="Paris"), "Take one."))
+        >>> answer.calls[0].result, answer.reply
+        ('Rain in Paris.', 'Take one.')
     """
 
     name: str

@@ -35,7 +35,15 @@ class SystemClock:
 
 
 class MovedClock:
-    """The machine's clock plus an offset that a test sets."""
+    """The machine's clock plus an offset that a test sets.
+
+    Example:
+        >>> clock = MovedClock()
+        >>> before = clock.now()
+        >>> clock.advance(timedelta(hours=1))
+        >>> clock.now() - before >= timedelta(hours=1)
+        True
+    """
 
     def __init__(self) -> None:
         self._offset = timedelta()

@@ -107,18 +107,47 @@ OF_INPUT = ContextTooLong, ContentFiltered, IncompleteReply
 
 
 class ToolError(PerdureError):
-    """A tool failed; the model receives the message."""
+    """A tool failed; the model receives the message.
+
+    Example:
+        >>> @tool(effect="pure")
+        ... def weather(city: str) -> str:
+        ...     '''Say what the weather is like.'''
+        ...     raise ToolError(f"There is no city {city}.")
+        >>> assistant = Agent("assistant", "You help.", tools=[weather])
+        >>> ask(assistant, "Umbrella?", model=Scripted(call("weather", city="X"), "Which city?")).calls[0].result
+        'Error: There is no city X.'
+    """
 
     code = "TOOL_ERROR"
     http_status = 500
 
 
 class OutcomeUnknown(ToolError):
-    """A tool was interrupted after it had begun: its effect may or may not have happened."""
+    """A tool was interrupted after it had begun: its effect may or may not have happened.
+
+    Example:
+        >>> @tool
+        ... def pay(amount: int) -> str:
+        ...     '''Pay an amount in cents.'''
+        ...     raise OutcomeUnknown("The bank did not answer.")
+        >>> assistant = Agent("assistant", "You help.", tools=[pay])
+        >>> answer = ask(assistant, "Pay.", model=Scripted(call("pay", amount=5), "I do not know whether it was paid."))
+        >>> answer.calls[0].status
+        'unknown'
+    """
 
 
 class GuardRejected(PerdureError):
-    """A guard (a required hook) rejected the turn or the tool call."""
+    """A guard (a required hook) rejected the turn or the tool call.
+
+    Example:
+        >>> def closed(turn: TurnStarted) -> None:
+        ...     raise GuardRejected("The shop is closed.")
+        >>> shop = Agent("shop", "You sell tea.", before_turn=[required(closed)])
+        >>> ask(shop, "Tea!", model=Scripted()).reply
+        'The shop is closed.'
+    """
 
     code = "GUARD_REJECTED"
     http_status = 403

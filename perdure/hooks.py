@@ -50,6 +50,13 @@ class TurnStarted:
     """A turn before its first model call.
 
     `text` is the user's message, `metadata` the message's metadata, and `tenant` the user's tenant.
+
+    Example:
+        >>> def log_turn(turn: TurnStarted) -> None:
+        ...     print(f"{turn.user_id} says {turn.text!r}")
+        >>> assistant = Agent("assistant", "You help.", before_turn=[log_turn])
+        >>> answer = ask(assistant, "Hello.", model=Scripted("Hi."), user_id="ana")
+        ana says 'Hello.'
     """
 
     user_id: str
@@ -67,6 +74,13 @@ class TurnEnding:
     """A turn that is about to end: its end is not committed yet.
 
     `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply.
+
+    Example:
+        >>> def log_end(ending: TurnEnding) -> None:
+        ...     print(f"{ending.status}: {ending.reply}")
+        >>> assistant = Agent("assistant", "You help.", after_turn=[log_end])
+        >>> answer = ask(assistant, "Hello.", model=Scripted("Hi."))
+        done: Hi.
     """
 
     turn: TurnStarted
@@ -80,6 +94,19 @@ class ToolCalling:
 
     `arguments` maps argument names to values. `effect_id` is the same for every attempt of the call. `tenant` is the
     user's tenant, and `metadata` the metadata of the user's message.
+
+    Example:
+        >>> @tool
+        ... def refund(amount: int) -> str:
+        ...     '''Refund an amount in cents.'''
+        ...     return "done"
+        >>> def at_most_100(call: ToolCalling) -> None:
+        ...     if call.tool == "refund" and call.arguments["amount"] > 100:
+        ...         raise GuardRejected("At most 100 cents.")
+        >>> assistant = Agent("assistant", "You help.", tools=[refund], before_tool=[required(at_most_100)])
+        >>> answer = ask(assistant, "Refund 5 euros.", model=Scripted(call("refund", amount=500), "I may not."))
+        >>> answer.calls[0].status, answer.calls[0].result
+        ('failed', 'Error: At most 100 cents.')
     """
 
     user_id: str
@@ -94,7 +121,19 @@ class ToolCalling:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool call with the result that the model will receive."""
+    """A tool call with the result that the model will receive.
+
+    Example:
+        >>> @tool(effect="pure")
+        ... def price(item: str) -> str:
+        ...     '''Look up the price of an item.'''
+        ...     return "3 euros"
+        >>> def log_result(called: ToolCalled) -> None:
+        ...     print(f"{called.call.tool}({called.call.arguments['item']}) returned {called.result!r}")
+        >>> assistant = Agent("assistant", "You help.", tools=[price], after_tool=[log_result])
+        >>> answer = ask(assistant, "How much is tea?", model=Scripted(call("price", item="tea"), "3 euros."))
+        price(tea) returned '3 euros'
+    """
 
     call: ToolCalling
     result: str
@@ -105,6 +144,19 @@ class ApprovalWaiting:
     """A tool call that is about to wait for a person's approval. `approver` says whose: `user` or `staff`.
 
     `call_id` identifies the call within its turn, as in `POST /v1/turns/{turn_id}/approval`.
+
+    Example:
+        >>> @tool(requires_approval=True, approver="staff")
+        ... def refund(amount: int) -> str:
+        ...     '''Refund an amount in cents.'''
+        ...     return "done"
+        >>> def notify(waiting: ApprovalWaiting) -> None:
+        ...     print(f"{waiting.approver}: may {waiting.call.tool} run with {dict(waiting.call.arguments)}?")
+        >>> assistant = Agent("assistant", "You help.", tools=[refund], on_approval_waiting=[notify])
+        >>> answer = ask(assistant, "Refund me.", model=Scripted(call("refund", amount=500)))
+        staff: may refund run with {'amount': 500}?
+        >>> answer.status
+        'waiting_approval'
     """
 
     call: ToolCalling
@@ -128,6 +180,14 @@ def required(function: Callable[[Seen], object]) -> Required[Seen]:
 
     Raises:
         SettingsError: `function` is not a function with one parameter.
+
+    Example:
+        >>> def blocklist(turn: TurnStarted) -> None:
+        ...     if "forbidden" in turn.text:
+        ...         raise GuardRejected("I do not talk about that.")
+        >>> assistant = Agent("assistant", "You help.", before_turn=[required(blocklist)])
+        >>> ask(assistant, "Something forbidden.", model=Scripted()).error_code
+        'GUARD_REJECTED'
     """
     declarations.require(
         declarations.takes_one(function), "required()", "function", function, "a function with one parameter"

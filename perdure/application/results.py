@@ -40,6 +40,13 @@ def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str
         InvalidRequest: the call would wait inside a tool, a probe, a hook or a `requires_approval`.
         DeadlineExceeded: the turn did not settle within `timeout`; it continues.
         Unavailable: the database cannot be reached.
+
+    Example:
+        >>> with engine.begin() as connection:
+        ...     sent = send(connection, user_id="ana", text="Hello.")
+        >>> turn = result(sent, timeout=30)
+        >>> turn["status"], turn["reply"]["text"]
+        ('done', 'Good day.')
     """
     own, turn_id = parts(), _parse(turn)
     ends = None if timeout is None else own.clock.monotonic() + timeout

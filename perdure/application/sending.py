@@ -54,7 +54,14 @@ _on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in the caller's transaction. `session_id` is `None`: a worker assigns the session after the commit."""
+    """A message in the caller's transaction. `session_id` is `None`: a worker assigns the session after the commit.
+
+    Example:
+        >>> with engine.begin() as connection:
+        ...     sent = send(connection, user_id="ana", text="Hello.")
+        >>> sent.status, sent.session_id
+        ('accepted', None)
+    """
 
     turn_id: UUID
     session_id: UUID | None = None
@@ -75,6 +82,12 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
             the transaction remains usable.
         SettingsError: a setting is invalid.
         TypeError: `connection` has another type.
+
+    Example:
+        >>> with engine.begin() as connection:  # the application's own rows commit with the message
+        ...     sent = send(connection, user_id="ana", text="Hello.")
+        >>> result(sent, timeout=30)["reply"]["text"]
+        'Good day.'
     """
     own = parts()
     message = parse_incoming({"user_id": user_id, "text": text, **fields}, tenant=parse_tenant(tenant))
@@ -110,7 +123,16 @@ async def send_async(
     tenant: str | None = None,
     **fields: Any,
 ) -> Sent:
-    """`send` on a SQLAlchemy `AsyncConnection`, `AsyncSession` or `async_scoped_session`."""
+    """`send` on a SQLAlchemy `AsyncConnection`, `AsyncSession` or `async_scoped_session`.
+
+    Example:
+        >>> import asyncio
+        >>> async def greet() -> Sent:
+        ...     async with async_engine.begin() as connection:
+        ...         return await send_async(connection, user_id="ana", text="Hello.")
+        >>> asyncio.run(greet()).status
+        'accepted'
+    """
     from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415 (only for applications with asyncio)
 
     if isinstance(connection, async_scoped_session):

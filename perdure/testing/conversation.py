@@ -67,6 +67,15 @@ class Call:
         result: The text that the model received; `None` while the call waits.
         effect_id: The call's id; `None` if the engine refused the call before the tool could run.
         approver: `user` or `staff` if the call needs approval, else `None`.
+
+    Example:
+        >>> def weather(city: str) -> str:
+        ...     '''Say what the weather is like.'''
+        ...     return f"Rain in {city}."
+        >>> assistant = Agent("assistant", "You help.", tools=[weather])
+        >>> made = ask(assistant, "Umbrella?", model=Scripted(call("weather", city="Paris"), "Yes.")).calls[0]
+        >>> made.tool, made.arguments, made.result
+        ('weather', {'city': 'Paris'}, 'Rain in Paris.')
     """
 
     tool: str
@@ -92,6 +101,11 @@ class Answer:
         usage: The tokens that this turn has used; `None` if the model did not report any.
         working_variables: The session's working variables.
         error: The error that failed or parked the turn.
+
+    Example:
+        >>> answer = ask(Agent("assistant", "You help."), "Hello.", model=Scripted("Hi."))
+        >>> answer.status, answer.reply, answer.steps
+        ('done', 'Hi.', 1)
     """
 
     status: str
@@ -129,6 +143,10 @@ def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) ->
 
     Raises:
         Exception: the model raised an error that is not a `PerdureError`, such as `ScriptExhausted`.
+
+    Example:
+        >>> ask(Agent("assistant", "You help."), "Hello.", model=Scripted("Hi.")).reply
+        'Hi.'
     """
     return Conversation(agent, model=model, **options).ask(text)
 
@@ -152,6 +170,11 @@ class Conversation:
         settings: Default to perdure's defaults. The environment is not read.
         tasks: Functions that replace Celery tasks, by the task's name. A turn that waits for any other task ends as
             `parked`.
+
+    Example:
+        >>> conversation = Conversation(Agent("assistant", "You help."), model=Scripted("Hi.", "I am well."))
+        >>> [conversation.ask(text).reply for text in ("Hello.", "How are you?")]
+        ['Hi.', 'I am well.']
     """
 
     def __init__(

@@ -21,7 +21,14 @@ _NAME = "scripted"
 
 
 class ScriptExhausted(AssertionError):
-    """The agent called the model more often than the script has replies."""
+    """The agent called the model more often than the script has replies.
+
+    Example:
+        >>> ask(Agent("assistant", "You help."), "Hello.", model=Scripted())
+        Traceback (most recent call last):
+            ...
+        perdure.testing.scripted.ScriptExhausted: request 1 has no reply in the script; ...
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,24 @@ class Late:
 
 
 def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
-    """A call of `tool` in a scripted reply. `raw`, which may be malformed JSON, replaces the JSON of `arguments`."""
+    """A call of `tool` in a scripted reply. `raw`, which may be malformed JSON, replaces the JSON of `arguments`.
+
+    Example:
+        >>> call("weather", city="Paris").arguments
+        '{"city": "Paris"}'
+        >>> call("weather", '{"city": ').arguments
+        '{"city": '
+    """
     return ToolCall("", tool, json.dumps(arguments) if raw is None else raw)
 
 
 def late(seconds: float, reply: Reply) -> Late:
-    """A reply that takes `seconds`. `Scripted` advances its clock by `seconds` instead of sleeping."""
+    """A reply that takes `seconds`. `Scripted` advances its clock by `seconds` instead of sleeping.
+
+    Example:
+        >>> ask(Agent("assistant", "You help.", timeout_s=60), "Hello.", model=Scripted(late(90, "Hi."))).error_code
+        'TIMEOUT'
+    """
     return Late(seconds, reply)
 
 
@@ -47,6 +66,13 @@ class Scripted:
 
     A reply made by `late` advances `clock`. The turn uses this clock too, unless another clock is passed to
     `perdure.testing.ask`.
+
+    Example:
+        >>> model = Scripted("Hi.")
+        >>> ask(Agent("assistant", "You help."), "Hello.", model=model).reply
+        'Hi.'
+        >>> model.requests[0].messages[-1].content
+        'Hello.'
     """
 
     name = _NAME

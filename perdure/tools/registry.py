@@ -50,7 +50,16 @@ _FIELD = "argument_"
 
 
 class Effect(StrEnum):
-    """The kind of a tool's side effect, which decides whether a call with an unknown outcome is repeated."""
+    """The kind of a tool's side effect, which decides whether a call with an unknown outcome is repeated.
+
+    Example:
+        >>> @tool(effect=Effect.PURE)  # or effect="pure"
+        ... def price(item: str) -> str:
+        ...     '''Look up the price of an item.'''
+        ...     return "3 euros"
+        >>> price.effect is Effect.PURE
+        True
+    """
 
     PURE = "pure"
     IDEMPOTENT = "idempotent"
@@ -66,6 +75,15 @@ class ToolContext:
     session ends. `memory` accesses the user's memories, and `reminders` the user's schedules; each is None in a process
     that has no such access. Users of two tenants may have the same `user_id`, so a tool that stores data by user must
     use `tenant` and `user_id` as the key.
+
+    Example:
+        >>> @tool(effect="idempotent")
+        ... def order(item: str, context: ToolContext) -> str:
+        ...     '''Order an item.'''
+        ...     return f"{item} for {context.user_id}"  # pass `context.effect_id` to the shop as its idempotency key
+        >>> shop = Agent("shop", "You sell tea.", tools=[order])
+        >>> ask(shop, "Tea!", model=Scripted(call("order", item="tea"), "Ordered."), user_id="ana").calls[0].result
+        'tea for ana'
     """
 
     user_id: str
@@ -83,19 +101,57 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A probe's answer: the effect took place, with this result."""
+    """A probe's answer: the effect took place, with this result.
+
+    Example:
+        >>> payments = {}  # by idempotency key
+        >>> def was_paid(context: ToolContext) -> Happened | DidNotHappen:
+        ...     paid = payments.get(context.effect_id)
+        ...     return DidNotHappen() if paid is None else Happened(f"Paid {paid} cents.")
+        >>> @tool(probe=was_paid)
+        ... def pay(amount: int, context: ToolContext) -> str:
+        ...     '''Pay an amount in cents.'''
+        ...     payments[context.effect_id] = amount
+        ...     return f"Paid {amount} cents."
+        >>> pay.probe is was_paid
+        True
+    """
 
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """A probe's answer: the effect did not and will not take place, so calling again is safe."""
+    """A probe's answer: the effect did not and will not take place, so calling again is safe.
+
+    Example:
+        >>> orders = {}  # by idempotency key
+        >>> def was_ordered(context: ToolContext) -> Happened | DidNotHappen:
+        ...     return Happened("Ordered.") if context.effect_id in orders else DidNotHappen()
+        >>> @tool(probe=was_ordered)
+        ... def order(item: str, context: ToolContext) -> str:
+        ...     '''Order an item.'''
+        ...     orders[context.effect_id] = item
+        ...     return "Ordered."
+        >>> order.probe is was_ordered
+        True
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A probe's answer: the outcome cannot be determined."""
+    """A probe's answer: the outcome cannot be determined.
+
+    Example:
+        >>> def was_sent(context: ToolContext) -> Unknown:
+        ...     return Unknown()  # the mail server keeps no record
+        >>> @tool(probe=was_sent)
+        ... def mail(text: str) -> str:
+        ...     '''Send an e-mail to the user.'''
+        ...     return "Sent."
+        >>> mail.probe is was_sent
+        True
+    """
 
 
 ProbeOutcome = Happened | DidNotHappen | Unknown
@@ -249,6 +305,20 @@ def tool(
 
     Raises:
         SettingsError: the function cannot be a tool; the message gives the reason.
+
+    Example:
+        >>> @tool(effect="pure", timeout_s=5)
+        ... def weather(city: str) -> str:
+        ...     '''Say what the weather is like.
+        ...
+        ...     Args:
+        ...         city: The city's name in English.
+        ...     '''
+        ...     return f"Rain in {city}."
+        >>> weather("Paris")
+        'Rain in Paris.'
+        >>> weather.description, weather.parameters["properties"]["city"]["description"]
+        ('Say what the weather is like.', "The city's name in English.")
     """
 
     def make(given: Callable[..., Any]) -> Tool:

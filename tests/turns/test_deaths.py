@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 
 from perdure import tool
+from perdure.database.engine import Statement
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, Ran, claim, claim_patiently
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.reading import read_attempt_error
 from perdure.turns.run.isolated import ChildEnd, count_failed_start
 from perdure.turns.run.loop import Runner
-from tests.turns.harness import Crash, Harness, side_by_side
+from tests.turns.harness import Crash, Harness, side_by_side, until
 from tests.turns.scripted import calls, says
 
 LEASE_S = 30
+
+WAITING = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @tool(effect="pure")
@@ -83,6 +87,21 @@ def test_concurrent_claims_charge_a_death_once(harness: Harness) -> None:
     harness.move(LEASE_S + 1)
     found = side_by_side(*(lambda each=each: claim_patiently(harness.runtime, each, "harness") for each in sessions))
     assert [type(each) for each in found] == [Tenure] * 4
+    assert sorted(_counts(harness)) == [1, 1, 1, 2]
+
+
+def test_a_death_is_charged_once_while_a_session_of_the_process_is_locked(harness: Harness) -> None:
+    """A session that another transaction has locked is judged with the others, not by itself later."""
+    sessions = _sessions(harness, 4)
+    _hold(harness, "dead", *sessions)
+    harness.move(LEASE_S + 1)
+    innocent = max(sessions)  # among equals, the first is charged
+    with harness.database.transaction("test.lock") as other, ThreadPoolExecutor() as threads:
+        other.run(Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(id)s FOR UPDATE"), {"id": innocent})
+        claiming = threads.submit(claim, harness.runtime, min(sessions), "next")
+        until(lambda: claiming.done() or bool(harness.sql(WAITING)), "the claim waits")
+    assert isinstance(claiming.result(), Tenure)
+    assert isinstance(claim(harness.runtime, innocent, "next"), Tenure)
     assert sorted(_counts(harness)) == [1, 1, 1, 2]
 
 

@@ -61,6 +61,12 @@ def gateway(
     Raises:
         SettingsError: a setting is invalid; or there is no `authenticate` and no configured key. In the latter case,
             everyone who reaches the application could use the gateway.
+
+    Example:
+        >>> shop = FastAPI()
+        >>> shop.mount("/agents", gateway(authenticate=lambda request: request.session.get("user_id")))
+        >>> shop.routes[-1].path
+        '/agents'
     """
     if authenticate is not None:
         accepted = "a function with one parameter, the request, or None"

@@ -33,6 +33,12 @@ def install(app: Celery, *, around_call: AroundCall | None = None) -> None:
         SettingsError: a setting or `around_call` is invalid. If the application has a queue with the name of one of
             perdure's queues, the error is raised when Celery creates the queues. If the application has a task with the
             name of one of perdure's tasks, the error is raised when a worker of perdure starts.
+
+    Example:
+        >>> app = Celery("shop", broker="redis://localhost")
+        >>> install(app)
+        >>> sorted(app.amqp.queues)
+        ['celery', 'deliveries', 'ingress', 'maintenance', 'memory', 'sessions', 'turns']
     """
     declarations.require(isinstance(app, Celery), "perdure.install()", "app", app, "a Celery application")
     settings = Settings.load()

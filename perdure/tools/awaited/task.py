@@ -154,6 +154,18 @@ def celery_tool(
 
     Raises:
         SettingsError: a value is invalid; the message names it.
+
+    Example:
+        >>> def export(year: int) -> str:
+        ...     '''Export the orders of a year.'''
+        ...     return f"orders-{year}.csv"
+        >>> export_tool = celery_tool("shop.export", effect="idempotent", timeout_s=600, parameters=export)
+        >>> export_tool.name, export_tool.description
+        ('shop_export', 'Export the orders of a year.')
+        >>> shop = Agent("shop", "You report.", tools=[export_tool])
+        >>> model = Scripted(call("shop_export", year=2026), "Here it is.")
+        >>> ask(shop, "Export 2026.", model=model, tasks={"shop.export": export}).calls[0].result
+        'orders-2026.csv'
     """
     if not declarations.matches(task, _TASK, MAX_NAME):
         accepted = "the name of a Celery task, such as 'shop.export'"

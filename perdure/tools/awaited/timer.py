@@ -36,7 +36,15 @@ _PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SleepUntil:
-    """A tool that makes a turn wait until a given time, for at most `longest`; see `sources.RunnableTool`."""
+    """A tool that makes a turn wait until a given time, for at most `longest`; see `sources.RunnableTool`.
+
+    Example:
+        >>> assistant = Agent("assistant", "You remind.", tools=[SleepUntil(longest=timedelta(days=7))])
+        >>> model = Scripted(call("sleep_until", moment="2100-01-01T09:00"), "That is too far ahead.")
+        >>> ask(assistant, "Remind me in 2100.", model=model).calls[0].status
+        'failed'
+        >>> patient = Agent("patient", "You remind.", tools=[sleep_until])  # at most 30 days
+    """
 
     breaker: ClassVar[None] = None
     probe: ClassVar[None] = None

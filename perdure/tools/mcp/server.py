@@ -29,6 +29,13 @@ class McpServer:
     server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one
     value for all tools, or maps single tools to their values, as does `approver`. The keys of `effects`, `probes`,
     `requires_approval` and `approver` are names of tools without the prefix `server:`.
+
+    Example:
+        >>> weather = McpServer("weather", command=["uvx", "weather-server"], effect="pure")
+        >>> shop = McpServer("shop", url="https://shop.example/mcp", effects={"price": "pure"})
+        >>> assistant = Agent("assistant", "You help.", tools=[weather, shop])
+        >>> [server.name for server in assistant.servers]
+        ['weather', 'shop']
     """
 
     name: str

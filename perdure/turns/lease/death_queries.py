@@ -23,6 +23,9 @@ LOCK_DEATH = Statement(
 #
 # The leases of a dead process expire within `heartbeat_s` of each other, or after their last renewal. A lease that was
 # renewed in the last half of `lease_s` belongs to a process that lives, of which only the expired turn is stuck.
+#
+# Waits for sessions that another transaction has locked, for example to claim them: if it skipped them, they would be
+# charged once more by themselves. All are locked in one order.
 BLAME = Statement(
     "turns.blame",
     """
@@ -45,7 +48,7 @@ BLAME = Statement(
     ), locked AS (
         SELECT s.session_id, place > 2 ^ least(greatest(s.deaths - 1, 0), 30) AS innocent
         FROM ranked JOIN sessions AS s USING (session_id, token)
-        FOR NO KEY UPDATE OF s SKIP LOCKED
+        ORDER BY s.session_id FOR NO KEY UPDATE OF s
     )
     UPDATE sessions AS s
     SET blamed_token = s.token, deaths = s.deaths + 1,
