@@ -96,7 +96,7 @@ def test_a_death_is_charged_once_while_a_session_of_the_process_is_locked(harnes
     _hold(harness, "dead", *sessions)
     harness.move(LEASE_S + 1)
     innocent = max(sessions)  # among equals, the first is charged
-    with harness.database.transaction("test.lock") as other, ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
         other.run(Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(id)s FOR UPDATE"), {"id": innocent})
         claiming = threads.submit(claim, harness.runtime, min(sessions), "next")
         until(lambda: claiming.done() or bool(harness.sql(WAITING)), "the claim waits")
