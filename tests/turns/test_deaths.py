@@ -102,7 +102,7 @@ def test_a_death_is_charged_once_while_a_session_of_the_process_is_locked(harnes
         until(lambda: claiming.done() or bool(harness.sql(WAITING)), "the claim waits")
     assert isinstance(claiming.result(), Tenure)
     assert isinstance(claim(harness.runtime, innocent, "next"), Tenure)
-    assert sorted(_counts(harness)) == [1, 1, 1, 2]
+    assert sorted(_counts(harness)) == [0, 0, 1, 2]
 
 
 def test_the_turn_in_a_tool_call_is_suspected_first(harness: Harness) -> None:
