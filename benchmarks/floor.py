@@ -14,7 +14,7 @@ from functools import cache
 from celery import Celery
 from sqlalchemy import Engine, create_engine
 
-from perdure.workers.application import CONCURRENCY
+from perdure.workers.celery_application import CONCURRENCY
 
 TABLE = """
     CREATE TABLE floor_rows (

@@ -17,10 +17,10 @@ from sqlalchemy.engine import make_url
 from benchmarks import floor
 from benchmarks.agents import QUESTION
 from benchmarks.setup import connected
+from perdure.assembly import addresses, assemble
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.workers.assembly import addresses, assemble
 from perdure.workers.publish.wake import CeleryWaker
 
 _PAUSE_S = 0.05

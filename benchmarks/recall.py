@@ -42,12 +42,12 @@ from benchmarks.setup import Setup
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
-from perdure.embedded.throwaway import servers
 from perdure.memory.embedding import embed_sessions
 from perdure.memory.import_export import import_messages
 from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.resolve import resolve
+from perdure.servers.throwaway import servers
 from perdure.settings import Settings
 
 NAME = "recall"

@@ -23,9 +23,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import NullPool
 
 from perdure.database.migrate import migrate
-from perdure.embedded.process import launch
-from perdure.embedded.redis import client_url
-from perdure.embedded.throwaway import Servers, servers
+from perdure.servers.process import launch
+from perdure.servers.redis import client_url
+from perdure.servers.throwaway import Servers, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 

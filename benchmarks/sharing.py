@@ -21,10 +21,10 @@ from sqlalchemy.engine import URL
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.setup import Setup, connected, scalar, until
+from perdure.assembly import Addresses, assemble
 from perdure.settings import Scope, SessionSettings, Settings, TurnSettings
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.workers.assembly import Addresses, assemble
 from perdure.workers.publish.wake import CeleryWaker
 
 NAME = "sharing"

@@ -17,10 +17,10 @@ from sqlalchemy.engine import URL
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.setup import Setup, scalar, until
+from perdure.assembly import Addresses, assemble
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
-from perdure.workers.assembly import Addresses, assemble
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import OpenAIServer, Player, Step, Wire, two_steps
 

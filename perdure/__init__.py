@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
+    from perdure.application.gateway import gateway
+    from perdure.application.install import install
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
-    from perdure.workers.installed.gateway import gateway
-    from perdure.workers.installed.install import install
 
 _MODULES = {
     "Agent": "perdure.agents",
@@ -44,8 +44,8 @@ _MODULES = {
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
     "Sent": "perdure.application.sending",
-    "gateway": "perdure.workers.installed.gateway",
-    "install": "perdure.workers.installed.install",
+    "gateway": "perdure.application.gateway",
+    "install": "perdure.application.install",
     "required": "perdure.hooks",
     "result": "perdure.application.results",
     "send": "perdure.application.sending",

@@ -1,6 +1,6 @@
 """Converts the schedule's entries to a schedule for Celery beat.
 
-Beat only publishes messages and stores no state. The ledger in PostgreSQL (`perdure.schedule.ledger`) ignores repeated
+Beat only publishes messages and stores no state. The ledger in PostgreSQL (`perdure.timetable.ledger`) ignores repeated
 firings, and the workers' sweepers fire slots that beat missed. So any number of beats may run, and beat needs no file.
 """
 
@@ -14,11 +14,11 @@ from celery import Celery
 from celery.schedules import BaseSchedule, schedstate
 
 from perdure.clock import Clock, SystemClock
-from perdure.schedule.cadence import Cadence
-from perdure.schedule.entry import Entry, options
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
-from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.timetable import ScheduledTask
+from perdure.timetable.cadence import Cadence
+from perdure.timetable.entry import Entry, options
 
 _SCHEDULER = "celery.beat:Scheduler"
 """Celery's scheduler that keeps its state in memory. Celery's default scheduler writes a file."""

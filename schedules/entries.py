@@ -9,9 +9,9 @@ from collections.abc import Container
 from datetime import time
 from zoneinfo import ZoneInfo
 
-from perdure.schedule.cadence import AtTimes, Every, times_every
-from perdure.schedule.entry import Entry
 from perdure.settings import Settings
+from perdure.timetable.cadence import AtTimes, Every, times_every
+from perdure.timetable.entry import Entry
 
 _SUNDAY = 6
 _HOUR_S = 3_600

@@ -19,8 +19,8 @@ from perdure.channels.notices import bank_of
 from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import declare
+from perdure.tasks.timetable import ScheduledTask
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from perdure.retention import retain as delete_old
-from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import declare
+from perdure.tasks.timetable import ScheduledTask
 
 log = logging.getLogger(__name__)
 

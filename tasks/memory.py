@@ -12,8 +12,8 @@ from perdure.memory.decay import decay as decay_all
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask, declare
+from perdure.tasks.timetable import ScheduledTask
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
-from perdure.schedule.entry import Entry
 from perdure.tasks.metrics import TaskMetrics
 from perdure.tasks.shares import Shares
+from perdure.timetable.entry import Entry
 from perdure.turns.outbox import Carrier
-from perdure.turns.run.isolated import ChildEnd
+from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 
 Flusher = Callable[[UUID, Fence], int | None]

@@ -13,8 +13,8 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, expire_idle, request_end
 from perdure.snapshots.deletion import delete_snapshots
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import ScheduledTask
 from perdure.tasks.task import PerdureTask, declare
+from perdure.tasks.timetable import ScheduledTask
 from perdure.turns.inbox.incoming import parse_reason
 from perdure.turns.sweep import postpone
 

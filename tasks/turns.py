@@ -20,7 +20,7 @@ from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Ran, Unequipped
-from perdure.turns.run.isolated import count_failed_start
+from perdure.turns.run.child_watch import count_failed_start
 from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)

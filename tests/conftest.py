@@ -27,9 +27,9 @@ from sqlalchemy.exc import DisconnectionError
 from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.embedded import postgres, redis
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
+from perdure.servers import postgres, redis
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.databases import ORDINARY, Copy, Databases

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from perdure.embedded.process import launch
+from perdure.servers.process import launch
 
 _IMPORTED = [
     "celery.apps.worker",

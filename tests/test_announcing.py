@@ -17,9 +17,9 @@ from uuid import UUID, uuid4
 import pytest
 import redis as redis_py
 
-from perdure.embedded import redis
+from perdure.assembly import Addresses
+from perdure.servers import redis
 from perdure.settings import Settings
-from perdure.workers.assembly import Addresses
 from perdure.workers.publish.background import BackgroundWaker
 from perdure.workers.publish.wake import CeleryWaker
 

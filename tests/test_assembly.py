@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 from perdure import Agent, McpServer
+from perdure.assembly import assemble, check
 from perdure.errors import CircuitBreakerOpen, ProviderError, SettingsError
 from perdure.settings import Settings
-from perdure.workers.assembly import assemble, check
 from tests.conftest import RecordingWaker
 
 PROGRAM = Path(__file__).with_name("tools") / "mcp_server.py"

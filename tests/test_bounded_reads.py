@@ -11,8 +11,8 @@ from perdure import retention
 from perdure.database.engine import Database, Statement
 from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
-from perdure.schedule import reminder_queries
 from perdure.sessions import queries as sessions
+from perdure.timetable import reminder_queries
 from perdure.turns.inbox import queries as turns
 from perdure.turns.inbox import route_queries
 from tests.databases import engine_of

@@ -16,11 +16,11 @@ import pytest
 import redis as redis_py
 from celery import Celery
 
-from perdure.embedded import redis
+from perdure.assembly import Addresses
+from perdure.servers import redis
 from perdure.settings import Settings
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
-from perdure.workers.application import make_app
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import make_app
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 

@@ -12,8 +12,8 @@ import pytest
 
 from perdure.errors import Unavailable
 from perdure.turns.lease.claim import Unequipped
-from perdure.turns.run.isolated import ChildEnd
-from perdure.workers.isolated import run
+from perdure.turns.run.child_watch import ChildEnd
+from perdure.workers.isolated import child
 
 
 @pytest.fixture
@@ -27,15 +27,15 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def _ended(monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int], body: Callable[[Any], None]) -> ChildEnd:
     """Run `body` as the turns of a child, which gets the child's report; returns what the worker reads."""
-    monkeypatch.setattr(run, "_run", lambda _session_id, report: body(report))
+    monkeypatch.setattr(child, "_run", lambda _session_id, report: body(report))
     status = 0
     try:
-        run.main(uuid4(), pipe[1])
+        child.main(uuid4(), pipe[1])
     except SystemExit as error:
         status = int(error.code or 0)
     except OSError:
         status = 1
-    return run._end(status, pipe[0], 2.0)
+    return child._end(status, pipe[0], 2.0)
 
 
 def test_an_error_after_the_turns_ran_is_no_second_report(
@@ -72,7 +72,7 @@ def test_an_unreachable_server_is_reported_without_a_charge(
 
 def test_a_child_that_is_stopped_early_reports_nothing(pipe: tuple[int, int]) -> None:
     """SIGTERM before the child handles the signal costs the turn nothing."""
-    assert run._end(-signal.SIGTERM, pipe[0], 2.0) == ChildEnd(2.0)
+    assert child._end(-signal.SIGTERM, pipe[0], 2.0) == ChildEnd(2.0)
 
 
 def test_a_child_that_leaves_its_session_reports_what_it_lacks(

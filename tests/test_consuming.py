@@ -21,7 +21,7 @@ from celery.exceptions import CPendingDeprecationWarning
 from kombu import Connection, Exchange, Queue
 from kombu import Consumer as Listener
 
-from perdure.embedded import redis
+from perdure.servers import redis
 from perdure.workers.consumer import malformed
 from perdure.workers.consumer.consumer import Consumer
 from perdure.workers.consumer.room import Rooms

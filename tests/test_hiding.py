@@ -20,7 +20,7 @@ from perdure.errors import GuardRejected, ProviderError, ToolError, Unavailable,
 from perdure.tasks.arguments import described
 from perdure.tasks.request import Request
 from perdure.workers import logs
-from perdure.workers.application import load_tasks
+from perdure.workers.celery_application import load_tasks
 
 SECRET = "zyxomma-of-logs"
 

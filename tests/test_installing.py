@@ -14,13 +14,13 @@ from celery.signals import beat_init
 from kombu import Connection, Queue
 
 import perdure
+from perdure.application.queues import publisher
+from perdure.application.schedule import PREFIX, entries
+from perdure.application.step import InstalledStep
 from perdure.errors import SettingsError
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
-from perdure.workers.application import TASKS, broker_priority, load_tasks, registered
-from perdure.workers.installed.queues import publisher
-from perdure.workers.installed.schedule import PREFIX, entries
-from perdure.workers.installed.step import InstalledStep
+from perdure.workers.celery_application import TASKS, broker_priority, load_tasks, registered
 
 PICKLE = "application/x-python-serialize"
 CONFIGURATION = {

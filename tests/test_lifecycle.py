@@ -6,9 +6,9 @@ import pytest
 from celery import Celery
 from celery.utils.dispatch import Signal
 
+from perdure.assembly import Addresses
 from perdure.settings import Settings
 from perdure.workers import lifecycle, logs
-from perdure.workers.assembly import Addresses
 
 SIGNALS = (
     "setup_logging",

@@ -22,7 +22,7 @@ from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.redis import client_url
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, MemorySettings
-from perdure.workers.application import transport_options
+from perdure.workers.celery_application import transport_options
 from perdure.workers.consumer.unknown_tasks import HELD, UnknownTasks
 
 PREFETCHED = 10

@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 
+from perdure.assembly import Addresses
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
-from perdure.workers.application import broker_priority, transport_options
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import broker_priority, transport_options
 from perdure.workers.publish.wake import CeleryWaker
 
 TURNS_LEVELS = [0, 3, 6, 9]

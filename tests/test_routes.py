@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 import pytest
 import redis as redis_py
 
-from perdure.embedded import redis
+from perdure.assembly import Addresses
 from perdure.network.queues import QUEUES
+from perdure.servers import redis
 from perdure.settings import Settings
-from perdure.workers.application import ROUTES, make_app, registered
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import ROUTES, make_app, registered
 
 PUBLIC_TASKS = {
     "turns.submit": "ingress",

@@ -13,6 +13,8 @@ from celery import Celery
 from flower.utils.broker import Broker
 from pydantic import SecretStr
 
+from perdure.application.queues import broker_url
+from perdure.assembly import Addresses, addresses
 from perdure.channels.http.stream import hub
 from perdure.clock import SystemClock
 from perdure.errors import SettingsError
@@ -22,9 +24,7 @@ from perdure.redis import client_url, connect
 from perdure.resilience.circuit import Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.settings import Settings, StreamSettings
-from perdure.workers.application import make_app
-from perdure.workers.assembly import Addresses, addresses
-from perdure.workers.installed.queues import broker_url
+from perdure.workers.celery_application import make_app
 from perdure.workers.publish.calls import CeleryCalls
 from tests.tls import Authority, Proxy, proxy
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from celery import Celery
 
+from perdure.assembly import addresses, check
 from perdure.schedules.beat import configure_beat
 from perdure.settings import Settings
 from perdure.workers import control as _control  # noqa: F401 (registers the command `inspect perdure`)
-from perdure.workers.application import make_app
-from perdure.workers.assembly import addresses, check
+from perdure.workers.celery_application import make_app
 from perdure.workers.flower import settings as flower
 from perdure.workers.lifecycle import follow
 from perdure.workers.shutdown import beat

@@ -25,29 +25,29 @@ from celery.signals import (
     worker_shutting_down,
 )
 
+from perdure.assembly import Addresses, assemble, require_database
 from perdure.channels.callback import UrlCarrier
-from perdure.channels.chat import configured
-from perdure.channels.chat.buttons import Buttons
-from perdure.channels.chat.protocol import Channel
-from perdure.channels.chat.replies import ChatCarrier
+from perdure.channels.services import configured
+from perdure.channels.services.buttons import Buttons
+from perdure.channels.services.protocol import Channel
+from perdure.channels.services.replies import ChatCarrier
 from perdure.clock import SystemClock
 from perdure.resilience.registry import BreakerRegistry
-from perdure.schedule.sweep import sweep_slots
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.deliveries import TaskCarrier
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import fire
+from perdure.tasks.timetable import fire
+from perdure.timetable.sweep import sweep_slots
 from perdure.turns.calls import awaited
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers import logs, upkeep
-from perdure.workers.assembly import Addresses, assemble, require_database
 from perdure.workers.consumer import pause
-from perdure.workers.embedding import Embedding
+from perdure.workers.embedder import Embedding
+from perdure.workers.isolated.child import Isolation
 from perdure.workers.isolated.kill import Warden
-from perdure.workers.isolated.run import Isolation
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.fleet_drain import FleetDrain

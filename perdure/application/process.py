@@ -10,13 +10,14 @@ import threading
 import time
 from functools import cached_property
 
+from perdure.application.queues import broker_url, publisher
+from perdure.assembly import Addresses, addresses, database_address, open_database
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.errors import loggable
+from perdure.host import installed
 from perdure.settings import Settings
 from perdure.turns.reading import SettlementWatch
-from perdure.workers.assembly import Addresses, addresses, database_address, open_database
-from perdure.workers.installed.queues import broker_url, installed, publisher
 from perdure.workers.publish.background import BackgroundWaker
 
 log = logging.getLogger(__name__)

@@ -65,8 +65,8 @@ def opened() -> Iterator[tuple[Settings, Database]]:
     Raises:
         Unavailable: no database URL is set, and no embedded PostgreSQL runs.
     """
+    from perdure.assembly import database_address, open_database
     from perdure.settings import Settings
-    from perdure.workers.assembly import database_address, open_database
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
@@ -86,8 +86,8 @@ def database() -> Iterator[Database]:
 @contextmanager
 def runtime() -> Iterator[Runtime]:
     """The runtime, for commands that accept messages, cancel turns or call models. The broker may be unavailable."""
+    from perdure.assembly import assemble, database_address
     from perdure.settings import Settings
-    from perdure.workers.assembly import assemble, database_address
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
@@ -104,8 +104,8 @@ def runtime() -> Iterator[Runtime]:
 @contextmanager
 def accepting_runtime() -> Iterator[AcceptingRuntime]:
     """The parts of a runtime for accepting messages, without models, embedder and breakers."""
+    from perdure.assembly import assemble_accepting, database_address
     from perdure.settings import Settings
-    from perdure.workers.assembly import assemble_accepting, database_address
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
@@ -158,7 +158,7 @@ def parse_id(text: str, thing: str) -> UUID:
 
 def _redis_url(settings: Settings) -> str | None:
     """The address of Redis; `None` if no address is set and no embedded Redis runs."""
-    from perdure.workers.assembly import redis_address
+    from perdure.assembly import redis_address
 
     try:
         return redis_address(settings)
@@ -167,7 +167,7 @@ def _redis_url(settings: Settings) -> str | None:
 
 
 def _waker(settings: Settings) -> CeleryWaker | _UnavailableBroker:
-    from perdure.workers.assembly import addresses
+    from perdure.assembly import addresses
     from perdure.workers.publish.wake import CeleryWaker
 
     try:

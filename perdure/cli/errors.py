@@ -59,7 +59,7 @@ def _expected_of_servers(error: Exception) -> tuple[str, int] | None:
     from psycopg2 import errors as postgresql
     from sqlalchemy.exc import ProgrammingError
 
-    from perdure.embedded import EmbeddedServerError
+    from perdure.servers import EmbeddedServerError
 
     not_migrated = (postgresql.UndefinedTable, postgresql.UndefinedColumn, postgresql.UndefinedFunction)
     match error:

@@ -37,7 +37,7 @@ from perdure.tools.variables import WorkingVariables
 
 if TYPE_CHECKING:
     from perdure.memory.recall.agent_memory import OwnMemory
-    from perdure.schedule.user_reminders import UserReminders
+    from perdure.timetable.user_reminders import UserReminders
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from uuid import UUID
 from pydantic import Field
 
 from perdure.errors import Conflict, InvalidRequest, NotFound, ToolError
-from perdure.schedule.cron import LONGEST
-from perdure.schedule.user_reminders import UserReminders
 from perdure.text.untrusted import cut
+from perdure.timetable.cron import LONGEST
+from perdure.timetable.user_reminders import UserReminders
 from perdure.tools.registry import Effect, ToolContext, tool
 
 MAX_CHARS = 1_000

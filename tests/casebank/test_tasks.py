@@ -23,13 +23,13 @@ from perdure.clock import MovedClock
 from perdure.errors import ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.runtime import Runtime
-from perdure.schedule.entry import HEADER
 from perdure.schedules.entries import active_entries
 from perdure.settings import CasebankSettings, PruneApproval
 from perdure.tasks import casebank
 from perdure.tasks.process import Process
+from perdure.timetable.entry import HEADER
 from perdure.turns.run.loop import Runner
-from perdure.workers.application import load_tasks
+from perdure.workers.celery_application import load_tasks
 from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
 from tests.turns.test_briefing import _Away

@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 
 from perdure.access.tenants import user_key
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
-from perdure.channels.chat.discord.channel import Discord
-from perdure.channels.chat.ingress import Ingress
 from perdure.channels.cli import Conversation, Speaker
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Keys
+from perdure.channels.services.discord.channel import Discord
+from perdure.channels.services.ingress import Ingress
 from perdure.clock import MovedClock
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import NOTED_EVERY_S

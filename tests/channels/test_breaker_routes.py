@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from perdure.assembly import assemble
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.breakers import BreakerList
 from perdure.errors import CircuitBreakerOpen, ProviderError
@@ -20,7 +21,6 @@ from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import NotNeeded, Ran
 from perdure.turns.reading import read_turn
 from perdure.turns.run.loop import Runner
-from perdure.workers.assembly import assemble
 from tests.channels.conftest import ADMIN_KEY, BASE_URL, SERVICE_KEY
 from tests.channels.test_bad_input import refused
 from tests.conftest import RecordingWaker

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from perdure.channels.chat.discord.channel import Discord
-from perdure.channels.chat.protocol import Channel, Place, Update
-from perdure.channels.chat.slack import Slack
+from perdure.channels.services.discord.channel import Discord
+from perdure.channels.services.protocol import Channel, Place, Update
+from perdure.channels.services.slack import Slack
 from perdure.clock import SystemClock
 from perdure.testing.suites.channels import ChannelSuite
 from tests.channels import discord_server, slack_server

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.chat.protocol import Button, Channel, Commanded, Edited, Place, Pressed, Unsupported, Update
-from perdure.channels.chat.telegram import Telegram, render
+from perdure.channels.services.protocol import Button, Channel, Commanded, Edited, Place, Pressed, Unsupported, Update
+from perdure.channels.services.telegram import Telegram, render
 from perdure.errors import Unauthorized
 from perdure.testing.suites.channels import ChannelSuite
 from perdure.turns.outbox import Undeliverable

@@ -14,14 +14,14 @@ import pytest
 import typer
 
 from perdure.agents import Agents
+from perdure.assembly import BUILT_IN_AGENT
 from perdure.casebank.plan.policy import Action
 from perdure.cli import COMMANDS
 from perdure.cli.inspect import cases, deliveries, memory, turns
 from perdure.cli.serve.processes import worker
 from perdure.database.tables import DELIVERY_STATUSES, TURN_STATUSES
 from perdure.memory.recall import search
-from perdure.workers.application import CONCURRENCY
-from perdure.workers.assembly import BUILT_IN_AGENT
+from perdure.workers.celery_application import CONCURRENCY
 from tests.cli.conftest import Perdure
 
 HELP_CPU_S = 0.3

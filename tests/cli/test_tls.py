@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from perdure.assembly import addresses
 from perdure.redis import client_url
 from perdure.settings import Settings
-from perdure.workers.application import make_app
-from perdure.workers.assembly import addresses
+from perdure.workers.celery_application import make_app
 from tests.cli.conftest import Environment, Perdure
 from tests.tls import Authority, Proxy, proxy
 

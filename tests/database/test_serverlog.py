@@ -7,10 +7,10 @@ import logging
 import pytest
 from sqlalchemy.engine import make_url
 
+from perdure.assembly import require_database
 from perdure.database.engine import Database
 from perdure.database.serverlog import quoting
 from perdure.settings import Settings
-from perdure.workers.assembly import require_database
 from tests.databases import Databases
 
 

@@ -12,12 +12,12 @@ import pytest
 import redis as redis_py
 
 from perdure.clock import MovedClock
-from perdure.embedded import redis
-from perdure.embedded.lifecycle import Running
 from perdure.ids import new_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
+from perdure.servers import redis
+from perdure.servers.lifecycle import Running
 from perdure.settings import MemorySettings
 from tests.turns.conftest import harness
 

@@ -10,7 +10,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import CallAborted, ModelCall
 from perdure.runtime import Runtime
-from perdure.workers.embedding import Embedding
+from perdure.workers.embedder import Embedding
 from tests.processes.faults import wait_until
 from tests.turns.harness import Harness
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from perdure.clock import MovedClock
-from perdure.embedded import redis
-from perdure.embedded.lifecycle import Running
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import MAX_ENTRIES, StreamEvent, StreamEventKind
+from perdure.servers import redis
+from perdure.servers.lifecycle import Running
 from perdure.settings import MemorySettings
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

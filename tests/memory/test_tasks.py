@@ -20,7 +20,7 @@ from perdure.tasks.process import Process
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
-from perdure.workers.application import load_tasks
+from perdure.workers.celery_application import load_tasks
 from tests.conftest import RecordingWaker
 from tests.memory.archive import LYON, Archive
 from tests.turns.harness import Harness

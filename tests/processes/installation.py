@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.agents import Agent, Agents
+from perdure.assembly import Addresses
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
@@ -26,7 +27,6 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import SettlementWatch, read_turn
-from perdure.workers.assembly import Addresses
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
 from tests.processes.faults import SCENE, Faults

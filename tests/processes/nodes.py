@@ -18,8 +18,8 @@ from redis import Redis
 from sqlalchemy.engine import URL, make_url
 
 from perdure.database.migrate import migrate
-from perdure.embedded import postgres, redis
-from perdure.embedded.lifecycle import Running
+from perdure.servers import postgres, redis
+from perdure.servers.lifecycle import Running
 from tests import forked
 from tests.databases import ORDINARY, admit_ordinary_role, prepare_for_ordinary_role
 from tests.processes.faults import wait_until

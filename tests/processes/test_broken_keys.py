@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 from celery import Celery
 
-from perdure.embedded.redis import client_url
+from perdure.servers.redis import client_url
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 

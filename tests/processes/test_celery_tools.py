@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from redis import Redis
 
-from perdure.embedded.redis import client_url
+from perdure.servers.redis import client_url
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
 from perdure.turns.reading import read_turn

@@ -20,7 +20,7 @@ from celery import Celery
 from redis import Redis
 from sqlalchemy import Connection
 
-from perdure.embedded import redis
+from perdure.servers import redis
 from tests.cli.conftest import Perdure
 from tests.databases import engine_of
 from tests.models.openai_server import Status, Step, Wire

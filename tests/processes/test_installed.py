@@ -15,8 +15,8 @@ import pytest
 import redis as redis_py
 from celery import Celery
 
-from perdure.embedded.redis import client_url
-from perdure.workers.installed.install import install
+from perdure.application.install import install
+from perdure.servers.redis import client_url
 from tests.processes.faults import done, wait_until
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from perdure.assembly import Addresses
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
-from perdure.workers.application import make_app
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import make_app
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to

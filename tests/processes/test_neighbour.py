@@ -15,10 +15,10 @@ import redis as redis_py
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
+from perdure.assembly import Addresses
 from perdure.redis import client_url
 from perdure.settings import Settings
-from perdure.workers.application import REDELIVER_S, make_app
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import REDELIVER_S, make_app
 from perdure.workers.consumer.unknown_tasks import DELAY_S, HELD
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation

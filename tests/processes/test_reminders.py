@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from perdure.schedule import reminders
 from perdure.settings import Settings
+from perdure.timetable import reminders
 from tests.processes.faults import Place, wait_until
 from tests.processes.installation import Installation
 

@@ -20,9 +20,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure.access import tokens
-from perdure.channels.chat import slack, splitting, telegram
-from perdure.channels.chat.discord import channel as discord
 from perdure.channels.http import body, parameters
+from perdure.channels.services import slack, splitting, telegram
+from perdure.channels.services.discord import channel as discord
 from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
@@ -60,8 +60,8 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.access.keys.parse_entry": "takes an entry of a setting",
     "perdure.access.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
     "perdure.casebank.lookup.least_similarity": "takes the embedder's name, a setting",
-    "perdure.embedded.redis.is_of": "takes a URL of this installation",
-    "perdure.embedded.process.sockets.settle": "takes a path of this installation",
+    "perdure.servers.redis.is_of": "takes a URL of this installation",
+    "perdure.servers.process.sockets.settle": "takes a path of this installation",
     "perdure.network.egress.pinned": "takes a URL that `check` made",
     "perdure.memory.consolidation.extraction.extract": "calls a model, with the text of `chunks`, for `parse`",
     "perdure.text.words.word_list": "takes a list of words in the source",
@@ -104,10 +104,10 @@ def suppressing(function: Callable[[str], object], *errors: type[Exception]) -> 
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.access.tokens.looks_like_token": tokens.looks_like_token,
-    "perdure.channels.chat.discord.channel.render": discord.render,
-    "perdure.channels.chat.slack.render": slack.render,
-    "perdure.channels.chat.telegram.render": telegram.render,
-    "perdure.channels.chat.splitting.split": lambda given: splitting.split(given, 2_000),
+    "perdure.channels.services.discord.channel.render": discord.render,
+    "perdure.channels.services.slack.render": slack.render,
+    "perdure.channels.services.telegram.render": telegram.render,
+    "perdure.channels.services.splitting.split": lambda given: splitting.split(given, 2_000),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
     "perdure.text.words.tokens": lambda given: [token.read() for token in words.tokens(given)],

@@ -25,11 +25,11 @@ from typing import Any
 from uuid import uuid4
 
 from perdure.clock import MovedClock
-from perdure.embedded import redis
 from perdure.resilience.circuit import Admission, CallOutcome, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breakers
 from perdure.resilience.shared import PAUSE_S
+from perdure.servers import redis
 from perdure.settings import BreakerSettings
 
 CHILDREN = 8

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.assembly import assemble, check
 from perdure.clock import MovedClock
 from perdure.errors import SettingsError
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role
@@ -21,7 +22,6 @@ from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import read_turn
 from perdure.turns.run.loop import Runner
-from perdure.workers.assembly import assemble, check
 from tests.conftest import RecordingWaker
 from tests.resilience import acme
 

@@ -17,9 +17,6 @@ import pytest
 import redis as redis_py
 
 from perdure.clock import MovedClock
-from perdure.embedded import redis
-from perdure.embedded.lifecycle import Running
-from perdure.embedded.redis import client_url
 from perdure.errors import (
     Abandoned,
     CircuitBreakerOpen,
@@ -35,6 +32,9 @@ from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
 from perdure.resilience.stores import Answer, OwnCircuits
+from perdure.servers import redis
+from perdure.servers.lifecycle import Running
+from perdure.servers.redis import client_url
 from perdure.settings import BreakerSettings
 
 SETTINGS = BreakerSettings(failure_threshold=2, cooldown_s=60)

@@ -11,9 +11,9 @@ from sqlalchemy import Row
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
-from perdure.schedule.cadence import Every
-from perdure.schedule.entry import Entry
 from perdure.settings import Settings, TurnSettings
+from perdure.timetable.cadence import Every
+from perdure.timetable.entry import Entry
 
 START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
 

@@ -14,12 +14,12 @@ from celery.beat import Scheduler
 from perdure.clock import MovedClock
 from perdure.database.engine import Statement
 from perdure.runtime import Runtime
-from perdure.schedule.entry import Entry, options
-from perdure.schedule.reading import read_schedules
-from perdure.schedule.sweep import sweep_slots
 from perdure.schedules.beat import configure_beat
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import ScheduledTask
+from perdure.tasks.timetable import ScheduledTask
+from perdure.timetable.entry import Entry, options
+from perdure.timetable.reading import read_schedules
+from perdure.timetable.sweep import sweep_slots
 from perdure.turns.run.loop import Runner
 
 TASKS = (

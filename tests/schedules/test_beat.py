@@ -14,12 +14,12 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
-from perdure.schedule import ledger
-from perdure.schedule.cadence import AtTimes, Every
 from perdure.schedules.beat import SlotSchedule, beat_schedule, configure_beat
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
+from perdure.timetable import ledger
+from perdure.timetable.cadence import AtTimes, Every
 from tests.conftest import RecordingWaker
 from tests.schedules.conftest import hours, move_to, seconds
 from tests.schedules.fleet import TASKS, Fleet, weeks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perdure.schedule.cadence import AtTimes, Cadence, Every, instant, times_every
+from perdure.timetable.cadence import AtTimes, Cadence, Every, instant, times_every
 
 ZONES = {
     name: ZoneInfo(name)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.schedule.cron import Cron
-from perdure.schedule.quiet import QuietHours
+from perdure.timetable.cron import Cron
+from perdure.timetable.quiet import QuietHours
 
 PARIS = ZoneInfo("Europe/Paris")
 

@@ -12,10 +12,11 @@ import pytest
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError, Unavailable
-from perdure.schedule import queries
-from perdure.schedule.cadence import Every
-from perdure.schedule.entry import Entry
-from perdure.schedule.ledger import (
+from perdure.settings import TurnSettings
+from perdure.timetable import queries
+from perdure.timetable.cadence import Every
+from perdure.timetable.entry import Entry
+from perdure.timetable.ledger import (
     FIRST_RETRY_S,
     KEPT_SLOTS,
     LONGEST_RETRY_S,
@@ -29,8 +30,7 @@ from perdure.schedule.ledger import (
     run_slot,
     settle,
 )
-from perdure.schedule.reading import EntryStatus, read_schedules
-from perdure.settings import TurnSettings
+from perdure.timetable.reading import EntryStatus, read_schedules
 from tests.schedules.conftest import HOURLY, START, Ask, hours, move_to, seconds
 
 LEASE_S = 30

@@ -9,9 +9,9 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.ledger import claim, register, run_slot
-from perdure.schedule.reading import EntryStatus, read_schedules
 from perdure.settings import TurnSettings
+from perdure.timetable.ledger import claim, register, run_slot
+from perdure.timetable.reading import EntryStatus, read_schedules
 from tests.schedules.conftest import HOURLY, START, hours, move_to, seconds
 
 ONE_O_CLOCK = datetime(2027, 3, 1, 13, tzinfo=UTC)

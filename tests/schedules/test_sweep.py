@@ -12,11 +12,11 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.schedule.cadence import AtTimes
-from perdure.schedule.entry import Entry
-from perdure.schedule.ledger import FIRST_RETRY_S, claim, register, run_slot, settle
-from perdure.schedule.sweep import sweep_slots
 from perdure.settings import TurnSettings
+from perdure.timetable.cadence import AtTimes
+from perdure.timetable.entry import Entry
+from perdure.timetable.ledger import FIRST_RETRY_S, claim, register, run_slot, settle
+from perdure.timetable.sweep import sweep_slots
 from tests.schedules.conftest import HOURLY, hours, move_to, seconds
 
 OTHER = replace(HOURLY, name="other", cadence=AtTimes(ZoneInfo("Asia/Kolkata"), (time(18, 30),)))  # 13:00 UTC

@@ -16,16 +16,16 @@ from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
 
 from perdure.clock import MovedClock
-from perdure.embedded.redis import client_url
 from perdure.errors import ProviderError
 from perdure.runtime import Runtime
-from perdure.schedule.cadence import Every
-from perdure.schedule.entry import HEADER, Entry
-from perdure.schedule.ledger import register
-from perdure.schedule.reading import EntryStatus, read_schedules
-from perdure.schedule.sweep import sweep_slots
+from perdure.servers.redis import client_url
 from perdure.tasks.process import Process
-from perdure.tasks.scheduled import ScheduledTask, fire
+from perdure.tasks.timetable import ScheduledTask, fire
+from perdure.timetable.cadence import Every
+from perdure.timetable.entry import HEADER, Entry
+from perdure.timetable.ledger import register
+from perdure.timetable.reading import EntryStatus, read_schedules
+from perdure.timetable.sweep import sweep_slots
 from perdure.turns.run.loop import Runner
 
 PATIENCE_S = 30

@@ -25,7 +25,7 @@ from perdure.turns.calls.approvals import ENDED, decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
-from perdure.workers.application import load_tasks
+from perdure.workers.celery_application import load_tasks
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness, side_by_side
 from tests.turns.scripted import Line, calls

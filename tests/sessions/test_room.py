@@ -15,7 +15,7 @@ from perdure.tasks.process import ENDINGS, Process
 from perdure.tasks.sessions import end
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
-from perdure.workers.application import CONCURRENCY, load_tasks
+from perdure.workers.celery_application import CONCURRENCY, load_tasks
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
 

@@ -16,8 +16,8 @@ import redis
 from sqlalchemy import text
 
 from perdure.database.engine import Database
-from perdure.embedded.redis import client_url
 from perdure.errors import InvalidRequest
+from perdure.servers.redis import client_url
 from perdure.settings import Settings
 from perdure.snapshots.codec import dump
 from perdure.snapshots.file import FileSnapshots

@@ -20,8 +20,8 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
-from perdure.embedded import redis
-from perdure.embedded.lifecycle import Running
+from perdure.servers import redis
+from perdure.servers.lifecycle import Running
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots

@@ -13,7 +13,7 @@ from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, Ran, claim, claim_patiently
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.reading import read_attempt_error
-from perdure.turns.run.isolated import ChildEnd, count_failed_start
+from perdure.turns.run.child_watch import ChildEnd, count_failed_start
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import Crash, Harness, side_by_side, until
 from tests.turns.scripted import calls, says

@@ -11,8 +11,8 @@ import pytest
 
 from perdure.access.tenants import user_key
 from perdure.errors import Conflict, InvalidRequest, NotFound
-from perdure.schedule import reminders
 from perdure.settings import GuardSettings, ScheduleSettings
+from perdure.timetable import reminders
 from perdure.tools.reminders import remind_me, schedules, unschedule
 from perdure.turns.inbox.fire_schedules import fire_due
 from tests.turns.harness import Harness

@@ -21,7 +21,7 @@ from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
 from perdure.turns.lease.passing import CHILD_S
-from perdure.turns.run.isolated import ChildEnd
+from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.conftest import RecordingWaker

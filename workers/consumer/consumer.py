@@ -19,7 +19,7 @@ from celery.worker import consumer
 from kombu.transport import redis, virtual
 
 from perdure.errors import loggable
-from perdure.workers.application import restored_level
+from perdure.workers.celery_application import restored_level
 from perdure.workers.consumer import broken_keys, malformed
 from perdure.workers.consumer.room import Rooms
 from perdure.workers.consumer.unknown_tasks import UnknownTasks

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perdure.tasks.arguments import hidden
-from perdure.workers.application import ROUTES
+from perdure.workers.celery_application import ROUTES
 
 _FORBIDDEN = 403
 

@@ -2,7 +2,7 @@
 
 While a call holds the interpreter lock of a child, the child does not notice a cancellation, a lost lease or its time
 limit. The worker's thread `perdure-warden` checks all children once a second, with one SQL statement
-(`perdure.turns.run.isolated`). The thread settles a turn only after the turn's process has ended, and uses the fence
+(`perdure.turns.run.child_watch`). The thread settles a turn only after the turn's process has ended, and uses the fence
 that the process held.
 """
 
@@ -20,8 +20,8 @@ from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.outcome import Ending
-from perdure.turns.run import isolated
-from perdure.turns.run.isolated import Overdue, Standing, Watch
+from perdure.turns.run import child_watch
+from perdure.turns.run.child_watch import Overdue, Standing, Watch
 from perdure.turns.run.loop import Runner
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Warden:
             child.pid: self._watches.get(child.pid) or Watch(owner(child.pid), now) for child in children.values()
         }
         if children:
-            standings = isolated.look(self._runtime, children)
+            standings = child_watch.look(self._runtime, children)
             for session_id, child in children.items():
                 standing = standings.get(session_id)
                 overdue = self._watches[child.pid].see(standing, now)

@@ -19,11 +19,11 @@ from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
 from redis.exceptions import ResponseError
 
+from perdure.assembly import Addresses
 from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
-from perdure.workers.application import PRIORITIES, broker_priority
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import PRIORITIES, broker_priority
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE, CeleryWaker
 
 log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
 
+from perdure.assembly import Addresses
 from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
-from perdure.workers.application import connected_app, transport_options
-from perdure.workers.assembly import Addresses
+from perdure.workers.celery_application import connected_app, transport_options
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class CeleryCalls:
         return message, options
 
     def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
-        # Every publisher declares the queue `ingress` with the same arguments (see `perdure.workers.application`).
+        # Every publisher declares the queue `ingress` with the same arguments (`perdure.workers.celery_application`).
         arguments = {"effect_id": str(call.effect_id), **also}
         if call.part is not None:
             arguments["part"] = call.part

@@ -16,10 +16,10 @@ from redis.exceptions import RedisError
 from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
-from perdure.workers.application import broker_priority, make_app
+from perdure.workers.celery_application import broker_priority, make_app
 
 if TYPE_CHECKING:
-    from perdure.workers.assembly import Addresses
+    from perdure.assembly import Addresses
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from celery.signals import after_task_publish, beat_init
 
+from perdure.assembly import require_database
 from perdure.settings import Settings, ShutdownSettings
-from perdure.workers.assembly import require_database
 from perdure.workers.lifecycle import or_exit
 from perdure.workers.shutdown.hard_limit import HardLimit
 

@@ -17,7 +17,7 @@ from perdure.tasks.process import Process
 from perdure.turns import drain
 from perdure.turns.drain import Phase
 from perdure.workers.consumer.pause import Consumption
-from perdure.workers.isolated.run import Isolation
+from perdure.workers.isolated.child import Isolation
 from perdure.workers.shutdown.flush import Flushed, flush
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from perdure.tasks.process import Process
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY
 from perdure.turns.run.leave import Turns
 from perdure.workers.consumer.pause import Consumption
-from perdure.workers.isolated.run import Isolation
+from perdure.workers.isolated.child import Isolation
 from perdure.workers.shutdown.flush import flush
 from perdure.workers.shutdown.hard_limit import exit_in
 

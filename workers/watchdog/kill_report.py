@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import redis
 
+from perdure.assembly import redis_address
 from perdure.resilience.kill_reports import Kills
 from perdure.settings import Settings
-from perdure.workers.assembly import redis_address
 from perdure.workers.watchdog.process import WITHDRAW
 
 

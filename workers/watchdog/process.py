@@ -6,7 +6,7 @@ the worker. The worker's thread `perdure-heartbeat` (`perdure.workers.watchdog.h
 watchdog's stdin. If no heartbeat arrives within the limit, the watchdog reports the kill
 (`perdure.workers.watchdog.kill_report`), logs the kill, makes the worker write its threads' stacks, and kills the
 worker. If a heartbeat arrives during the report, the watchdog withdraws the report and does not kill the worker. Other
-workers claim the turns of a killed worker. The worker's child processes end with it (`perdure.workers.isolated.run`).
+workers claim the turns of a killed worker. The worker's child processes end with it (`perdure.workers.isolated.child`).
 
 If a check of the watchdog is late, the machine or the whole process tree was paused. The watchdog then restarts the
 time limit. The watchdog ends when the worker has ended.

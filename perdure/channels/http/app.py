@@ -9,18 +9,16 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from perdure.channels.chat import configured
-from perdure.channels.chat.ingress import Ingress
-from perdure.channels.http import chats, errors, openapi
+from perdure.channels.http import errors, openapi, webhooks
 from perdure.channels.http.api import (
     breakers,
     casebank,
-    consolidation,
     conversations,
     health,
     links,
     memory,
     messages,
+    pruning,
     schedules,
     sessions,
     turns,
@@ -33,6 +31,8 @@ from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
 from perdure.channels.http.stream import websocket
+from perdure.channels.services import configured
+from perdure.channels.services.ingress import Ingress
 from perdure.runtime import Runtime
 
 
@@ -98,9 +98,9 @@ def create_app(
         users,
         links,
         casebank,
-        consolidation,
+        pruning,
         breakers,
-        chats,
+        webhooks,
     ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(turns.waiting, prefix="/v1")

@@ -46,7 +46,7 @@ def _of_servers() -> list[Any]:
 
 
 def _of_application(module: str) -> list[Any]:
-    from perdure.workers.installed.dangers import application, dangers
+    from perdure.application.dangers import application, dangers
 
     sys.path.insert(0, str(Path.cwd()))  # as `celery -A` does
     return list(dangers(application(module)))

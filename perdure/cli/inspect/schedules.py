@@ -24,11 +24,11 @@ def _commands() -> None:
 @commands.command("list")
 def list_(*, as_json: AsJson = False) -> None:
     """List perdure's own periodic tasks and users' schedules."""
-    from perdure.schedule.reading import read_schedules
-    from perdure.schedule.reminders import list_reminders
     from perdure.schedules.entries import active_entries
     from perdure.settings import Settings
-    from perdure.workers.application import registered
+    from perdure.timetable.reading import read_schedules
+    from perdure.timetable.reminders import list_reminders
+    from perdure.workers.celery_application import registered
 
     found = active_entries(registered(), Settings.load())
     with connecting.database() as database:
@@ -60,7 +60,7 @@ def add(
     """Schedule a message of a user, once or repeatedly."""
     from perdure.clock import SystemClock
     from perdure.ids import new_id
-    from perdure.schedule import reminders
+    from perdure.timetable import reminders
 
     key, _ = connecting.parse_user(user, tenant)
     clock = SystemClock()
@@ -83,7 +83,7 @@ def pause(
 ) -> None:
     """Pause a user's schedule, or resume it."""
     from perdure.clock import SystemClock
-    from perdure.schedule import reminders
+    from perdure.timetable import reminders
 
     wanted = connecting.parse_id(schedule_id, "schedule")
     with connecting.opened() as (settings, database):
@@ -97,7 +97,7 @@ def pause(
 @commands.command("remove")
 def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")]) -> None:
     """Remove a user's schedule."""
-    from perdure.schedule import reminders
+    from perdure.timetable import reminders
 
     wanted = connecting.parse_id(schedule_id, "schedule")
     with connecting.database() as database:

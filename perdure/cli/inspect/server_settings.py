@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import redis
 import typer
 
+from perdure.assembly import redis_address
 from perdure.database import serverlog
 from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
-from perdure.embedded.redis import is_of
 from perdure.errors import Unavailable
 from perdure.network.tls import unverified
 from perdure.redis import connect, remedy, where
+from perdure.servers.redis import is_of
 from perdure.settings import Settings
-from perdure.workers.assembly import redis_address
 
 _CHECKED = Statement(
     "doctor.settings",

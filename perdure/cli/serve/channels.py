@@ -12,7 +12,7 @@ import typer
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 if TYPE_CHECKING:
-    from perdure.channels.chat.listening import Listening
+    from perdure.channels.services.listening import Listening
 
 _STOP_WITHIN_S = 20.0
 _LOOK_S = 0.2
@@ -23,12 +23,12 @@ def channels() -> None:
 
     Channels that receive webhooks need only the gateway.
     """
-    from perdure.channels.chat import configured
-    from perdure.channels.chat.ingress import Ingress
-    from perdure.channels.chat.listening import Listening
+    from perdure.assembly import addresses, assemble, check, require_database
+    from perdure.channels.services import configured
+    from perdure.channels.services.ingress import Ingress
+    from perdure.channels.services.listening import Listening
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import addresses, assemble, check, require_database
     from perdure.workers.publish.background import BackgroundWaker
 
     settings = Settings.load()

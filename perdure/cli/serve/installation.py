@@ -15,11 +15,11 @@ from pathlib import Path
 from kombu.utils.url import maybe_sanitize_url
 from rich.console import Console
 
-from perdure.channels.chat.configured import listens
+from perdure.channels.services.configured import listens
 from perdure.cli.errors import WRONG_USAGE
 from perdure.cli.serve.options import LOOPBACK
-from perdure.embedded import Running, postgres, redis, supervisor
-from perdure.embedded.supervisor import Process
+from perdure.servers import Running, postgres, redis, supervisor
+from perdure.servers.supervisor import Process
 from perdure.settings import Settings
 
 WORKERS = 2
@@ -58,7 +58,7 @@ def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple
 
 def _keeper(name: str, directory: Path) -> Process:
     """The keeper of a server: a process that restarts the server when the server dies."""
-    argv = (sys.executable, "-P", "-m", "perdure.embedded", name, str(directory))
+    argv = (sys.executable, "-P", "-m", "perdure.servers", name, str(directory))
     return Process(name, argv, stop_rank=_SERVERS, stop_within_s=_SERVERS_STOP_S)
 
 

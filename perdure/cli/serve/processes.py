@@ -24,12 +24,12 @@ def migrate(
     ] = None,
 ) -> None:
     """Create or upgrade the database's tables for this release, and print what was done."""
+    from perdure.assembly import migration_address
     from perdure.cli.display import write_text
     from perdure.database.grants import grant_sending
     from perdure.database.migrate import migrate as migrate_database
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import migration_address
 
     settings = Settings.load()
     logs.configure()
@@ -41,6 +41,7 @@ def migrate(
 
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     """Serve the HTTP gateway."""
+    from perdure.assembly import addresses, assemble, check, require_database
     from perdure.channels.http.app import create_app
     from perdure.channels.http.auth import Keys
     from perdure.cli.serve.server import serve
@@ -48,7 +49,6 @@ def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     from perdure.resilience.kill_reports import Kills
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import addresses, assemble, check, require_database
     from perdure.workers.publish.background import BackgroundWaker
 
     settings = Settings.load()
@@ -88,7 +88,7 @@ def worker(
 ) -> None:
     """Run turns and all other queued tasks."""
     from perdure.settings import Settings
-    from perdure.workers.application import CONCURRENCY
+    from perdure.workers.celery_application import CONCURRENCY
 
     chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
     unknown = [queue for queue in chosen if queue not in QUEUES]
@@ -148,7 +148,7 @@ def _celery(settings: Settings, *argv: str) -> None:
     Raises:
         SettingsError: a setting is invalid.
     """
-    from perdure.workers.assembly import check
+    from perdure.assembly import check
     from perdure.workers.flower import settings as flowering
 
     check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")

@@ -33,14 +33,14 @@ def up(
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
 ) -> None:
     """Run everything on this machine: servers, gateway, two workers, beat, Flower."""
+    from perdure.assembly import check, migration_address, require_database
     from perdure.channels.http.auth import Keys
     from perdure.cli.serve.installation import Pages, processes_of, start_servers, welcome
     from perdure.clock import SystemClock
     from perdure.database.migrate import migrate
-    from perdure.embedded import supervisor
+    from perdure.servers import supervisor
     from perdure.settings import Settings
     from perdure.workers import logs
-    from perdure.workers.assembly import check, migration_address, require_database
     from perdure.workers.flower import settings as flowering
 
     settings = Settings.load()

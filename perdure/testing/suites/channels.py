@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from perdure.channels.chat.protocol import Button, Channel, Place, Said, Update
+from perdure.channels.services.protocol import Button, Channel, Place, Said, Update
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 

@@ -23,8 +23,8 @@ from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
 from perdure.hooks import ToolCalled, ToolCalling, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
-from perdure.schedule.user_reminders import UserReminders
 from perdure.text.untrusted import cut, storable
+from perdure.timetable.user_reminders import UserReminders
 from perdure.tools import event_loop, guarded
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,

@@ -21,11 +21,11 @@ from sqlalchemy import Row
 from perdure.database.engine import Transaction
 from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
-from perdure.schedule import reminder_queries as queries
-from perdure.schedule import reminders
-from perdure.schedule.cron import Cron
-from perdure.schedule.quiet import QuietHours
 from perdure.settings import OnBusy
+from perdure.timetable import reminder_queries as queries
+from perdure.timetable import reminders
+from perdure.timetable.cron import Cron
+from perdure.timetable.quiet import QuietHours
 from perdure.turns.inbox.accept import Accepted, SourceTaken, accept
 from perdure.turns.inbox.incoming import Incoming, stored_incoming
 

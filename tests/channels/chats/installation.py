@@ -11,12 +11,12 @@ from sqlalchemy import text
 
 from perdure import Agent
 from perdure.agents import Agents
-from perdure.channels.chat import configured
-from perdure.channels.chat.buttons import Buttons
-from perdure.channels.chat.ingress import Ingress
-from perdure.channels.chat.listening import Listening
-from perdure.channels.chat.protocol import Channel
-from perdure.channels.chat.replies import ChatCarrier
+from perdure.channels.services import configured
+from perdure.channels.services.buttons import Buttons
+from perdure.channels.services.ingress import Ingress
+from perdure.channels.services.listening import Listening
+from perdure.channels.services.protocol import Channel
+from perdure.channels.services.replies import ChatCarrier
 from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.tools.registry import Tool

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from perdure import tool
-from perdure.channels.chat.buttons import Buttons, Chat
+from perdure.channels.services.buttons import Buttons, Chat
 from tests.channels.chats.installation import Installation, Servers
 from tests.channels.chats.updates import first, pressed
 from tests.turns.scripted import Scripted, calls, says

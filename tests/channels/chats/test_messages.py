@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.chat import listening
-from perdure.channels.chat.discord import channel as discord_module
-from perdure.channels.chat.protocol import ChannelFailed
+from perdure.channels.services import listening
+from perdure.channels.services.discord import channel as discord_module
+from perdure.channels.services.protocol import ChannelFailed
 from perdure.errors import Unavailable
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
@@ -130,7 +130,7 @@ def test_an_update_waits_for_the_database(
             raise Unavailable("The database cannot be reached.")
         return accept(*given, **named)
 
-    monkeypatch.setattr("perdure.channels.chat.ingress.accept", fail_once)
+    monkeypatch.setattr("perdure.channels.services.ingress.accept", fail_once)
     with installation.listening("discord"):
         discord.until(lambda: discord.identified, "the bot identifies itself")
         for number, content in enumerate(["first", "second"], start=1):

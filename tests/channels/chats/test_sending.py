@@ -11,13 +11,13 @@ import pytest
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from perdure.channels.chat import configured
-from perdure.channels.chat import slack as slack_module
-from perdure.channels.chat.buttons import Buttons
-from perdure.channels.chat.discord import channel as discord_module
-from perdure.channels.chat.protocol import Place, Said
-from perdure.channels.chat.replies import ChatCarrier
-from perdure.channels.chat.splitting import split
+from perdure.channels.services import configured
+from perdure.channels.services import slack as slack_module
+from perdure.channels.services.buttons import Buttons
+from perdure.channels.services.discord import channel as discord_module
+from perdure.channels.services.protocol import Place, Said
+from perdure.channels.services.replies import ChatCarrier
+from perdure.channels.services.splitting import split
 from perdure.clock import MovedClock
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings

@@ -20,7 +20,7 @@ from perdure.channels.http.schemas.schedules import ChangeSchedule, NewSchedule,
 from perdure.errors import Forbidden, NotFound
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.schedule import reminders
+from perdure.timetable import reminders
 
 router = APIRouter(prefix="/schedules", tags=["schedules"], route_class=StrictRoute, responses=problems(*WITH_KEY, 400))
 

@@ -15,7 +15,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.shares import CHUNKED_BYTES
-from perdure.channels.http.openai import answers, chat, responses, side_requests
+from perdure.channels.http.openai import answers, chat_completions, responses, side_requests
 from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
 from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
@@ -84,14 +84,14 @@ async def completions(
         if settled.turn["error"] is not None:
             await note()
             return settled_failure(settled.turn)
-        completion = chat.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
+        completion = chat_completions.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
         await note()  # before the response, which is sent in one write
         return respond(completion.whole(settled.turn, settled.text), HTTPStatus.OK)
     turn = await _turn(gateway, accepted.turn_id)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    completion = chat.completion_of(turn, _agent_name(gateway.runtime, body.model))
+    completion = chat_completions.completion_of(turn, _agent_name(gateway.runtime, body.model))
     parts = await _begun(_parts(gateway, request, accepted.turn_id))
-    return sse.response(chat.stream(completion, parts, include_usage=usage, on_sent=note))
+    return sse.response(chat_completions.stream(completion, parts, include_usage=usage, on_sent=note))
 
 
 @router.post("/responses", responses={200: _ANY, **_ERRORS}, response_description="The response.")

@@ -1,0 +1,198 @@
+"""`perdure.gateway()`: the gateway as an ASGI application, for mounting in another ASGI application.
+
+A mounted application gets no lifespan events, so the gateway opens its connections with the first request, and closes
+them when the program ends. To open and close them earlier, use `async with agents.running()` in the lifespan of the
+outer application, where `agents` is the result of `perdure.gateway()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from celery import Celery
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perdure.application.queues import broker_url, publisher
+from perdure.assembly import (
+    Addresses,
+    addresses,
+    assemble,
+    check,
+    database_address,
+    redis_address,
+    require_database,
+)
+from perdure.channels.http.app import create_app
+from perdure.channels.http.auth import Authenticate, Keys, MayApprove
+from perdure.clock import SystemClock
+from perdure.errors import PerdureError, SettingsError
+from perdure.host import installed
+from perdure.resilience.kill_reports import Kills
+from perdure.runtime import Runtime
+from perdure.settings import Settings
+from perdure.text import declarations
+from perdure.workers.publish.background import BackgroundWaker
+
+
+def gateway(
+    *,
+    app: Celery | None = None,
+    authenticate: Authenticate | None = None,
+    may_approve: MayApprove | None = None,
+    **options: Any,
+) -> MountedGateway:
+    """The gateway as an ASGI application, for `app.mount("/agents", perdure.gateway(…))`.
+
+    Args:
+        app: The gateway publishes wake-ups to the broker of this Celery application. Default: the application in this
+            process to which `perdure.install` added perdure, or else an application for `PERDURE_BROKER_URL`.
+        authenticate: A function or coroutine function that returns the `user_id` of a request, or `None` if the request
+            has no user. A request then reaches only that user's data, as with a user token. API keys and user tokens
+            are not accepted.
+        may_approve: A function or coroutine function of a `user_id` and of a waiting tool call, as a dict in the form
+            of `GET /v1/approvals`. If it returns true, the user may decide about the call, whoever's call it is.
+            Without it, a user decides only about calls of the user's own turns, unless their approver is `staff`.
+        options: Settings by their names in Python, such as `model="offline"`; they override the environment.
+
+    Raises:
+        SettingsError: a setting is invalid; or there is no `authenticate` and no configured key. In the latter case,
+            everyone who reaches the application could use the gateway.
+
+    Example:
+        >>> shop = FastAPI()
+        >>> shop.mount("/agents", gateway(authenticate=lambda request: request.session.get("user_id")))
+        >>> shop.routes[-1].path
+        '/agents'
+    """
+    if authenticate is not None:
+        accepted = "a function with one parameter, the request, or None"
+        fits = declarations.takes_one(authenticate)
+        declarations.require(fits, "perdure.gateway()", "authenticate", authenticate, accepted)
+    settings = Settings.load(**options)
+    check(settings, asks_models=False)
+    if authenticate is None and not (settings.api_keys or settings.admin_keys):
+        raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
+    Keys(settings, SystemClock())  # raises if a key file cannot be read
+    return MountedGateway(settings, app, authenticate, may_approve)
+
+
+class MountedGateway:
+    """The gateway. The first request opens it, or `running` does. It runs in one event loop at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        app: Celery | None,
+        authenticate: Authenticate | None,
+        may_approve: MayApprove | None,
+    ) -> None:
+        self._settings = settings
+        self._celery = app
+        self._rules = authenticate, may_approve
+        self._opened: _Opened | None = None
+        self._opening = asyncio.Lock()
+        atexit.register(self._close_parts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; opens the gateway if it is not open."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        inner = await self._app()
+        await inner(scope, receive, send)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the gateway, and close it after the block. Use this in the lifespan of the outer application."""
+        await self._app()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Answer the waiting requests, and close the connections. A later request opens the gateway again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.stack.aclose()
+            await asyncio.to_thread(opened.close)
+
+    async def _app(self) -> ASGIApp:
+        loop = asyncio.get_running_loop()
+        if self._opened is None or self._opened.loop is not loop:
+            async with self._opening:
+                if self._opened is None or self._opened.loop is not loop:
+                    self._close_parts()  # of a gateway opened in an event loop that has ended
+                    self._opened = await self._open(loop)
+        return self._opened.app
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> _Opened:
+        opened = await asyncio.to_thread(_assemble, self._settings, self._celery, self._rules, loop)
+        await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
+        return opened
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Open at startup and close at shutdown. The gateway gets these lifespan events only if it is not mounted."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self._app()
+                except PerdureError as error:
+                    await send({"type": "lifespan.startup.failed", "message": error.message})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    def _close_parts(self) -> None:
+        """Close the connections. Call this once the gateway's event loop has ended."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
+class _Opened:
+    """The parts of an open gateway."""
+
+    def __init__(
+        self, app: FastAPI, loop: asyncio.AbstractEventLoop, runtime: Runtime, closing: tuple[Callable[[], None], ...]
+    ) -> None:
+        self.app = app
+        self.loop = loop
+        self.stack = AsyncExitStack()
+        self._runtime = runtime
+        self._closing = closing
+
+    def close(self) -> None:
+        """Close the connections to the servers."""
+        for each in self._closing:
+            each()
+        self._runtime.close()
+
+
+def _assemble(
+    settings: Settings,
+    celery: Celery | None,
+    rules: tuple[Authenticate | None, MayApprove | None],
+    loop: asyncio.AbstractEventLoop,
+) -> _Opened:
+    celery = celery or installed()
+    if celery is None:
+        where, publishing = addresses(settings), None
+    else:
+        where = Addresses(database_address(settings), redis_address(settings), broker_url(celery))
+        publishing = publisher(celery)
+    require_database(settings, where.database_url)
+    waker = BackgroundWaker(settings, where, publishing)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url)
+    kills = Kills(where.redis_url, settings.redis_prefix)
+    app = create_app(runtime, waker.reachable, kills.lately, *rules)
+    return _Opened(app, loop, runtime, (waker.close, kills.close))

@@ -1,0 +1,49 @@
+"""`POST /v1/channels/{name}`: the webhook of a chat service.
+
+The service's signature replaces a key. The OpenAPI document omits the route, because each service defines the
+format of its requests.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from perdure.channels.http.body import read_body
+from perdure.channels.http.dependencies import TheGateway
+from perdure.channels.services.ingress import Ingress
+from perdure.channels.services.protocol import Channel
+from perdure.errors import Unauthorized
+
+router = APIRouter(prefix="/channels", include_in_schema=False)
+
+Chats = dict[str, tuple[Channel, Ingress]]
+
+
+@router.post("/{name}")
+async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
+    """Verify the signature of a service's webhook request, and handle the request's updates.
+
+    A request to an unknown channel gets 401, like a request with a wrong signature. The response is sent after the
+    updates are committed. A service that gets no response sends the request again.
+    """
+    chats: Chats = request.app.state.chats
+    if name not in chats:
+        raise Unauthorized("There is no such channel, or the request is not signed by its service.")
+    channel, ingress = chats[name]
+    body = await read_body(request)
+    headers = {each.lower(): value for each, value in request.headers.items()}
+    channel.verify(headers, body)
+    gateway.admit()
+    return await gateway.in_thread(partial(_take, channel, ingress, headers, body))
+
+
+def _take(channel: Channel, ingress: Ingress, headers: dict[str, str], body: bytes) -> Response:
+    received = channel.receive(headers, body)
+    for update in received.updates:
+        ingress.take(update)
+    answer: Any = received.answer
+    return Response() if answer is None else JSONResponse(answer)

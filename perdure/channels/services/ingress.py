@@ -1,0 +1,393 @@
+"""Handles the events of chats: messages, edits, deletions, commands and pressed buttons.
+
+In a private chat, the user of a message is the user to whom the sender is linked (`perdure.users.identities`). Without
+a link, the user is `CHANNEL:ID`, with the sender's id. A chat of several people has a user of its own,
+`CHANNEL:group:CHAT`, so that no person's memories are recalled for another person. In such a chat, each message begins
+with its author's name, and each thread is a conversation.
+
+An event may arrive several times, for example after a crash. The service's message id deduplicates messages. An answer
+to a command is sent once, without retries. The outbox sends the agent's replies.
+
+The gateway's webhook route and the module `listening` pass updates to `Ingress.take`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
+from uuid import UUID
+
+from perdure.access.tenants import user_key, user_of
+from perdure.channels.activity import AGENT, TYPING, note_activity
+from perdure.channels.services import queries
+from perdure.channels.services.buttons import Buttons, Chat
+from perdure.channels.services.indicators import TypingIndicators
+from perdure.channels.services.protocol import (
+    Channel,
+    Commanded,
+    Connected,
+    Deleted,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Said,
+    Sender,
+    Typed,
+    Unsupported,
+    Update,
+)
+from perdure.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    RateLimited,
+    TooLarge,
+    Unavailable,
+    loggable,
+)
+from perdure.runtime import Runtime
+from perdure.sessions.conversations import list_conversations
+from perdure.sessions.ending import request_end
+from perdure.sessions.reading import find_live
+from perdure.sessions.routing import scope_of
+from perdure.text.untrusted import first_line, is_storable
+from perdure.turns.calls.approvals import Decider, Decision, decide
+from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.outbox import DeliveryFailed
+from perdure.turns.reading import owner, read_turn
+from perdure.users.identities import redeem, user_of_identity
+
+log = logging.getLogger(__name__)
+
+HELP = """/new  start a new conversation
+/list  list the conversations
+/open NUMBER  continue a conversation of the list
+/end  end this conversation
+/cancel  cancel messages that are not answered yet
+/link CODE  link this chat to the account that showed the code
+/help  show this"""
+_NO_FILES = "I can only read text. Please write what you need."
+_MOST_AUTHOR_CHARS = 80
+_ID_CHARS = 200
+_MOST_LISTED = 20
+_CAUGHT_UP_S = 7 * 86_400
+_MOST_CAUGHT_UP = 200
+"""The most chats whose missed messages are read after a reconnect.
+
+Each of these chats was active in the last `_CAUGHT_UP_S` seconds.
+"""
+_NUMBER_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """The keys of an event's user and conversation.
+
+    `own` is the key of the chat's default conversation, which is in use until `/new` or `/open` chooses another one.
+    """
+
+    user: str
+    conversation: str | None
+    own: str | None
+
+
+class Ingress:
+    """Handles the events of one channel. All users of the channel are in `tenant`. Thread-safe."""
+
+    def __init__(self, runtime: Runtime, channel: Channel, tenant: str | None = None) -> None:
+        self._runtime = runtime
+        self._channel = channel
+        self._tenant = tenant
+        self._buttons = Buttons(runtime.settings.signing_key())
+        self._indicators = TypingIndicators(runtime, channel)
+        self._caught_up: set[str] = set()
+        """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""
+
+    def close(self) -> None:
+        self._indicators.close()
+
+    def take(self, update: Update) -> None:
+        """Handle one update of the service. A malformed update is logged and dropped.
+
+        Raises:
+            Unavailable: the database cannot be reached. After a reconnect, also if the service cannot be reached. In
+                both cases, the caller may safely pass the update again.
+        """
+        try:
+            events = self._channel.parse(update)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            log.warning("%s sent a malformed update, which was dropped: %s", self._channel.name, type(error).__name__)
+            return
+        for event in events:
+            self._handle(event)
+            if isinstance(event, Said | Commanded | Unsupported):
+                self._see(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Said() | Edited() | Deleted() | Unsupported():
+                self._written(event)
+            case Pressed():
+                self._pressed(event)
+            case Commanded():
+                self._commanded(event)
+            case Typed():
+                user = self._user(event.place, event.sender)
+                note_activity(self._runtime, user, self._channel.name, TYPING)
+            case Connected():
+                self._catch_up()
+            case _:
+                assert_never(event)
+
+    def _written(self, event: Said | Edited | Deleted | Unsupported) -> None:
+        match event:
+            case Said():
+                self._said(event)
+            case Edited():
+                self._edited(event)
+            case Deleted():
+                self._deleted(event)
+            case Unsupported():
+                self._answer(event.place, _NO_FILES, f"{event.message_id}:unsupported")
+            case _:
+                assert_never(event)
+
+    def _see(self, event: Said | Commanded | Unsupported) -> None:
+        """Record the id of a chat's newest handled message. `_catch_up` reads the later messages.
+
+        Does not record an interaction. An interaction may arrive by webhook while no process listens for messages. If
+        `_see` recorded the interaction, `_catch_up` would omit the unhandled messages that are older.
+        """
+        if self._channel.reads_history and event.place.token is None and event.message_id.isdecimal():
+            at = self._at(self._user(event.place, event.sender), event.place)
+            self._runtime.database.run(queries.SEE, {**at, "message_id": event.message_id})
+
+    def _catch_up(self) -> None:
+        """In the recently active chats, handle the messages that were sent while no process listened.
+
+        Raises:
+            Unavailable: the database or the service cannot be reached; another call is safe.
+        """
+        if not self._channel.reads_history:
+            return
+        given = {"channel": self._channel.name, "within_s": _CAUGHT_UP_S, "most": _MOST_CAUGHT_UP}
+        for row in self._runtime.database.run(queries.SEEN, given):
+            if row.chat in self._caught_up:
+                continue
+            try:
+                updates = self._channel.missed(row.chat, row.last_message_id)
+            except DeliveryFailed as error:
+                raise Unavailable(f"The history of {self._channel.name} cannot be read: {error}.") from error
+            for update in updates:
+                self.take(update)
+            self._caught_up.add(row.chat)
+        self._caught_up.clear()
+
+    def _said(self, event: Said) -> None:
+        seat = self._seat(event.place, event.sender)
+        if event.if_known and not self._is_known(seat):
+            return
+        given = {
+            "user_id": user_of(seat.user),
+            "text": _line(event.place, event.sender, event.text),
+            "message_id": event.message_id,
+            "conversation": seat.conversation,
+        }
+        target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(event.place)}
+        try:
+            message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
+            accepted = accept(self._runtime, message, target=target)
+            if not accepted.duplicate:
+                self._show_typing(seat, event.place, accepted.turn_id)
+        except Conflict as error:  # the service repeated an edited message, or the session is busy
+            log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
+        except (RateLimited, TooLarge, InvalidRequest) as error:
+            self._answer(event.place, error.message, f"{event.message_id}:refused")
+
+    def _edited(self, event: Edited) -> None:
+        seat = self._seat(event.place, event.sender)
+        text = _line(event.place, event.sender, event.text)
+        if is_storable(text) and len(text) <= self._runtime.settings.guard.max_chars:
+            self._runtime.database.run(queries.EDIT, {**self._message(seat, event.message_id), "text": text})
+
+    def _deleted(self, event: Deleted) -> None:
+        if event.sender is None and not event.place.group:
+            return
+        seat = self._seat(event.place, event.sender or Sender(""))
+        rows = self._runtime.database.run(queries.WAITING, self._message(seat, event.message_id))
+        if rows and rows[0].messages == 1:
+            cancel(self._runtime, rows[0].turn_id)
+
+    def _pressed(self, event: Pressed) -> None:
+        """Apply the decision of a pressed button to the tool call for which the button was made.
+
+        Does nothing if the button was made for another chat or person. If the call no longer waits for approval, only
+        replaces the button's message.
+        """
+        chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
+        named = self._buttons.turn_of(event.token)
+        if named is None:
+            return
+        decision, turn_id = named
+        try:
+            user = self._seat(event.place, event.sender).user
+            if owner(self._runtime.database, turn_id) != user:
+                return
+            waiting = read_turn(self._runtime.database, turn_id)["pending_approvals"]
+            calls = [each for each in waiting if self._buttons.is_for(event.token, each["call_id"], chat)]
+            for call in calls:
+                wanted = Decision(call_id=call["call_id"], decision=decision)
+                decide(self._runtime, turn_id, wanted, Decider.user(user))
+                self._mark(event.place, f"{'Approved' if decision == 'approve' else 'Denied'}: {call['tool']}")
+            if not calls:
+                self._mark(event.place, "This call no longer waits for a decision.")
+        except NotFound:
+            return
+        except (Conflict, Forbidden) as error:
+            self._mark(event.place, error.message)
+
+    def _commanded(self, event: Commanded) -> None:
+        match event.command:
+            case "new":
+                text = self._open_new(event)
+            case "list":
+                text = self._list(event)
+            case "open":
+                text = self._open(event)
+            case "end":
+                text = self._end(event)
+            case "cancel":
+                text = self._cancel(event)
+            case "link":
+                text = self._link(event)
+            case _:
+                text = HELP
+        self._answer(event.place, text, f"{event.message_id}:command")
+
+    def _end(self, event: Commanded) -> str:
+        session_id = self._live(self._seat(event.place, event.sender))
+        if session_id is not None:
+            try:
+                requested = request_end(self._runtime.database, session_id, f"ended on {self._channel.name}")
+                requested.wake(self._runtime.wake)
+            except (NotFound, Conflict) as error:
+                log.info("/end: the conversation had already ended (%s)", error.code)
+        return "This conversation has ended." if session_id is not None else "There is no conversation to end."
+
+    def _open_new(self, event: Commanded) -> str:
+        self._set_open(event, f"{self._channel.name}-{secrets.token_hex(4)}")
+        return "Your next message starts a new conversation."
+
+    def _list(self, event: Commanded) -> str:
+        seat = self._seat(event.place, event.sender)
+        found = self._conversations(seat)
+        if not found:
+            return "There is one conversation; /new starts another."
+        lines = [(seat.own, "the conversation of this chat")] + [(key, title) for key, title in found]
+        shown = [f"{'*' if key == seat.conversation else '-'} {n}: {title}" for n, (key, title) in enumerate(lines)]
+        return "\n".join([*shown, "/open NUMBER continues one."])
+
+    def _open(self, event: Commanded) -> str:
+        found = self._conversations(self._seat(event.place, event.sender))
+        number = event.argument
+        if not (number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS and int(number) <= len(found)):
+            return "Send /open NUMBER. /list shows the numbers."
+        if int(number) == 0:
+            self._set_open(event, None)
+            return "This chat continues its own conversation."
+        key, title = found[int(number) - 1]
+        self._set_open(event, key)
+        return f"This chat continues: {title}"
+
+    def _conversations(self, seat: _Seat) -> list[tuple[str, str]]:
+        """The keys and titles of the conversations that `/open` can choose, most recently active first."""
+        found = list_conversations(self._runtime.database, seat.user, _MOST_LISTED, archived=False)
+        return [(each["conversation"], each["title"]) for each in found if each["conversation"] != seat.own]
+
+    def _set_open(self, event: Commanded, key: str | None) -> None:
+        user = self._user(event.place, event.sender)
+        self._runtime.database.run(queries.OPEN, {**self._at(user, event.place), "conversation": key})
+
+    def _cancel(self, event: Commanded) -> str:
+        session_id = self._live(self._seat(event.place, event.sender))
+        rows = () if session_id is None else self._runtime.database.run(queries.UNSETTLED, {"session_id": session_id})
+        for row in rows:
+            cancel(self._runtime, row.turn_id)
+        return "Cancelled." if rows else "There is nothing to cancel."
+
+    def _link(self, event: Commanded) -> str:
+        if event.place.group:
+            return "Send the code in a private chat: here others can see it."
+        if not event.argument:
+            return "Send /link CODE. `perdure link` shows a code."
+        try:
+            user = redeem(
+                self._runtime.database, self._channel.name, event.sender.external_id, event.argument, self._tenant
+            )
+        except (NotFound, RateLimited, InvalidRequest) as error:
+            return error.message
+        return f"This chat is linked to {first_line(user_of(user), _MOST_AUTHOR_CHARS)}."
+
+    def _live(self, seat: _Seat) -> UUID | None:
+        session = self._runtime.settings.session
+        scope = scope_of(session.scope, self._channel.name, seat.conversation)
+        found = find_live(self._runtime.database, seat.user, scope, session.idle_timeout_s)
+        return None if found is None else found[0]
+
+    def _seat(self, place: Place, sender: Sender) -> _Seat:
+        user = self._user(place, sender)
+        opened = self._runtime.database.run(queries.OPENED, self._at(user, place))
+        key = opened[0].conversation if opened else None
+        own = place.thread if place.group else None
+        return _Seat(user, key or own, own)
+
+    def _user(self, place: Place, sender: Sender) -> str:
+        name = self._channel.name
+        if place.group:
+            return user_key(self._tenant, f"{name}:group:{place.chat}")
+        linked = user_of_identity(self._runtime.database, self._tenant, name, sender.external_id)
+        return linked or user_key(self._tenant, f"{name}:{sender.external_id}")
+
+    def _at(self, user: str, place: Place) -> dict[str, Any]:
+        thread = place.thread or "" if place.group else ""
+        return {"user_id": user, "channel": self._channel.name, "chat": place.chat, "thread": thread}
+
+    def _is_known(self, seat: _Seat) -> bool:
+        given = {"user_id": seat.user, "conversation": seat.own}
+        return bool(self._runtime.database.run(queries.IS_KNOWN, given)[0].known)
+
+    def _message(self, seat: _Seat, message_id: str) -> dict[str, Any]:
+        return {"user_id": seat.user, "channel": self._channel.name, "message_id": message_id[:_ID_CHARS]}
+
+    def _answer(self, place: Place, text: str, key: str) -> None:
+        try:
+            self._channel.send(place, text[: self._channel.most_chars], (), key)
+        except (DeliveryFailed, PerdureError) as error:
+            log.warning("the answer to a command on %s could not be sent: %s", self._channel.name, loggable(error))
+
+    def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
+        if place.token is not None or not self._channel.typing_s:  # the service shows that an interaction is pending
+            return
+        self._indicators.show(turn_id, place)
+        note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
+
+    def _mark(self, place: Place, text: str) -> None:
+        try:
+            self._channel.mark(place, text)
+        except (DeliveryFailed, PerdureError) as error:
+            log.warning("a pressed button on %s could not be replaced: %s", self._channel.name, loggable(error))
+
+
+def _line(place: Place, sender: Sender, text: str) -> str:
+    """The message as the agent reads it; in a group, prefixed with the author's name."""
+    if not place.group:
+        return text
+    author = first_line(sender.name or sender.external_id, _MOST_AUTHOR_CHARS).replace(":", "")
+    return f"{author}: {text}"

@@ -1,0 +1,446 @@
+"""The channel `slack`: Slack's Events API by webhook or Socket Mode, and its Web API, through slack-sdk.
+
+In a private chat, every message is for the agent. In a channel, a message is for the agent if it mentions the bot. The
+reply begins a thread. Later messages in that thread are for the agent even without a mention. Slash commands and
+button presses arrive the same way as messages. The commands are `/new`, `/list`, `/open`, `/end`, `/cancel`,
+`/link` and `/help`, or `/perdure new` and so on.
+
+Slack repeats an event that was not acknowledged within three seconds. Slack reports a mention twice, as `message` and
+as `app_mention`. The message's `ts` is the same in all these events and deduplicates them. Slack has no idempotency key
+for posted messages. If an attempt to send a reply is interrupted, the reply may therefore appear twice.
+
+Text is sent as mrkdwn: `&`, `<` and `>` are escaped, so a model's text cannot mention anyone. Only a Markdown link to
+an http or https URL becomes a link with a label. Slack shows no typing indicator for a bot.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from threading import Event as Stop
+from threading import Lock
+from typing import Any, NoReturn
+from urllib.error import URLError
+from urllib.parse import parse_qs
+
+from slack_sdk import WebClient
+from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.http_retry import HttpRequest, HttpResponse, RateLimitErrorRetryHandler, RetryState
+from slack_sdk.signature import Clock as SignatureClock
+from slack_sdk.signature import SignatureVerifier
+from slack_sdk.socket_mode.builtin import SocketModeClient
+from slack_sdk.socket_mode.client import BaseSocketModeClient
+from slack_sdk.socket_mode.request import SocketModeRequest
+from slack_sdk.socket_mode.response import SocketModeResponse
+
+from perdure.channels.services.protocol import (
+    Button,
+    ChannelFailed,
+    Commanded,
+    Deleted,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Received,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.clock import Clock
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.text.patterns import Match, compiled
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10
+_QUICK_S = 1
+LONGEST_PAUSE_S = 5
+"""The longest `Retry-After`, in seconds, for which a call waits. A longer `Retry-After` postpones the delivery."""
+
+_PERMANENT = frozenset(
+    {
+        "channel_not_found", "is_archived", "not_in_channel", "restricted_action", "msg_too_long", "no_text",
+        "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
+    }
+)  # fmt: skip
+"""Slack's codes of permanent errors, after which the delivery is not retried."""
+
+_ONE_COMMAND = "perdure"
+_SECTION_CHARS = 3_000
+_LABEL_CHARS = 75
+_MOST_NAMES = 10_000
+_WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
+"""Subtypes of messages that a person wrote."""
+
+_UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
+_MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
+_CODE = compiled("(?s)```.*?```|`[^`\n]*`")
+_MARKUP = compiled(
+    r"\*\*(?P<bold>[^*\n]+)\*\*|\*(?P<italic>[^*\s][^*\n]*)\*|~~(?P<struck>[^~\n]+)~~"
+    r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://[^\s()|]+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
+)
+
+
+class _ShortPauses(RateLimitErrorRetryHandler):
+    """Repeats a rate-limited call once, if Slack's `Retry-After` is at most `LONGEST_PAUSE_S` seconds."""
+
+    def _can_retry(
+        self,
+        *,
+        state: RetryState,
+        request: HttpRequest,
+        response: HttpResponse | None = None,
+        error: Exception | None = None,
+    ) -> bool:
+        limited = super()._can_retry(state=state, request=request, response=response, error=error)
+        if not limited or response is None:
+            return False
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        pause = next(iter(headers.get("retry-after") or ()), "0")
+        return pause.isdigit() and int(pause) <= LONGEST_PAUSE_S
+
+
+class Slack:
+    """The channel `slack`. `api_url` is the base URL of the Web API; `None` stands for Slack's own URL.
+
+    Thread-safe.
+    """
+
+    name = "slack"
+    most_chars = 4_000
+    typing_s = 0.0
+    reads_history = False
+
+    def __init__(
+        self, token: str, signing_secret: str | None, app_token: str | None, api_url: str | None, clock: Clock
+    ) -> None:
+        base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
+        self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
+        self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
+        self.listens = app_token is not None
+        self._verifier = None if signing_secret is None else SignatureVerifier(signing_secret, _Seconds(clock))
+        self._app_token = app_token
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._lock = Lock()
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Check the signature of a webhook request. The names in `headers` are in lower case.
+
+        Raises:
+            Unauthorized: the signature is invalid, the request's timestamp differs from the current time by more than
+                five minutes, or no secret is configured.
+        """
+        stamp, signature = (headers.get(f"x-slack-{each}", "") for each in ("request-timestamp", "signature"))
+        usable = self._verifier is not None and stamp.isascii() and stamp.isdigit() and signature.isascii()
+        try:
+            valid = usable and self._verifier.is_valid(body, stamp, signature)  # type: ignore[union-attr]
+        except UnicodeDecodeError:
+            valid = False
+        if not valid:
+            raise Unauthorized(_UNSIGNED)
+
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:
+        """The update in a verified webhook request, and the response to the request.
+
+        Raises:
+            InvalidRequest: the body is neither JSON nor a form.
+        """
+        given = _decoded(headers, body)
+        if given.get("type") == "url_verification":
+            return Received((), {"challenge": str(given.get("challenge", ""))})
+        return Received((given,) if given.get("type") or given.get("command") else ())
+
+    def parse(self, update: Update) -> list[Event]:
+        """The events in a payload of the Events API, a button press or a slash command; empty for other payloads.
+
+        Raises:
+            KeyError, TypeError, ValueError: the payload is malformed.
+        """
+        if "command" in update:
+            return [self._commanded(update)]
+        match update.get("type"):
+            case "block_actions":
+                return self._pressed(update)
+            case "event_callback" if update["event"].get("type") in {"message", "app_mention"}:
+                return self._happened(update["event"], _bot_of(update))
+            case _:
+                return []
+
+    def _happened(self, event: Update, bot: str | None) -> list[Event]:
+        match event.get("subtype"):
+            case "message_changed":
+                return self._changed(event, bot)
+            case "message_deleted":
+                return _deleted(event)
+            case _:
+                return self._said(event, bot)
+
+    def _said(self, event: Update, bot: str | None) -> list[Event]:
+        if not _is_from_person(event):
+            return []
+        place, message_id = _place(event, event), _message_id(event["channel"], event["ts"])
+        addressed = not place.group or event["type"] == "app_mention" or f"<@{bot}>" in event.get("text", "")
+        if not addressed and "thread_ts" not in event:
+            return []
+        if place.group:
+            self._learn_name(event["user"])
+        text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
+        if not text:
+            return [Unsupported(place, sender, message_id, "a file")] if event.get("files") else []
+        return [Said(place, sender, message_id, text, if_known=not addressed)]
+
+    def _changed(self, event: Update, bot: str | None) -> list[Event]:
+        message, before = event["message"], event.get("previous_message") or {}
+        if not _is_from_person(message) or message.get("text") == before.get("text"):
+            return []  # Slack has added a preview
+        text = self._text(message.get("text", ""), bot)
+        message_id = _message_id(event["channel"], message["ts"])
+        return [Edited(_place(event, message), self._sender(message["user"]), message_id, text)] if text else []
+
+    def _commanded(self, given: Update) -> Commanded:
+        command, argument = str(given["command"]).removeprefix("/").lower(), str(given.get("text", "")).strip()
+        if command == _ONE_COMMAND:
+            command, _, argument = argument.partition(" ")
+        channel = given["channel_id"]
+        place = Place(chat=channel, group=not channel.startswith("D"), token=given.get("response_url"))
+        sender = Sender(given["user_id"], given.get("user_name"))
+        return Commanded(place, sender, str(given["trigger_id"]), command.lower() or "help", argument.strip())
+
+    def _pressed(self, given: Update) -> list[Event]:
+        channel, message = given["channel"]["id"], given["message"]
+        place = Place(
+            chat=channel, thread=message.get("thread_ts"), message=message["ts"], group=not channel.startswith("D")
+        )
+        sender = Sender(given["user"]["id"], given["user"].get("name"))
+        return [Pressed(place, sender, each["value"]) for each in given["actions"] if each.get("type") == "button"]
+
+    def _text(self, text: str, bot: str | None) -> str:
+        """Slack's markup as plain text, with mentions shown as names and mentions of the bot removed."""
+
+        def shown(found: Match) -> str:
+            target, label = found[1], found[2]
+            match target[0]:
+                case "@":
+                    return "" if target[1:] == bot else f"@{label or self._names.get(target[1:]) or target[1:]}"
+                case "#":
+                    return f"#{label or target[1:]}"
+                case "!":
+                    return f"@{(label or target[1:].partition('^')[0]).removeprefix('@')}"
+                case _:
+                    return target if label in {None, "", target} else f"{label} ({target})"
+
+        plain = _MARKED.sub(shown, text)
+        return plain.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
+
+    def _sender(self, user: str) -> Sender:
+        return Sender(user, self._names.get(user))
+
+    def _learn_name(self, user: str) -> None:
+        """Look up and cache a user's display name. If the user has no name, cache the id."""
+        if user in self._names:
+            return
+        try:
+            profile = self._quick.users_info(user=user)["user"]
+        except (SlackClientError, URLError, OSError, ValueError, KeyError):
+            return
+        name = (profile.get("profile") or {}).get("display_name") or profile.get("real_name") or profile.get("name")
+        with self._lock:
+            self._names[user] = str(name or user)
+            if len(self._names) > _MOST_NAMES:
+                self._names.popitem(last=False)
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002
+        """Post one message of at most `most_chars` characters.
+
+        Raises:
+            NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S` seconds, or for a second pause.
+            Undeliverable: the channel no longer exists, or the bot may not write in the channel.
+            DeliveryFailed: Slack did not confirm the message.
+        """
+        shown = render(text)
+        blocks = [*_sections(shown), _actions(buttons)] if buttons else None
+        _call(
+            lambda: self._client.chat_postMessage(
+                channel=place.chat,
+                text=shown,
+                blocks=blocks,
+                thread_ts=place.thread,
+                unfurl_links=False,
+                unfurl_media=False,
+            )
+        )
+
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message that contains the pressed button with `text`, and remove the buttons.
+
+        Raises:
+            DeliveryFailed: as in `send`.
+        """
+        if place.message is not None:
+            message = place.message
+            shown = render(text)
+            _call(lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=_sections(shown)))
+
+    def typing(self, place: Place) -> None:
+        """Do nothing: Slack shows no typing indicator for a bot."""
+
+    def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
+        """Always empty: Slack repeats events that were not acknowledged."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: each call has its own connection."""
+
+    def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        """Pass the updates of Socket Mode to `on_update`, one after another, until `stop` is set.
+
+        If `on_update` raises an error, the update is not acknowledged, and Slack sends the update again.
+
+        Raises:
+            ChannelFailed: Slack cannot be reached, or refuses the token.
+        """
+        client = SocketModeClient(app_token=self._app_token or "", web_client=self._client, concurrency=1)
+
+        def arrived(socket: BaseSocketModeClient, request: SocketModeRequest) -> None:
+            try:
+                on_update(request.payload)
+            except Exception:  # not acknowledged
+                log.exception("Slack: handling an update failed; Slack sends it again")
+                return
+            socket.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
+
+        client.socket_mode_request_listeners.append(arrived)
+        try:
+            _call(client.connect)
+            stop.wait()
+        except DeliveryFailed as error:
+            raise ChannelFailed(f"Slack's Socket Mode cannot be used: {error}.") from error
+        finally:
+            client.close()
+
+
+def _bot_of(update: Update) -> str | None:
+    return next((each["user_id"] for each in update.get("authorizations") or () if each.get("is_bot", True)), None)
+
+
+class _Seconds(SignatureClock):
+    """The clock of a `SignatureVerifier`, which reads the time from a perdure `Clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        return self._clock.now().timestamp()
+
+
+def render(text: str) -> str:
+    """Convert Markdown to Slack's mrkdwn. Inside code, only escape `&`, `<` and `>`."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    pieces: list[str] = []
+    end = 0
+    for code in _CODE.finditer(escaped):
+        pieces += [_MARKUP.sub(_marked, escaped[end : code.start()]), escaped[code.start() : code.end()]]
+        end = code.end()
+    return "".join([*pieces, _MARKUP.sub(_marked, escaped[end:])])
+
+
+def _marked(found: Match) -> str:
+    if found["url"] is not None:
+        return f"<{found['url']}|{found['label']}>"
+    if found["italic"] is not None:
+        return f"_{found['italic']}_"
+    if found["struck"] is not None:
+        return f"~{found['struck']}~"
+    return f"*{found['bold'] or found['title'].strip(' *')}*"
+
+
+def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """Decode a body that is JSON, a form with JSON in the field `payload`, or another form."""
+    try:
+        text = body.decode()
+        if "x-www-form-urlencoded" in headers.get("content-type", ""):
+            form = {name: values[0] for name, values in parse_qs(text, max_num_fields=100).items()}
+            given = json.loads(form["payload"]) if "payload" in form else form
+        else:
+            given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("The body is neither JSON nor a Slack form.") from None
+    if not isinstance(given, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return given
+
+
+def _is_from_person(message: Update) -> bool:
+    return "user" in message and "bot_id" not in message and message.get("subtype") in _WRITTEN
+
+
+def _place(event: Update, message: Update) -> Place:
+    """The place for the reply to `message`: the message's thread.
+
+    If a message in a group has no thread, the reply begins a thread below the message.
+    """
+    channel = event["channel"]
+    group = event["channel_type"] != "im" if "channel_type" in event else not channel.startswith("D")
+    thread = message.get("thread_ts") or (message["ts"] if group else None)
+    return Place(chat=channel, thread=thread, message=message["ts"], group=group)
+
+
+def _message_id(channel: str, ts: str) -> str:
+    return f"{channel}:{ts}"
+
+
+def _deleted(event: Update) -> list[Event]:
+    before = event.get("previous_message") or {}
+    if not _is_from_person(before):
+        return []
+    place = _place(event, {"ts": event["deleted_ts"], **before})
+    return [Deleted(place, Sender(before["user"]), _message_id(event["channel"], event["deleted_ts"]))]
+
+
+def _sections(shown: str) -> list[dict[str, Any]]:
+    parts = [shown[at : at + _SECTION_CHARS] for at in range(0, len(shown), _SECTION_CHARS)]
+    return [{"type": "section", "text": {"type": "mrkdwn", "text": part, "verbatim": True}} for part in parts]
+
+
+def _actions(buttons: Sequence[Button]) -> dict[str, Any]:
+    elements = [
+        {
+            "type": "button",
+            "action_id": f"button-{number}",
+            "text": {"type": "plain_text", "text": button.label[:_LABEL_CHARS]},
+            "value": button.token,
+        }
+        for number, button in enumerate(buttons)
+    ]
+    return {"type": "actions", "elements": elements}
+
+
+def _call(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except SlackApiError as error:
+        _refuse(error)
+    except (SlackClientError, URLError, OSError, ValueError) as error:
+        raise DeliveryFailed(type(error).__name__) from error
+
+
+def _refuse(error: SlackApiError) -> NoReturn:
+    response: Any = error.response
+    status = int(response.status_code)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        pause = {name.lower(): value for name, value in response.headers.items()}.get("retry-after", "")
+        raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
+    code = response.data.get("error", "") if isinstance(response.data, dict) else ""
+    if code in _PERMANENT:
+        # Slack reports the error with status 200. The breaker cannot classify an error with status 200, and would count
+        # the error as a failure of Slack. The breaker does not count an error with status 403.
+        raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
+    if status != HTTPStatus.OK:
+        raise DeliveryFailed(f"answered with status {status}", status) from error
+    raise DeliveryFailed(f"refused: {code[:100]}", status) from error

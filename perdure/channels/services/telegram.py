@@ -1,0 +1,311 @@
+"""The channel `telegram`: Telegram's Bot API by webhook or long polling, through python-telegram-bot.
+
+In a private chat, every message is for the agent. In a group, every message that the bot receives is for the agent.
+Telegram reports no deletions to bots. Telegram has no idempotency key for sent messages. If an attempt to send a reply
+is interrupted, the reply may therefore appear twice.
+
+Text is sent as HTML: `&`, `<` and `>` are escaped, and code spans and code blocks become HTML elements. If Telegram
+refuses the markup of a text, the text is sent again as plain text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import html
+import json
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from threading import Event as Stop
+from typing import Any, NoReturn
+
+from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup
+from telegram.constants import ChatAction, ParseMode
+from telegram.error import BadRequest, Forbidden, RetryAfter, TelegramError
+from telegram.request import HTTPXRequest
+
+from perdure.channels.services.protocol import (
+    Button,
+    ChannelFailed,
+    Commanded,
+    Edited,
+    Event,
+    Place,
+    Pressed,
+    Received,
+    Said,
+    Sender,
+    Unsupported,
+    Update,
+)
+from perdure.channels.services.splitting import split
+from perdure.errors import InvalidRequest, Unauthorized
+from perdure.text.patterns import compiled
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10
+POLL_S = 5
+_CONNECTIONS = 32
+_DEADLINE_S = 60
+_KINDS = ["message", "edited_message", "callback_query"]
+_CODE = compiled("(?s)```[a-zA-Z0-9_+-]*\n?(?P<block>.*?)```|`(?P<span>[^`\n]+)`")
+_REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEBHOOK_SECRET."
+
+
+class Telegram:
+    """The channel `telegram`. `api_url` is the Bot API's base URL; `None` stands for Telegram's own URL.
+
+    Thread-safe.
+    """
+
+    name = "telegram"
+    most_chars = 4_096
+    typing_s = 5.0
+    reads_history = False
+
+    def __init__(self, token: str, webhook_secret: str | None, api_url: str | None) -> None:
+        base = "https://api.telegram.org" if api_url is None else api_url.rstrip("/")
+        self.listens = webhook_secret is None
+        self._secret = webhook_secret
+        self._requests = [self._request(), self._request()]
+        self._bot = Bot(token, f"{base}/bot", request=self._requests[0], get_updates_request=self._requests[1])
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @staticmethod
+    def _request() -> HTTPXRequest:
+        return HTTPXRequest(
+            connection_pool_size=_CONNECTIONS, read_timeout=TIMEOUT_S, connect_timeout=TIMEOUT_S, pool_timeout=TIMEOUT_S
+        )
+
+    def verify(self, headers: Mapping[str, str], body: bytes) -> None:  # noqa: ARG002 (Telegram signs no bodies)
+        """Check the secret token of a webhook request. The names in `headers` are in lower case.
+
+        Raises:
+            Unauthorized: the token is missing or wrong, or no token is configured.
+        """
+        given = headers.get("x-telegram-bot-api-secret-token", "")
+        if self._secret is None or not hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):
+            raise Unauthorized(_REFUSED)
+
+    def receive(self, headers: Mapping[str, str], body: bytes) -> Received:  # noqa: ARG002 (always JSON)
+        """The update in a verified request.
+
+        Raises:
+            InvalidRequest: the body is not an update.
+        """
+        try:
+            given = json.loads(body)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("The body is not JSON.") from None
+        if not isinstance(given, dict):
+            raise InvalidRequest("The body must be a JSON object.")
+        return Received((given,))
+
+    def parse(self, update: Update) -> list[Event]:
+        """The events in an update; empty if the update does not concern the agent.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: the update is malformed.
+        """
+        if "callback_query" in update:
+            return _pressed(update["callback_query"])
+        edited = "edited_message" in update
+        message = update.get("edited_message") if edited else update.get("message")
+        if message is None or "from" not in message or message["from"].get("is_bot"):
+            return []
+        return _edited(message) if edited else _written(message)
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002 (no such key)
+        """Send one message of at most `most_chars` characters.
+
+        Raises:
+            NotAsked: Telegram asks for a pause.
+            Undeliverable: the chat no longer exists, or the user has blocked the bot.
+            DeliveryFailed: Telegram did not confirm the message.
+        """
+        self._call(lambda: self._send(place, text, _keyboard(buttons)))
+
+    async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
+        # Telegram counts UTF-16 code units; a character has one or two.
+        *others, last = [text] if _units(text) <= self.most_chars else split(text, self.most_chars // 2)
+        for part in others:
+            await self._post(place, part, None)
+        await self._post(place, last, keyboard)
+
+    async def _post(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
+        thread = None if place.thread is None else int(place.thread)
+        try:
+            await self._bot.send_message(
+                place.chat, render(text), ParseMode.HTML, message_thread_id=thread, reply_markup=keyboard
+            )
+        except BadRequest as error:
+            if "parse entities" not in error.message.lower():
+                raise
+            await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
+
+    def mark(self, place: Place, text: str) -> None:
+        """Replace the message that contains the pressed button with `text`, and end the button's progress indicator.
+
+        Raises:
+            DeliveryFailed: as in `send`.
+        """
+        self._call(lambda: self._mark(place, text))
+
+    async def _mark(self, place: Place, text: str) -> None:
+        if place.token is not None:
+            try:
+                await self._bot.answer_callback_query(place.token)
+            except BadRequest as error:  # the button was pressed too long ago
+                log.info("Telegram: the press of a button was not acknowledged: %s", error.message)
+        if place.message is not None:
+            await self._bot.edit_message_text(text, place.chat, int(place.message))
+
+    def typing(self, place: Place) -> None:
+        """Show the bot's typing indicator for five seconds.
+
+        Raises:
+            DeliveryFailed: as in `send`.
+        """
+        thread = None if place.thread is None else int(place.thread)
+        self._call(lambda: self._bot.send_chat_action(place.chat, ChatAction.TYPING, message_thread_id=thread))
+
+    def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
+        """Poll for updates and pass them to `on_update`, in their order, until `stop` is set.
+
+        A poll acknowledges only the updates that `on_update` has handled. Telegram repeats all other updates.
+
+        Raises:
+            ChannelFailed: Telegram cannot be reached or refuses the token, or another process polls.
+        """
+        offset: int | None = None
+        while not stop.is_set():
+            try:
+                updates = self._run(partial(self._bot.get_updates, offset, timeout=POLL_S, allowed_updates=_KINDS))
+            except (TelegramError, OSError) as error:
+                raise ChannelFailed(f"Telegram's updates cannot be read: {type(error).__name__}.") from error
+            for each in updates:
+                on_update(each.to_dict())
+                offset = each.update_id + 1
+
+    def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
+        """Always empty: Telegram keeps unacknowledged updates for a day and repeats them."""
+        return ()
+
+    def close(self) -> None:
+        """Close the connections and end the thread that makes the calls."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, thread = True, self._thread
+        if thread is not None:
+            for request in self._requests:
+                asyncio.run_coroutine_threadsafe(request.shutdown(), self._loop).result(TIMEOUT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(TIMEOUT_S)
+        self._loop.close()
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop.run_forever, name="telegram", daemon=True)
+                self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(_DEADLINE_S)
+
+    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            self._run(work)
+        except TelegramError as error:
+            _refuse(error)
+        except TimeoutError as error:
+            raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
+
+
+def render(text: str) -> str:
+    """Convert Markdown code to Telegram's HTML, and escape all other text."""
+    pieces: list[str] = []
+    end = 0
+    for code in _CODE.finditer(text):
+        block, span = code["block"], code["span"]
+        shown = f"<pre>{html.escape(block)}</pre>" if block else f"<code>{html.escape(span or code[0])}</code>"
+        pieces += [html.escape(text[end : code.start()]), shown]
+        end = code.end()
+    return "".join([*pieces, html.escape(text[end:])])
+
+
+def _units(text: str) -> int:
+    """The length of a text in UTF-16 code units."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _place(message: Update) -> Place:
+    thread = message.get("message_thread_id") if message.get("is_topic_message") else None
+    return Place(
+        chat=str(message["chat"]["id"]),
+        thread=None if thread is None else str(thread),
+        message=str(message["message_id"]),
+        group=message["chat"]["type"] != "private",
+    )
+
+
+def _sender(user: Update) -> Sender:
+    return Sender(str(user["id"]), user.get("first_name") or user.get("username"))
+
+
+def _message_id(place: Place) -> str:
+    return f"{place.chat}:{place.message}"
+
+
+def _written(message: Update) -> list[Event]:
+    place, sender = _place(message), _sender(message["from"])
+    text = message.get("text")
+    if text is None:
+        what = next((each for each in ("photo", "voice", "video", "document", "sticker") if each in message), None)
+        return [] if what is None else [Unsupported(place, sender, _message_id(place), f"a {what}")]
+    if any(each["type"] == "bot_command" and each["offset"] == 0 for each in message.get("entities") or ()):
+        command, *rest = text.split(maxsplit=1)
+        name = command.removeprefix("/").partition("@")[0].lower()
+        return [Commanded(place, sender, _message_id(place), name, "".join(rest).strip())]
+    return [Said(place, sender, _message_id(place), text)]
+
+
+def _edited(message: Update) -> list[Event]:
+    place = _place(message)
+    text = message.get("text")
+    return [] if text is None else [Edited(place, _sender(message["from"]), _message_id(place), text)]
+
+
+def _pressed(query: Update) -> list[Event]:
+    message = query["message"]
+    place = Place(
+        chat=str(message["chat"]["id"]),
+        message=str(message["message_id"]),
+        group=message["chat"]["type"] != "private",
+        token=str(query["id"]),
+    )
+    return [Pressed(place, _sender(query["from"]), str(query["data"]))]
+
+
+def _keyboard(buttons: Sequence[Button]) -> InlineKeyboardMarkup | None:
+    if not buttons:
+        return None
+    return InlineKeyboardMarkup([[InlineKeyboardButton(each.label, callback_data=each.token) for each in buttons]])
+
+
+def _refuse(error: TelegramError) -> NoReturn:
+    match error:
+        case RetryAfter():
+            pause_s = error._retry_after.total_seconds()  # noqa: SLF001 (the public one warns that its type will change)
+            raise NotAsked("Telegram asks for a pause", pause_s) from error
+        case Forbidden():
+            raise Undeliverable("refused: the bot is blocked or not a member", 403) from error
+        case BadRequest():
+            raise Undeliverable(f"refused: {error.message[:100]}", 400) from error
+        case _:
+            raise DeliveryFailed(type(error).__name__) from error

@@ -1,0 +1,69 @@
+"""Gives one tool call access to the schedules of the call's user.
+
+Each `UserReminders` belongs to one call and its user, so the call cannot reach another user's schedules. The id of a
+new schedule is the call's `effect_id`, which stays the same if the call is repeated after a crash. Therefore a repeated
+call stores no second schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from perdure.clock import Clock
+from perdure.database.engine import Database
+from perdure.errors import InvalidRequest
+from perdure.settings import Settings
+from perdure.timetable import reminder_queries as queries
+from perdure.timetable import reminders
+
+
+@dataclass(frozen=True, slots=True)
+class UserReminders:
+    """The schedules that one tool call can reach: those of the call's user. `user` is the user's key."""
+
+    database: Database
+    clock: Clock
+    settings: Settings
+    user: str
+    turn_id: UUID
+    effect_id: UUID
+
+    def add(self, text: str, at: str | None, cron: str | None, timezone: str | None) -> dict[str, Any]:
+        """Add a schedule and return it. The schedule's replies go to the receiver of this turn's reply.
+
+        Raises:
+            InvalidRequest: the time is invalid or in the past, or the user was erased.
+            Conflict: the user has too many schedules.
+        """
+        if stored := reminders.find(self.database, self.effect_id):  # this call stored the schedule before a crash
+            return stored
+        rows = self.database.run(queries.PLACE, {"turn_id": self.turn_id, "user_id": self.user})
+        if not rows:
+            raise InvalidRequest("The user was erased.")
+        [row] = rows
+        moment = reminders.parse_moment(self.settings, self.clock.now(), at, cron, timezone)
+        new = reminders.NewReminder(
+            self.effect_id,
+            self.user,
+            text,
+            moment,
+            row.channel,
+            conversation=row.conversation,
+            agent=row.agent,
+            reply_to=row.reply_to,
+        )
+        return reminders.add(self.database, self.settings, new, of_known=True)
+
+    def list(self) -> list[dict[str, Any]]:
+        """The user's schedules, ordered by next due time."""
+        return reminders.list_reminders(self.database, self.user)
+
+    def remove(self, schedule_id: UUID) -> None:
+        """Remove one of the user's schedules.
+
+        Raises:
+            NotFound: the user has no such schedule.
+        """
+        reminders.remove(self.database, schedule_id, self.user)
