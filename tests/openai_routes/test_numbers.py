@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.channels.http.openai.answers import Called, Ended, Part, Text
-from perdure.channels.http.openai.completions import Completion
+from perdure.channels.http.openai.chat_completions import Completion
 from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
 
 TURN = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
-from perdure.channels.http.openai.completions import rewound, stopping
+from perdure.channels.http.openai.chat_completions import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
 from perdure.channels.http.openai.wire import epoch_s, finish_reason, response_id, response_usage
 from perdure.errors import PerdureError

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from perdure.channels.http.auth import Caller, KeyKind
-from perdure.channels.http.openai.completions import Completion, encode
+from perdure.channels.http.openai.chat_completions import Completion, encode
 from perdure.database.engine import as_json
 from perdure.errors import Forbidden, RateLimited
 from perdure.models.endings import mark
