@@ -269,7 +269,7 @@ def _searches(setup: Setup, database: Database, truth: Truth) -> tuple[list[floa
                 quiet += _search_times(database, questions, _QUIET_S)
                 run.resume()
     [done] = state.list_runs(database)
-    if done["phase"] != state.Phase.DONE:
+    if done["phase"] != state.RunPhase.DONE:
         raise BenchmarkFailed(f"the run ended in phase {done['phase']}: {done['error']}")
     if min(len(quiet), len(during)) < _FEWEST_SEARCHES:
         raise BenchmarkFailed(f"too few searches: {len(during)} during the run, {len(quiet)} while it was stopped")

@@ -18,7 +18,7 @@ from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.timetable import ScheduledTask
 from perdure.timetable.cadence import Cadence
-from perdure.timetable.entry import Entry, options
+from perdure.timetable.entry import ScheduleEntry, options
 
 _SCHEDULER = "celery.beat:Scheduler"
 """Celery's scheduler that keeps its state in memory. Celery's default scheduler writes a file."""
@@ -52,7 +52,7 @@ class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no typ
         return hash(self.cadence)
 
 
-def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[str, Any]]:
+def beat_schedule(entries: Mapping[str, ScheduleEntry], clock: Clock) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "task": entry.task,
@@ -64,7 +64,7 @@ def beat_schedule(entries: Mapping[str, Entry], clock: Clock) -> dict[str, dict[
     }
 
 
-def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, Entry]:
+def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) -> dict[str, ScheduleEntry]:
     """Load the application's tasks, and configure its beat with the entries of these tasks; returns the entries.
 
     Raises:

@@ -14,7 +14,7 @@ from perdure.casebank.embedding import embed_cases
 from perdure.casebank.plan.policy import Rule
 from perdure.casebank.runs import prune as pruning
 from perdure.casebank.runs import state
-from perdure.casebank.runs.prune import Interrupted, RunContext
+from perdure.casebank.runs.prune import RunContext, RunInterrupted
 from perdure.channels.notices import bank_of
 from perdure.errors import Conflict, PerdureError, Unavailable, loggable
 from perdure.runtime import Runtime
@@ -36,7 +36,7 @@ def prune(self: ScheduledTask, *, dry_run: bool = True) -> dict[str, Any] | None
     bank = _bank(self.process)
     try:
         return _without_quotations(pruning.dry_run(bank) if dry_run else pruning.run(bank))
-    except Interrupted:
+    except RunInterrupted:
         raise self.refused(Unavailable("This process shuts down; repeat the request.")) from None
     except Conflict as error:
         if not self.is_firing:
@@ -99,7 +99,7 @@ def _without_words(line: dict[str, Any]) -> str:
 def _bank(process: Process) -> RunContext:
     def pause(seconds: float) -> None:
         if process.leaving.wait(seconds):
-            raise Interrupted
+            raise RunInterrupted
 
     return bank_of(process.runtime, pause)
 

@@ -12,7 +12,7 @@ from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.outbox import (
     Delivered,
     DeliveryFailed,
-    NotDue,
+    DeliveryNotDue,
     Undeliverable,
     deliver,
     leave_to_sweeper,
@@ -73,7 +73,7 @@ def send(self: PerdureTask, delivery_id: str) -> None:
             leave_to_sweeper(database, wanted)
             return
         outcome = deliver(database, process.carriers, wanted)
-    if not isinstance(outcome, NotDue) and outcome.next_id is not None:
+    if not isinstance(outcome, DeliveryNotDue) and outcome.next_id is not None:
         process.runtime.wake.delivery(outcome.next_id)
     if isinstance(outcome, Delivered) and outcome.following_id is not None:
         process.runtime.wake.delivery(outcome.following_id)

@@ -7,7 +7,14 @@ from typing import assert_never
 from uuid import UUID
 
 from perdure.errors import InvalidRequest
-from perdure.memory.consolidation.consolidate import Consolidated, Consolidator, Failed, NotDue, Progress, Skipped
+from perdure.memory.consolidation.consolidate import (
+    Consolidated,
+    ConsolidationFailed,
+    ConsolidationNotDue,
+    Consolidator,
+    Progress,
+    Skipped,
+)
 from perdure.memory.decay import decay as decay_all
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
@@ -44,7 +51,7 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
     match outcome:
         case Consolidated(merged):
             log.info("session %s is consolidated: %s", wanted, merged)
-        case Failed() | Skipped() | NotDue():
+        case ConsolidationFailed() | Skipped() | ConsolidationNotDue():
             return
         case _:
             assert_never(outcome)

@@ -10,8 +10,8 @@ from uuid import UUID
 from perdure.database.fencing import Fence
 from perdure.runtime import Runtime
 from perdure.tasks.metrics import TaskMetrics
-from perdure.tasks.shares import Shares
-from perdure.timetable.entry import Entry
+from perdure.tasks.shares import DeliveryShares
+from perdure.timetable.entry import ScheduleEntry
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
@@ -61,11 +61,11 @@ class Process:
     runner: Runner
     carriers: Mapping[str, Carrier]
     isolate: Callable[[UUID], ChildEnd | None]
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, ScheduleEntry] = field(default_factory=dict)
     flushers: Sequence[Flusher] = ()
     leaving: threading.Event = field(default_factory=threading.Event)
-    deliveries: Shares = field(default_factory=lambda: Shares(DELIVERIES))
-    user_deliveries: Shares = field(default_factory=lambda: Shares(DELIVERIES))
+    deliveries: DeliveryShares = field(default_factory=lambda: DeliveryShares(DELIVERIES))
+    user_deliveries: DeliveryShares = field(default_factory=lambda: DeliveryShares(DELIVERIES))
     endings: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(ENDINGS))
     consolidations: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(CONSOLIDATIONS))
     metrics: TaskMetrics = field(default_factory=TaskMetrics)

@@ -10,7 +10,7 @@ from uuid import UUID
 from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
 from perdure.runtime import Runtime
-from perdure.sessions.ending import Ended, Ender, NotDue, Postponed, Released, expire_idle, request_end
+from perdure.sessions.ending import Ended, Ender, EndNotDue, EndPostponed, Released, expire_idle, request_end
 from perdure.snapshots.deletion import delete_snapshots
 from perdure.tasks.process import Process
 from perdure.tasks.task import PerdureTask, declare
@@ -47,7 +47,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
             self.process.runtime.wake.consolidation(wanted)
         case Released():
             self.process.runtime.wake.ending(wanted)
-        case Postponed() | NotDue():
+        case EndPostponed() | EndNotDue():
             return
         case _:
             assert_never(outcome)

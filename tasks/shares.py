@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Shares:
+class DeliveryShares:
     """`total` slots. A competitor gets a slot while it holds fewer slots than are free. Threads may share an instance.
 
     So one competitor alone can hold half of the slots, and another one always finds a free slot, unless there are as

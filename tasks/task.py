@@ -68,7 +68,7 @@ def register(app: Celery) -> None:
             )
 
 
-class Refused(Exception):
+class SubmissionRefused(Exception):
     """The error that the caller of a task receives: a code and a message."""
 
 
@@ -143,7 +143,7 @@ class PerdureTask(Task):  # type: ignore[misc]
 
         Celery itself would store the traceback with the result, where the caller could read it.
         """
-        refused = Refused(f"{error.code}: {error.message}")
+        refused = SubmissionRefused(f"{error.code}: {error.message}")
         self.backend.mark_as_failure(
             self.request.id, refused, request=self.request, store_result=not self.ignore_result
         )

@@ -13,13 +13,13 @@ from typing import Any, assert_never
 
 from perdure.tasks.deliveries import Publisher
 from perdure.tasks.task import PerdureTask
-from perdure.timetable.entry import HEADER, Entry, options
-from perdure.timetable.ledger import Done, NotDue, run_slot
+from perdure.timetable.entry import HEADER, ScheduleEntry, options
+from perdure.timetable.ledger import Done, SlotNotDue, run_slot
 
 log = logging.getLogger(__name__)
 
 
-def fire(publisher: Publisher, entry: Entry) -> bool:
+def fire(publisher: Publisher, entry: ScheduleEntry) -> bool:
     """Publish the message that fires `entry`, within about a second; returns whether the broker accepted it."""
     return publisher.publish(entry.task, dict(entry.arguments), **options(entry))
 
@@ -57,7 +57,7 @@ class ScheduledTask(PerdureTask):
             case Done(slot, result):
                 log.info("schedule entry %s, slot %s: done", name, slot)
                 return result
-            case NotDue():
+            case SlotNotDue():
                 return None
             case _:
                 assert_never(outcome)

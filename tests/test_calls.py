@@ -19,7 +19,7 @@ from celery import Celery
 from perdure.assembly import Addresses
 from perdure.servers import redis
 from perdure.settings import Settings
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 from perdure.workers.celery_application import make_app
 from perdure.workers.publish.calls import CeleryCalls
 from perdure.workers.publish.wake import CeleryWaker
@@ -62,7 +62,7 @@ def _call(**given: Any) -> TaskCall:
 @pytest.mark.parametrize(("queue", "key"), [(None, "celery"), ("money", "money")])
 def test_a_message_is_as_celery_sends_it(calls: CeleryCalls, client: Any, queue: str | None, key: str) -> None:
     """The message has the task's id, an expiry, and a callback for each outcome. The headers contain no arguments."""
-    assert calls.send(_call(queue=queue)) is Sent.YES
+    assert calls.send(_call(queue=queue)) is TaskSent.YES
     [text] = client.lrange(key, 0, -1)
     message = json.loads(text)
     headers, (args, kwargs, embedded) = message["headers"], json.loads(base64.b64decode(message["body"]))
@@ -87,7 +87,7 @@ def test_applications_do_not_share_the_limit_of_their_pools(
     waker, calls = CeleryWaker(settings, where), CeleryCalls.at(settings, where)
     application.conf.broker_pool_limit = 4
     with waker.app.producer_or_acquire() as held, application.producer_or_acquire() as its:
-        assert calls.send(_call()) is Sent.YES
+        assert calls.send(_call()) is TaskSent.YES
         for producer in (held, its):
             producer.publish({}, routing_key="celery")
     assert application.pool.limit == 4
@@ -158,13 +158,13 @@ def test_an_unreadable_result_is_unknown(calls: CeleryCalls, client: Any) -> Non
 
 
 def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
-    """Without a broker `send` returns `Sent.NO` and `ask` returns `None`. A second attempt does not wait again."""
+    """Without a broker `send` returns `TaskSent.NO` and `ask` returns `None`. A second attempt does not wait again."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", UNREACHABLE, UNREACHABLE))
-    assert made.send(_call()) is Sent.NO
+    assert made.send(_call()) is TaskSent.NO
     assert made.ask(TASK) is None
     made.revoke([TASK])
     began = time.monotonic()
-    assert (made.send(_call()), made.ask(TASK)) == (Sent.NO, None)
+    assert (made.send(_call()), made.ask(TASK)) == (TaskSent.NO, None)
     assert time.monotonic() - began < 0.5
     made.close()
 
@@ -175,11 +175,11 @@ def _routed(name: str, *_: Any, **__: Any) -> None:
 
 
 def test_a_routing_error_sends_nothing(application: Celery, client: Any) -> None:
-    """After a routing error `send` returns `Sent.NO`. The broker counts as available, so the next task is sent."""
+    """After a routing error `send` returns `TaskSent.NO`. The broker counts as available, so the next task is sent."""
     application.conf.task_routes = (_routed,)
     made = CeleryCalls(application, owned=False)
-    assert made.send(_call()) is Sent.NO
-    assert made.send(_call(task="shop.import")) is Sent.YES
+    assert made.send(_call()) is TaskSent.NO
+    assert made.send(_call(task="shop.import")) is TaskSent.YES
     assert client.llen("celery") == 1
 
 
@@ -188,7 +188,7 @@ def test_without_a_result_backend_the_state_is_unknown(redis_url: str, caplog: p
     made = CeleryCalls(Celery("shop", broker=redis_url, backend="disabled://", set_as_current=False))
     assert made.ask(TASK) is None
     assert caplog.text == ""
-    assert made.send(_call()) is Sent.YES
+    assert made.send(_call()) is TaskSent.YES
     made.close()
 
 
@@ -197,7 +197,7 @@ def test_an_eager_application_sends_a_message(redis_url: str, client: Any) -> No
     application = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
     application.conf.task_always_eager = True
     made = CeleryCalls(application)
-    assert made.send(_call()) is Sent.YES
+    assert made.send(_call()) is TaskSent.YES
     assert client.llen("celery") == 1
     made.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import SettingsError
-from perdure.network.egress import Refused, check, resolve
+from perdure.network.egress import EgressRefused, check, resolve
 from perdure.network.reply_urls import Reachable
 from perdure.settings import Settings
 
@@ -81,7 +81,7 @@ PUBLIC = [
 @pytest.mark.parametrize("url", SPELLINGS)
 def test_a_special_address_in_the_url_is_refused(url: str) -> None:
     """A URL is refused without a DNS look-up if it is not a valid HTTP URL or names a non-public address or host."""
-    with pytest.raises(Refused):
+    with pytest.raises(EgressRefused):
         check(url, PUBLIC_ONLY)
 
 
@@ -133,7 +133,7 @@ def test_the_operator_may_allow_a_network_or_a_glob(entry: str, url: str) -> Non
 @pytest.mark.parametrize(("entry", "url"), NOT_ALLOWED)
 def test_a_glob_matches_part_by_part(entry: str, url: str) -> None:
     """Each part of a URL must match the same part of a glob. A path or a user name cannot match the host's pattern."""
-    with pytest.raises(Refused):
+    with pytest.raises(EgressRefused):
         check(url, Reachable.parse([entry]))
 
 
@@ -160,7 +160,7 @@ def test_a_name_with_a_special_address_is_refused(monkeypatch: pytest.MonkeyPatc
     """A host name is refused if one of its addresses is not public, or if it has no address."""
     _resolves_to(monkeypatch, *addresses)
     url = check("http://public.example/", PUBLIC_ONLY)
-    with pytest.raises(Refused):
+    with pytest.raises(EgressRefused):
         asyncio.run(resolve(url, PUBLIC_ONLY))
 
 

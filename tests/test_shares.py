@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.tasks.shares import Shares
+from perdure.tasks.shares import DeliveryShares
 
 
 def test_one_competitor_takes_at_most_half() -> None:
     """A service that hangs occupies half of the slots, and the next one finds a free slot."""
     total = 20
-    shares = Shares(total)
+    shares = DeliveryShares(total)
     with ExitStack() as held:
         taken = [held.enter_context(shares.slot("hangs")) for _ in range(total)]
         assert sum(taken) == total // 2
@@ -26,7 +26,7 @@ def test_one_competitor_takes_at_most_half() -> None:
 def test_a_newcomer_finds_a_slot(wanted: list[str]) -> None:
     """Fewer competitors than there are doublings of the slots never take all, in whatever order they come."""
     total = 2**9
-    shares = Shares(total)
+    shares = DeliveryShares(total)
     with ExitStack() as held:
         taken = [held.enter_context(shares.slot(each)) for each in wanted for _ in range(20)]
         assert sum(taken) < total

@@ -213,7 +213,7 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     """Connect a `Lifecycle` to the signals of the application's worker; returns the `Lifecycle`."""
     lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
-    app.steps["worker"].add(pause.Step)
+    app.steps["worker"].add(pause.PauseStep)
 
     def begin(sender: Any = None, **_: Any) -> None:
         logs.configure()  # the signal `setup_logging` fires later, and lines logged before it would be lost

@@ -28,13 +28,13 @@ from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.threads import require_threads
 
 
-class InstalledStep(pause.Step):
+class InstalledStep(pause.PauseStep):
     """perdure's boot step in an application's worker."""
 
     def include_if(self, worker: Any) -> bool:
         return bool(consumed(worker.app))
 
-    def create(self, worker: Any) -> pause.Step:
+    def create(self, worker: Any) -> pause.PauseStep:
         """Check the worker's pool and the settings, start a `Lifecycle`, and install perdure's consumer."""
         queues = ",".join(sorted(consumed(worker.app)))
         or_exit(partial(require_threads, worker, f", or without the queues {queues}"))

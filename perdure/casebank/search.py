@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from perdure.access.tenants import author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
-from perdure.casebank.search_queries import Scope
+from perdure.casebank.search_queries import SearchScope
 from perdure.database import indexes
 from perdure.database.engine import Database, Statement
 
@@ -76,10 +76,10 @@ class Within:
     everybody: bool = False
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> SearchScope:
         if self.everybody:
-            return Scope.EVERYBODY
-        return Scope.NO_TENANT if self.tenant is None else Scope.TENANT
+            return SearchScope.EVERYBODY
+        return SearchScope.NO_TENANT if self.tenant is None else SearchScope.TENANT
 
 
 EVERYBODY = Within(None, everybody=True)
@@ -185,7 +185,7 @@ def build_indexes(database: Database, index_from: int = INDEX_FROM) -> list[str]
 
 
 @lru_cache
-def _nearest(size: int, scope: Scope, in_banks: bool, include_archived: bool) -> Statement:  # noqa: FBT001 (a cache's key)
+def _nearest(size: int, scope: SearchScope, in_banks: bool, include_archived: bool) -> Statement:  # noqa: FBT001 (a cache's key)
     return search_queries.nearest(
         size, INDEX_FROM, FEW_OF_BANK, scope, in_banks=in_banks, include_archived=include_archived
     )

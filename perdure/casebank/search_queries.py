@@ -23,7 +23,7 @@ from perdure.casebank.queries import FRESH, USAGE
 from perdure.database.engine import Statement
 
 
-class Scope(StrEnum):
+class SearchScope(StrEnum):
     """The users whose cases a search covers: all users, the users of one tenant, or the users without a tenant."""
 
     EVERYBODY = "everybody"
@@ -86,23 +86,23 @@ _WITHOUT_TENANT = WITHOUT_TENANT.format(column="c.user_id")
 _EVERYBODYS_OR_WITHOUT_TENANT = f"(c.user_id IS NULL OR {_WITHOUT_TENANT})"
 
 _WITHIN = {
-    Scope.EVERYBODY: "true",
-    Scope.TENANT: _OF_TENANT,
-    Scope.NO_TENANT: _EVERYBODYS_OR_WITHOUT_TENANT,
+    SearchScope.EVERYBODY: "true",
+    SearchScope.TENANT: _OF_TENANT,
+    SearchScope.NO_TENANT: _EVERYBODYS_OR_WITHOUT_TENANT,
 }
 
 
 def nearest(
-    size: int, few: int, few_of_bank: int, scope: Scope, *, in_banks: bool, include_archived: bool
+    size: int, few: int, few_of_bank: int, scope: SearchScope, *, in_banks: bool, include_archived: bool
 ) -> Statement:
     """The statement that finds the cases in `scope` that are nearest to a vector of `size` dimensions.
 
-    The statement searches active cases and, if `include_archived`, archived cases. For `Scope.TENANT`, the comparison
-    is exact if the tenant has at most `few` active cases. For another scope with `in_banks`, the comparison is exact if
+    The statement searches active cases and, if `include_archived`, archived cases. For `SearchScope.TENANT`, the
+    comparison is exact if the tenant has at most `few` active cases. For another scope with `in_banks`, it is exact if
     the banks contain at most `few_of_bank` active cases.
     """
     wanted = f"{_WITHIN[scope]} AND {_IN_BANKS}" if in_banks else _WITHIN[scope]
-    if scope is Scope.TENANT:
+    if scope is SearchScope.TENANT:
         counted = f"{_LEARNT} AND {_OF_TENANT}"
         arms = {
             **_few_or_many("tenant", size, few, counted=counted, condition=f"{_LEARNT} AND {wanted}"),

@@ -65,7 +65,7 @@ class UrlCarrier:
         """
         try:
             url = egress.check(target["url"], self._reachable)
-        except egress.Refused as error:
+        except egress.EgressRefused as error:
             raise Undeliverable(error.message) from error
         if self._breakers is None:
             return self._attempt(url, body, message_id)
@@ -80,7 +80,7 @@ class UrlCarrier:
             status = _run(self._post(url, body, message_id))
         except TimeoutError:
             raise DeliveryFailed(f"no answer within {self._timeout_s:g} s") from None
-        except egress.Refused as error:
+        except egress.EgressRefused as error:
             raise DeliveryFailed(error.message) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise DeliveryFailed(_describe(error)) from error

@@ -64,7 +64,7 @@ class Speaker:
         return user_key(self.tenant, self.user_id)
 
 
-class Conversation:
+class TerminalConversation:
     """The messages and replies of one user. Not thread-safe.
 
     Args:

@@ -30,7 +30,7 @@ _WAIT_S = 0.5
 _PAUSE_S = 1.0
 
 
-class Listening:
+class EventListening:
     """Reads the announcements in a thread of its own, and calls `on_listener` with each announced turn."""
 
     def __init__(self, client: Any, prefix: str, clock: Clock, on_listener: Callable[[UUID], None]) -> None:

@@ -37,7 +37,7 @@ from perdure.events.event import (
     news_channel,
     rewind_to,
 )
-from perdure.events.listening import Listening
+from perdure.events.listening import EventListening
 from perdure.memory.redis.event_streams import stream_key, streams_key
 from perdure.redis import client_url
 from perdure.settings import StreamSettings
@@ -61,7 +61,7 @@ _REFUSED_ID = "equal or smaller"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """One entry of a Redis stream."""
 
     id: EventId
@@ -138,7 +138,7 @@ class TurnEvents:
             self._append(EventKind.STATE, {"status": status})
         self._changed()
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[StreamEntry]:
         """Remove and return the entries to write now. They count as written unless the caller calls `lost`."""
         with self._lock:
             if self._silent:
@@ -146,7 +146,7 @@ class TurnEvents:
             pending, self._pending = self._pending, []
             if (delta := self._unwritten_text()) is not None:
                 pending.append((self._epoch, EventKind.DELTA, delta))
-            return [Entry(self._id(epoch, kind), kind, data) for epoch, kind, data in pending]
+            return [StreamEntry(self._id(epoch, kind), kind, data) for epoch, kind, data in pending]
 
     def lost(self) -> None:
         """Record that the entries of the last `take` may not have been written."""
@@ -207,7 +207,7 @@ class EventWriter:
             retry=Retry(NoBackoff(), 0),
             health_check_interval=20,
         )
-        self._listening = Listening(self._client, prefix, clock, self._on_listener)
+        self._listening = EventListening(self._client, prefix, clock, self._on_listener)
         self._turns: WeakValueDictionary[UUID, TurnEvents] = WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._condition = threading.Condition()
@@ -287,7 +287,7 @@ class EventWriter:
             turns, self._waiting, self._urgent = list(self._waiting.values()), {}, set()
             return turns
 
-    def _write(self, batches: list[tuple[TurnEvents, list[Entry]]]) -> None:
+    def _write(self, batches: list[tuple[TurnEvents, list[StreamEntry]]]) -> None:
         if not batches:
             return
         pipeline = self._client.pipeline(transaction=False)
@@ -320,7 +320,7 @@ class EventWriter:
         pipeline.sadd(key, str(turn.turn_id))
         pipeline.pexpire(key, self._ttl_ms + _LONGEST_TURN_MS)
 
-    def _append(self, pipeline: Any, turn: TurnEvents, entries: list[Entry]) -> None:
+    def _append(self, pipeline: Any, turn: TurnEvents, entries: list[StreamEntry]) -> None:
         key = stream_key(self._prefix, turn.turn_id)
         for entry in entries:
             fields = {"kind": entry.kind, "data": json.dumps(entry.data, ensure_ascii=False)}

@@ -18,7 +18,7 @@ from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.without_tools import flatten_tool_calls
-from perdure.resilience.failures import Verdict, allows_fallback, verdict
+from perdure.resilience.failures import FailureKind, allows_fallback, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker
 from perdure.resilience.retry import retrying
@@ -83,7 +83,7 @@ class GuardedModel:
         try:
             return checked(self._model.respond(request, part))
         except Exception as error:
-            if verdict(error) is not Verdict.ABANDONED:
+            if verdict(error) is not FailureKind.ABANDONED:
                 part.rewind()
             raise
 

@@ -36,7 +36,7 @@ _LOCAL_NAMES = frozenset(
 """Names and suffixes that no public name server resolves (RFC 6761, RFC 6762, RFC 8375, ICANN)."""
 
 
-class Refused(InvalidRequest):
+class EgressRefused(InvalidRequest):
     """The URL's destination is not allowed, or cannot be determined."""
 
 
@@ -44,20 +44,20 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
     """Parse `url`, and check it without a DNS look-up.
 
     Raises:
-        Refused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that `reachable` does
-            not allow.
+        EgressRefused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that `reachable`
+            does not allow.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)
     address = _literal(host)
     if address is None and _NAME.fullmatch(host) is None:
-        raise Refused(f"{first_line(host, 100)!r} is refused: it is not a valid host name.")
+        raise EgressRefused(f"{first_line(host, 100)!r} is refused: it is not a valid host name.")
     if reachable.has_url(parsed.scheme, host, port, _path(parsed)):
         return parsed
     if address is not None:
         _require(host, address, reachable)
     elif not reachable.networks and _is_local(host):
-        raise Refused(f"{host} is refused: it is not a public host name.")
+        raise EgressRefused(f"{host} is refused: it is not a public host name.")
     return parsed
 
 
@@ -65,14 +65,14 @@ async def resolve(url: httpx2.URL, reachable: Reachable) -> list[Address]:
     """Look up the addresses of the URL's host, and check that all of them are allowed.
 
     Raises:
-        Refused: an address is not allowed, or the host has no address.
+        EgressRefused: an address is not allowed, or the host has no address.
         OSError, UnicodeError: the name does not resolve.
     """
     host = _host(url)
     found = await asyncio.wrap_future(look_up(host, port_of(url)))
     addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     if not addresses:
-        raise Refused(f"{host} has no address.")
+        raise EgressRefused(f"{host} has no address.")
     if not reachable.has_url(url.scheme, host, port_of(url), _path(url)):
         for address in addresses:
             _require(host, address, reachable)
@@ -102,11 +102,13 @@ def _parsed(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError, ValueError) as error:
-        raise Refused(f"The URL is refused: {first_line(str(error), 200)}.") from None
+        raise EgressRefused(f"The URL is refused: {first_line(str(error), 200)}.") from None
     if parsed.scheme not in PORTS or not parsed.host or "\\" in url:  # parsers disagree on backslashes
-        raise Refused(f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://.")
+        raise EgressRefused(
+            f"{first_line(url, 100)!r} is refused: expected an address that begins with http:// or https://."
+        )
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
-        raise Refused(f"The URL is refused: there is no port {parsed.port}.")
+        raise EgressRefused(f"The URL is refused: there is no port {parsed.port}.")
     return parsed
 
 
@@ -141,4 +143,4 @@ def _is_local(host: str) -> bool:
 
 def _require(host: str, address: Address, reachable: Reachable) -> None:
     if not reachable.has_address(address):
-        raise Refused(f"{host} is refused: {address} is not a public address.")
+        raise EgressRefused(f"{host} is refused: {address} is not a public address.")

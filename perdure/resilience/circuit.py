@@ -27,7 +27,7 @@ from typing import assert_never
 from perdure.settings import BreakerSettings
 
 
-class State(StrEnum):
+class CircuitState(StrEnum):
     """The state of a circuit: `CLOSED` admits all calls, `OPEN` admits none, `HALF_OPEN` admits a few probes."""
 
     CLOSED = "closed"
@@ -69,7 +69,7 @@ class Circuit:
     """
 
     epoch: int
-    state: State = State.CLOSED
+    state: CircuitState = CircuitState.CLOSED
     failures: int = 0
     successes: int = 0
     last_failure_ms: int | None = None
@@ -90,14 +90,14 @@ def admit(circuit: Circuit, policy: Policy, now: int, call_id: str, lease_ms: in
 
     If the call `call_id` already holds a probe's slot, it keeps the slot.
     """
-    if circuit.state is State.OPEN and _cooldown_is_over(circuit, policy, now):
-        circuit = _move(circuit, State.HALF_OPEN, now)
+    if circuit.state is CircuitState.OPEN and _cooldown_is_over(circuit, policy, now):
+        circuit = _move(circuit, CircuitState.HALF_OPEN, now)
     match circuit.state:
-        case State.CLOSED:
+        case CircuitState.CLOSED:
             return circuit, Admission(call_id, circuit.epoch)
-        case State.OPEN:
+        case CircuitState.OPEN:
             return circuit, None
-        case State.HALF_OPEN:
+        case CircuitState.HALF_OPEN:
             alive = {each: end for each, end in circuit.probes.items() if end > now}
             if call_id not in alive and len(alive) >= policy.half_open_max_probes:
                 return replace(circuit, probes=alive), None
@@ -130,7 +130,7 @@ def settle(circuit: Circuit, policy: Policy, now: int, admission: Admission, out
 
 def reset(circuit: Circuit, now: int) -> Circuit:
     """Close the circuit at an operator's request. Calls that were admitted earlier cannot change the new state."""
-    return _move(replace(circuit, failures=0), State.CLOSED, now)
+    return _move(replace(circuit, failures=0), CircuitState.CLOSED, now)
 
 
 def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
@@ -139,20 +139,20 @@ def lets_through_at(circuit: Circuit, policy: Policy) -> int | None:
     For an open circuit, this is the end of the cooldown. For a half-open circuit, it is the time at which the first
     lease of a probe expires. Returns `None` if the circuit is closed, or half-open without probes.
     """
-    if circuit.state is State.OPEN:
+    if circuit.state is CircuitState.OPEN:
         return (circuit.opened_at_ms or 0) + policy.cooldown_ms
     return min(circuit.probes.values(), default=None)
 
 
 def _after_success(circuit: Circuit, now: int) -> Circuit:
     healthy = replace(circuit, failures=0)
-    return _move(healthy, State.CLOSED, now) if circuit.state is State.HALF_OPEN else healthy
+    return _move(healthy, CircuitState.CLOSED, now) if circuit.state is CircuitState.HALF_OPEN else healthy
 
 
 def _after_failure(circuit: Circuit, policy: Policy, now: int) -> Circuit:
     failing = replace(circuit, failures=circuit.failures + 1)
-    opens = circuit.state is State.HALF_OPEN or failing.failures >= policy.failure_threshold
-    return _move(failing, State.OPEN, now) if opens else failing
+    opens = circuit.state is CircuitState.HALF_OPEN or failing.failures >= policy.failure_threshold
+    return _move(failing, CircuitState.OPEN, now) if opens else failing
 
 
 def _cooldown_is_over(circuit: Circuit, policy: Policy, now: int) -> bool:
@@ -161,7 +161,7 @@ def _cooldown_is_over(circuit: Circuit, policy: Policy, now: int) -> bool:
     return not opened_at <= now < opened_at + policy.cooldown_ms
 
 
-def _move(circuit: Circuit, state: State, now: int) -> Circuit:
+def _move(circuit: Circuit, state: CircuitState, now: int) -> Circuit:
     """The circuit in `state`, in a new epoch."""
-    opened_at = {State.CLOSED: None, State.OPEN: now, State.HALF_OPEN: circuit.opened_at_ms}[state]
+    opened_at = {CircuitState.CLOSED: None, CircuitState.OPEN: now, CircuitState.HALF_OPEN: circuit.opened_at_ms}[state]
     return replace(circuit, epoch=max(circuit.epoch + 1, now), state=state, opened_at_ms=opened_at, probes={})

@@ -25,7 +25,7 @@ _CANCELLATIONS = (Abandoned, CancelledError, asyncio.CancelledError, GeneratorEx
 _TRANSIENT_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
-class Verdict(Enum):
+class FailureKind(Enum):
     """What an error means for retries and for the breaker."""
 
     TRANSIENT = auto()
@@ -38,15 +38,15 @@ class Verdict(Enum):
     """The call was cancelled. The error is not retried, and the breaker does not count it."""
 
 
-def verdict(error: BaseException) -> Verdict:
+def verdict(error: BaseException) -> FailureKind:
     """The verdict on the first error in the chain of `error` that can be classified; `PERMANENT` if none can."""
     for each in _chain(error):
         if isinstance(each, _CANCELLATIONS):
-            return Verdict.ABANDONED
+            return FailureKind.ABANDONED
         transient = _is_transient(each)
         if transient is not None:
-            return Verdict.TRANSIENT if transient else Verdict.REFUSED
-    return Verdict.PERMANENT
+            return FailureKind.TRANSIENT if transient else FailureKind.REFUSED
+    return FailureKind.PERMANENT
 
 
 def allows_fallback(error: BaseException) -> bool:
@@ -55,7 +55,7 @@ def allows_fallback(error: BaseException) -> bool:
     Not after a cancellation, and not if a content filter refuses the input: that is no outage, and asking until some
     provider answers would evade the filter.
     """
-    return verdict(error) is not Verdict.ABANDONED and not any(
+    return verdict(error) is not FailureKind.ABANDONED and not any(
         isinstance(each, ContentFiltered) for each in _chain(error)
     )
 

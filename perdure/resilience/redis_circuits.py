@@ -19,8 +19,8 @@ from redis.retry import Retry
 
 from perdure.errors import Unavailable
 from perdure.redis import client_url
-from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
-from perdure.resilience.stores import Answer
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, CircuitState, Policy
+from perdure.resilience.stores import CircuitAnswer
 from perdure.settings import REDIS_PREFIX
 from perdure.text.untrusted import first_line
 
@@ -174,11 +174,11 @@ class FleetCircuits:
         }
         self._reset = self._client.register_script(_RESET)
 
-    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+    def admit(self, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         with _mapped_errors():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
-    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer:
         with _mapped_errors():
             return _answer(
                 self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
@@ -189,7 +189,7 @@ class FleetCircuits:
         with _mapped_errors():
             self._client.zrem(self._keys(name)[1], call_id)
 
-    def reset(self, name: str) -> Answer | None:
+    def reset(self, name: str) -> CircuitAnswer | None:
         with _mapped_errors():
             reply: Any = self._reset(self._keys(name), self._arguments(name))
         return _answer(reply) if reply else None
@@ -219,17 +219,17 @@ class FleetCircuits:
         return f"{self._names}:{name}", f"{self._names}:{name}:probes", self._names
 
 
-def _answer(reply: str, call_id: str = "") -> Answer:
+def _answer(reply: str, call_id: str = "") -> CircuitAnswer:
     now, before, after, failures, until, epoch = reply.split(",")
     admission = Admission(call_id, int(epoch)) if epoch else None
-    return Answer(int(now), State(before), State(after), int(failures), _moment(until), admission)
+    return CircuitAnswer(int(now), CircuitState(before), CircuitState(after), int(failures), _moment(until), admission)
 
 
 def _circuit(fields: Sequence[str], probes: Sequence[tuple[str, float]]) -> Circuit:
     state, epoch, failures, successes, last_failure, opened_at = fields
     return Circuit(
         epoch=int(epoch),
-        state=State(state),
+        state=CircuitState(state),
         failures=int(failures),
         successes=int(successes),
         last_failure_ms=_moment(last_failure),

@@ -19,20 +19,20 @@ from uuid import uuid4
 
 from perdure.clock import Clock
 from perdure.errors import CircuitBreakerOpen, NotFound
-from perdure.resilience.circuit import CallOutcome, Circuit, Policy, State
-from perdure.resilience.failures import Verdict, verdict
+from perdure.resilience.circuit import CallOutcome, Circuit, CircuitState, Policy
+from perdure.resilience.failures import FailureKind, verdict
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.shared import SharedCircuits, Transition
-from perdure.resilience.stores import Answer, OwnCircuits
+from perdure.resilience.stores import CircuitAnswer, OwnCircuits
 from perdure.settings import REDIS_PREFIX, BreakerSettings
 
 T = TypeVar("T")
 
 _OUTCOMES = {
-    Verdict.TRANSIENT: CallOutcome.FAILED,
-    Verdict.PERMANENT: CallOutcome.FAILED,
-    Verdict.REFUSED: CallOutcome.RELEASED,
-    Verdict.ABANDONED: CallOutcome.RELEASED,
+    FailureKind.TRANSIENT: CallOutcome.FAILED,
+    FailureKind.PERMANENT: CallOutcome.FAILED,
+    FailureKind.REFUSED: CallOutcome.RELEASED,
+    FailureKind.ABANDONED: CallOutcome.RELEASED,
 }
 
 
@@ -94,7 +94,7 @@ class Metrics:
     """
 
     name: str
-    state: State
+    state: CircuitState
     failure_count: int
     success_count: int
     last_failure_time: int | None
@@ -183,7 +183,7 @@ class CircuitBreaker:
         finally:
             self._circuits.settle(self._name, admission, outcome, fleet=decision.fleet)
 
-    def _refusal(self, answer: Answer) -> CircuitBreakerOpen:
+    def _refusal(self, answer: CircuitAnswer) -> CircuitBreakerOpen:
         """The error for a refused call. The error's `until` is a time of this process's clock, not of Redis's clock."""
         left_s = max(0, (answer.until or answer.now) - answer.now) / 1_000
         until = self._clock.now() + timedelta(seconds=left_s)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from perdure.errors import loggable
-from perdure.resilience.failures import Verdict, requested_pause_s, verdict
+from perdure.resilience.failures import FailureKind, requested_pause_s, verdict
 from perdure.settings import RetrySettings
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def retrying(what: str, work: Callable[[], T], policy: RetrySettings, window: Wi
         try:
             return work()
         except Exception as error:
-            if tried >= policy.max_attempts or verdict(error) is not Verdict.TRANSIENT:
+            if tried >= policy.max_attempts or verdict(error) is not FailureKind.TRANSIENT:
                 raise
             pause_s = pause_before_next(error, policy, tried, draw())
             if pause_s >= window.remaining():

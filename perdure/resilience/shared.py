@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from perdure.clock import Clock
 from perdure.errors import Unavailable
-from perdure.resilience.circuit import Admission, CallOutcome, State
+from perdure.resilience.circuit import Admission, CallOutcome, CircuitState
 from perdure.resilience.redis_circuits import FleetCircuits
-from perdure.resilience.stores import Answer, CircuitStore, OwnCircuits
+from perdure.resilience.stores import CircuitAnswer, CircuitStore, OwnCircuits
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +39,20 @@ class Transition:
     """
 
     name: str
-    before: State
-    after: State
+    before: CircuitState
+    after: CircuitState
     failures: int
     fleet: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class FleetAnswer:
     """The answer of `SharedCircuits.admit`. `fleet` is true if Redis gave the answer.
 
     Pass `fleet` to `settle`, so that the call's outcome reaches the store that admitted the call.
     """
 
-    answer: Answer
+    answer: CircuitAnswer
     fleet: bool
 
 
@@ -79,14 +79,14 @@ class SharedCircuits:
     def store(self) -> CircuitStore:
         return self._fleet or self._own
 
-    def admit(self, name: str, call_id: str, lease_ms: int) -> Decision:
+    def admit(self, name: str, call_id: str, lease_ms: int) -> FleetAnswer:
         """Admit or refuse a call. Never fails."""
         answer = self._call_fleet(name, lambda fleet: self._admit(fleet, name, call_id, lease_ms))
         if answer is not None:
-            return Decision(answer, fleet=True)
+            return FleetAnswer(answer, fleet=True)
         answer = self._own.admit(name, call_id, lease_ms)
         self._report(name, answer, fleet=False)
-        return Decision(answer, fleet=False)
+        return FleetAnswer(answer, fleet=False)
 
     def settle(self, name: str, admission: Admission, outcome: CallOutcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.
@@ -114,7 +114,7 @@ class SharedCircuits:
         if self._fleet is not None:
             self._fleet.close()
 
-    def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
+    def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         """Ask the fleet's store to admit a call.
 
         If the answer is lost, Redis may have granted the call a probe's slot. This slot is freed once Redis answers.
@@ -125,7 +125,7 @@ class SharedCircuits:
             self._unreleased.append((name, call_id))
             raise
 
-    def _call_fleet(self, name: str, ask: Callable[[FleetCircuits], Answer]) -> Answer | None:
+    def _call_fleet(self, name: str, ask: Callable[[FleetCircuits], CircuitAnswer]) -> CircuitAnswer | None:
         """Call `ask` with the fleet's store and return the answer.
 
         Returns `None` if Redis is not configured, does not answer, or is not called because it failed recently.
@@ -181,11 +181,11 @@ class SharedCircuits:
         if was:
             log.info("Redis answers: using the fleet's breakers again")
 
-    def _report(self, name: str, answer: Answer, *, fleet: bool) -> None:
+    def _report(self, name: str, answer: CircuitAnswer, *, fleet: bool) -> None:
         if answer.before is answer.after:
             return
         change = Transition(name, answer.before, answer.after, answer.failures, fleet)
-        level = logging.INFO if change.after is State.CLOSED else logging.WARNING
+        level = logging.INFO if change.after is CircuitState.CLOSED else logging.WARNING
         whose = "the fleet" if fleet else "this process"
         text = "breaker %s of %s: from %s to %s, consecutive failures: %d"
         log.log(level, text, name, whose, change.before, change.after, change.failures)

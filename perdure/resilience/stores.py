@@ -11,11 +11,11 @@ from typing import Protocol
 
 from perdure.clock import Clock
 from perdure.resilience import circuit as machine
-from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, CircuitState, Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CircuitAnswer:
     """The answer of a store. Times are in milliseconds of the store's own clock.
 
     `before` and `after` are the circuit's states before and after the request. A circuit that refuses calls admits a
@@ -24,8 +24,8 @@ class Answer:
     """
 
     now: int
-    before: State
-    after: State
+    before: CircuitState
+    after: CircuitState
     failures: int
     until: int | None = None
     admission: Admission | None = None
@@ -34,7 +34,7 @@ class Answer:
 class CircuitStore(Protocol):
     """A store of circuits by name. A name without a stored circuit counts as a closed circuit."""
 
-    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+    def admit(self, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         """Admit or refuse a call.
 
         Raises:
@@ -42,11 +42,11 @@ class CircuitStore(Protocol):
         """
         ...
 
-    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer:
         """Record a call's outcome. Raises as `admit` does."""
         ...
 
-    def reset(self, name: str) -> Answer | None:
+    def reset(self, name: str) -> CircuitAnswer | None:
         """Close a circuit; returns `None` if the circuit does not exist. Raises as `admit` does."""
         ...
 
@@ -64,20 +64,20 @@ class OwnCircuits:
         self._lock = threading.Lock()
         self._circuits: dict[str, Circuit] = {}
 
-    def admit(self, name: str, call_id: str, lease_ms: int) -> Answer:
+    def admit(self, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         with self._lock:
             now = self._now()
             before = self._find(name, now)
             after, admission = machine.admit(before, self._policy, now, call_id, lease_ms)
             return self._keep(name, now, before, after, admission)
 
-    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> Answer:
+    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer:
         with self._lock:
             now = self._now()
             before = self._find(name, now)
             return self._keep(name, now, before, machine.settle(before, self._policy, now, admission, outcome))
 
-    def reset(self, name: str) -> Answer | None:
+    def reset(self, name: str) -> CircuitAnswer | None:
         with self._lock:
             before = self._circuits.get(name)
             now = self._now()
@@ -87,7 +87,7 @@ class OwnCircuits:
         with self._lock:
             return dict(self._circuits)
 
-    def follow(self, name: str, answer: Answer) -> None:
+    def follow(self, name: str, answer: CircuitAnswer) -> None:
         """Copy the fleet's state of the circuit `name` from `answer`, for use while Redis is unavailable.
 
         Copies a half-open circuit as open, because only the fleet's store records the circuit's probes.
@@ -95,15 +95,15 @@ class OwnCircuits:
         with self._lock:
             now = self._now()
             found = self._find(name, now)
-            if answer.after is State.CLOSED:
-                if found.state is not State.CLOSED:
+            if answer.after is CircuitState.CLOSED:
+                if found.state is not CircuitState.CLOSED:
                     self._circuits[name] = machine.reset(found, now)
                 return
             left = self._policy.cooldown_ms if answer.until is None else answer.until - answer.now
             opened_at = now - max(0, self._policy.cooldown_ms - left)
             self._circuits[name] = Circuit(
                 epoch=max(found.epoch + 1, now),
-                state=State.OPEN,
+                state=CircuitState.OPEN,
                 failures=answer.failures,
                 successes=found.successes,
                 last_failure_ms=found.last_failure_ms,
@@ -113,10 +113,12 @@ class OwnCircuits:
     def _find(self, name: str, now: int) -> Circuit:
         return self._circuits.get(name) or Circuit(epoch=now)
 
-    def _keep(self, name: str, now: int, before: Circuit, after: Circuit, admission: Admission | None = None) -> Answer:
+    def _keep(
+        self, name: str, now: int, before: Circuit, after: Circuit, admission: Admission | None = None
+    ) -> CircuitAnswer:
         self._circuits[name] = after
         until = machine.lets_through_at(after, self._policy)
-        return Answer(now, before.state, after.state, after.failures, until, admission)
+        return CircuitAnswer(now, before.state, after.state, after.failures, until, admission)
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp() * 1_000)

@@ -38,7 +38,7 @@ Probe = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class SupervisedProcess:
     """One process to keep running.
 
     Attributes:
@@ -89,7 +89,7 @@ class Backoff:
 
 
 def run(
-    processes: Sequence[Process],
+    processes: Sequence[SupervisedProcess],
     *,
     on_ready: Callable[[], None] = lambda: None,
     backoff: Backoff | None = None,
@@ -115,7 +115,7 @@ def run(
 
 
 async def listening(host: str, port: int, *, every_s: float = 0.1) -> None:
-    """Return once a server accepts connections at `host` and `port`; for use in `Process.ready`.
+    """Return once a server accepts connections at `host` and `port`; for use in `SupervisedProcess.ready`.
 
     Tries to connect every `every_s` seconds.
     """
@@ -168,7 +168,7 @@ class _Child:
     Prints the lines that the process writes. When the process ends, kills its process group and sets `ended`.
     """
 
-    def __init__(self, process: Process, printer: _Printer) -> None:
+    def __init__(self, process: SupervisedProcess, printer: _Printer) -> None:
         self._name = process.name
         self._printer = printer
         self._unfinished = b""
@@ -256,7 +256,7 @@ class _Child:
 class _Supervisor:
     def __init__(
         self,
-        processes: Sequence[Process],
+        processes: Sequence[SupervisedProcess],
         on_ready: Callable[[], None],
         backoff: Backoff,
         clock: Clock,
@@ -295,7 +295,7 @@ class _Supervisor:
             return self._refusal.status
         return 1 if self._killed else 0
 
-    async def _keep(self, process: Process) -> None:
+    async def _keep(self, process: SupervisedProcess) -> None:
         """Run the process repeatedly until the supervisor stops."""
         deaths = 0
         while not self._stopping.is_set():
@@ -315,7 +315,7 @@ class _Supervisor:
             self._printer.line(process.name, f"{_exit_text(child.status)}; restarting it in {delay_s:g} s")
             await _wait_for_any(delay_s, self._stopping)
 
-    async def _until_ended(self, process: Process, child: _Child) -> None:
+    async def _until_ended(self, process: SupervisedProcess, child: _Child) -> None:
         ended = asyncio.ensure_future(child.ended.wait())
         probing = asyncio.ensure_future(self._probe(process))
         try:
@@ -327,7 +327,7 @@ class _Supervisor:
             ended.cancel()
             probing.cancel()
 
-    async def _probe(self, process: Process) -> None:
+    async def _probe(self, process: SupervisedProcess) -> None:
         if process.ready is not None:
             await process.ready()
         if process.name not in self._not_ready:
@@ -342,7 +342,7 @@ class _Supervisor:
         for _, rank in groupby(ranked, key=lambda process: process.stop_rank):
             await asyncio.gather(*(self._stop(process) for process in rank))
 
-    async def _stop(self, process: Process) -> None:
+    async def _stop(self, process: SupervisedProcess) -> None:
         child = self._children.get(process.name)
         if child is None or child.ended.is_set():
             return

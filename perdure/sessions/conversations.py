@@ -15,7 +15,7 @@ from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
-from perdure.sessions.ending import Waker, request_end
+from perdure.sessions.ending import EndWaker, request_end
 from perdure.sessions.routing import MAX_TITLE_CHARS
 from perdure.text.untrusted import first_line
 
@@ -47,7 +47,7 @@ def read_conversation(executor: Executor, user: str, conversation: str) -> dict[
 
 
 def change_conversation(
-    database: Database, wake: Waker, user: str, conversation: str, *, title: str | None, archived: bool | None
+    database: Database, wake: EndWaker, user: str, conversation: str, *, title: str | None, archived: bool | None
 ) -> dict[str, Any]:
     """Change a conversation's title, or archive or restore the conversation; returns the conversation.
 

@@ -50,7 +50,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class EndPostponed:
     """The summary failed, or a store that must be cleaned is unavailable; the sweeper tries again."""
 
 
@@ -60,14 +60,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class NotDue:
+class EndNotDue:
     """No end is requested, a turn is unsettled, the session has ended, or another process is ending it."""
 
 
-EndOutcome = Ended | Postponed | Released | NotDue
+EndOutcome = Ended | EndPostponed | Released | EndNotDue
 
 
-class Waker(Protocol):
+class EndWaker(Protocol):
     """Publishes hints that a session has work for a worker. Hints may be lost; the sweeper publishes them again."""
 
     def session(self, session_id: UUID, priority: int) -> bool:
@@ -92,7 +92,7 @@ class Requested:
     may_end: bool
     freed: int | None
 
-    def wake(self, waker: Waker) -> None:
+    def wake(self, waker: EndWaker) -> None:
         """Wake a worker to end the session, or to continue the turn that waited.
 
         Does nothing if the session has unsettled turns and none of them waited.
@@ -141,7 +141,7 @@ class Ender:
         parameters = {"session_id": session_id, "owner": _OWNER, "lease_s": self.lease_s}
         rows = self.database.run(queries.CLAIM_ENDING, parameters)
         if not rows:
-            return NotDue()
+            return EndNotDue()
         fence = Fence(rows[0].token, rows[0].nonce)
         with self.holding(session_id, fence) as hold:
             return self._end(session_id, fence, rows[0], hold)
@@ -153,18 +153,18 @@ class Ender:
                 summary = self._summary(session_id, attempt, hold)
             except CallAborted:
                 released = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
-                return Released() if released else NotDue()  # not released: another process has claimed the session
+                return Released() if released else EndNotDue()  # not released: another process has claimed the session
             if summary is None:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
-                return Postponed()
+                return EndPostponed()
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
             saved["title"] = title_of(summary.text)
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
-                return NotDue()
+                return EndNotDue()
         if not self._cleaned(session_id, fence):
             self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
-            return Postponed()
-        return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else NotDue()
+            return EndPostponed()
+        return Ended() if self.database.run(queries.FINISH_ENDING, tenure) else EndNotDue()
 
     def _cleaned(self, session_id: UUID, fence: Fence) -> bool:
         """Run `clean`. Returns False if a store is unavailable; the session cannot end until `clean` succeeds."""

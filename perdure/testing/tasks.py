@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.text.untrusted import error_summary
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskSent
 
 Tasks = Mapping[str, Callable[..., Any]]
 """Functions that replace Celery tasks, by the task's name."""
@@ -20,9 +20,9 @@ class InlineCalls:
         self._tasks = tasks
         self._sent: dict[UUID, TaskCall] = {}
 
-    def send(self, call: TaskCall) -> Sent:
+    def send(self, call: TaskCall) -> TaskSent:
         self._sent[call.task_id] = call
-        return Sent.YES
+        return TaskSent.YES
 
     def ask(self, task_id: UUID) -> TaskEnded | None:
         """Return `None`: there is no result backend."""

@@ -13,7 +13,7 @@ HEADER = "perdure_entry"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScheduleEntry:
     """A scheduled task. `name` is the key in the ledger, so a renamed entry counts as a new entry.
 
     While the task runs, its worker renews the slot's lease for at most `within_s` seconds. A task that runs longer
@@ -28,6 +28,6 @@ class Entry:
     within_s: float = 3_600
 
 
-def options(entry: Entry) -> dict[str, Any]:
+def options(entry: ScheduleEntry) -> dict[str, Any]:
     """The options for Celery's `apply_async` to publish the task message that fires `entry`."""
     return {"queue": entry.queue, "serializer": "json", "headers": {HEADER: entry.name}}

@@ -3,7 +3,7 @@
 A settled slot never runs again. The message that fires a slot does not name the slot: `claim` computes the newest slot
 from the database's clock. If several slots were missed, only the newest runs. A message may be late or a duplicate, and
 the database's clock may be set back. If the newest slot is settled when a message arrives, no slot runs. A thread
-renews the lease during the work, for at most `Entry.within_s` seconds.
+renews the lease during the work, for at most `ScheduleEntry.within_s` seconds.
 
 Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
@@ -23,7 +23,7 @@ from perdure.database.engine import Database
 from perdure.errors import Unavailable, loggable
 from perdure.settings import TurnSettings
 from perdure.timetable import queries
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Done(Generic[Result]):
 
 
 @dataclass(frozen=True, slots=True)
-class NotDue:
+class SlotNotDue:
     """This process did no work: the entry's newest slot is not due, or another worker has claimed the entry.
 
     A slot is not due if it is done, waits for its next attempt, or precedes the entry's registration.
@@ -66,8 +66,8 @@ class NotDue:
 
 
 def run_slot(
-    database: Database, clock: Clock, limits: TurnSettings, entry: Entry, work: Callable[[], Result]
-) -> Done[Result] | NotDue:
+    database: Database, clock: Clock, limits: TurnSettings, entry: ScheduleEntry, work: Callable[[], Result]
+) -> Done[Result] | SlotNotDue:
     """Do the work of the entry's newest slot, if the slot is due.
 
     Raises:
@@ -76,7 +76,7 @@ def run_slot(
     """
     claimed = claim(database, entry, limits.lease_s)
     if claimed is None:
-        return NotDue()
+        return SlotNotDue()
     try:
         with _renewed(database, clock, limits, claimed, entry.within_s):
             result = work()
@@ -87,7 +87,7 @@ def run_slot(
     return Done(claimed.slot, result)
 
 
-def register(database: Database, entries: list[Entry], lease_s: float) -> datetime:
+def register(database: Database, entries: list[ScheduleEntry], lease_s: float) -> datetime:
     """Store the entries that the ledger does not have yet, and return the database's time."""
     names = [entry.name for entry in entries]
     parameters = {"entries": names, "lease_s": lease_s, "longest_retry_s": LONGEST_RETRY_S}
@@ -95,7 +95,7 @@ def register(database: Database, entries: list[Entry], lease_s: float) -> dateti
     return now
 
 
-def claim(database: Database, entry: Entry, lease_s: float) -> ClaimedSlot | None:
+def claim(database: Database, entry: ScheduleEntry, lease_s: float) -> ClaimedSlot | None:
     """Claim the entry's newest slot for `lease_s` seconds; None if the slot is not due or has been claimed."""
     slot = entry.cadence.previous(register(database, [entry], lease_s))
     retries = {"first_retry_s": FIRST_RETRY_S, "longest_retry_s": LONGEST_RETRY_S}

@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database
 from perdure.timetable import queries
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class EntryStatus:
     next_due: datetime
 
 
-def read_schedules(database: Database, entries: Iterable[Entry]) -> list[EntryStatus]:
+def read_schedules(database: Database, entries: Iterable[ScheduleEntry]) -> list[EntryStatus]:
     known = list(entries)
     rows = {row.entry: row for row in database.run(queries.STANDING, {"entries": [entry.name for entry in known]})}
     return [_status(entry, rows[entry.name]) for entry in known]
 
 
-def _status(entry: Entry, row: Row[Any]) -> EntryStatus:
+def _status(entry: ScheduleEntry, row: Row[Any]) -> EntryStatus:
     return EntryStatus(
         entry=entry.name,
         task=entry.task,
@@ -57,7 +57,7 @@ def _status(entry: Entry, row: Row[Any]) -> EntryStatus:
     )
 
 
-def _next_due(entry: Entry, row: Row[Any]) -> datetime:
+def _next_due(entry: ScheduleEntry, row: Row[Any]) -> datetime:
     newest = entry.cadence.previous(row.now)
     waits = row.since is not None and row.since <= newest and not (row.done and row.slot == newest)
     return newest if waits else entry.cadence.next(row.now)

@@ -13,16 +13,18 @@ from itertools import takewhile
 from perdure.database.engine import Database
 from perdure.settings import TurnSettings
 from perdure.timetable import queries
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 from perdure.timetable.ledger import register
 
 log = logging.getLogger(__name__)
 
-Fire = Callable[[Entry], bool]
+Fire = Callable[[ScheduleEntry], bool]
 """Publishes the entry's task within about a second; returns whether the broker accepted it. Never raises."""
 
 
-def sweep_slots(database: Database, limits: TurnSettings, entries: Iterable[Entry], fire: Fire) -> list[Entry] | None:
+def sweep_slots(
+    database: Database, limits: TurnSettings, entries: Iterable[ScheduleEntry], fire: Fire
+) -> list[ScheduleEntry] | None:
     """Execute one round; returns the fired entries, or None if another worker executes the round.
 
     Fires the newest slot of each entry. Does not fire a slot that is done, waits for its next attempt, or precedes the

@@ -37,7 +37,7 @@ _BLOCKED_S = 1.0
 _REPLACED_S = 10.0
 
 
-class Cancelled(Exception):
+class CoroutineCancelled(Exception):
     """The call was cancelled.
 
     `unwanted` is True if no turn waits for the call any longer, and False if the called code cancelled itself.
@@ -77,7 +77,7 @@ class _Loop:
         """Run `work` on the loop, and wait for its result.
 
         Raises:
-            Cancelled: `work` was cancelled.
+            CoroutineCancelled: `work` was cancelled.
             BaseException: the error of `work`.
         """
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -101,7 +101,7 @@ class _Loop:
     ) -> None:
         if is_over():  # the turn stopped waiting while another coroutine blocked the loop
             work.close()
-            result.set_exception(Cancelled(unwanted=True))
+            result.set_exception(CoroutineCancelled(unwanted=True))
             return
         call = _Call(name, is_over, self._loop.create_task(_contained(work), context=context))
         self._calls.add(call)
@@ -109,7 +109,7 @@ class _Loop:
         def finish(task: asyncio.Task[Any]) -> None:
             self._calls.discard(call)
             if task.cancelled():
-                result.set_exception(Cancelled(unwanted=call.unwanted))
+                result.set_exception(CoroutineCancelled(unwanted=call.unwanted))
             elif (error := task.exception()) is not None:
                 result.set_exception(error)
             else:
@@ -155,11 +155,11 @@ def call(name: str, work: Callable[[], Any], is_over: Callable[[], bool]) -> Any
     `work` may be a `functools.partial`. `name` appears in the log.
 
     Raises:
-        Cancelled: the coroutine was cancelled, or not started because `is_over` returned True.
+        CoroutineCancelled: the coroutine was cancelled, or not started because `is_over` returned True.
         Exception: the error of `work`.
     """
     if inspect.iscoroutinefunction(work) and is_over():
-        raise Cancelled(unwanted=True)
+        raise CoroutineCancelled(unwanted=True)
     with around.surrounded(name, thread_ends=True):
         found = work()
         return _loop().submit(name, found, is_over) if inspect.iscoroutine(found) else found

@@ -83,7 +83,7 @@ def http_get_tool(reachable: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -
             page = asyncio.run(_fetch(url, allowed, timeout_s, context))
         except TimeoutError:
             raise ToolError(f"{url} did not answer in full within {timeout_s:g} s.") from None
-        except egress.Refused as error:
+        except egress.EgressRefused as error:
             raise ToolError(error.message) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise ToolError(first_line(f"{url} cannot be read: {type(error).__name__}: {error}")) from error

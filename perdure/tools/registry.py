@@ -239,7 +239,7 @@ class Tool:
                 partial(self.function, **arguments, **injected),
                 lambda: context.cancelled.is_set() or context.working_variables.revoked,
             )
-        except event_loop.Cancelled as error:
+        except event_loop.CoroutineCancelled as error:
             if error.unwanted:
                 raise OutcomeUnknown("The call was cancelled while it ran.") from error
             raise ToolError("The call was cancelled.") from error

@@ -76,7 +76,7 @@ _SETTLED = Statement(
 )
 
 
-class Phase(StrEnum):
+class DrainPhase(StrEnum):
     """A worker's phase: it runs turns (`OPEN`), finishes or parks them (`DRAINING`), or has none left (`QUIET`)."""
 
     OPEN = "open"

@@ -95,7 +95,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class DeliveryPostponed:
     """The attempt failed. The next attempt begins in `retry_s` seconds.
 
     After the last attempt, `retry_s` is `None`, and `next_id` has the same meaning as in `Delivered`.
@@ -106,14 +106,14 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
-class NotDue:
+class DeliveryNotDue:
     """No attempt was made.
 
     The delivery is finished, is being attempted, or waits for its due time or for an earlier delivery.
     """
 
 
-DeliveryOutcome = Delivered | Postponed | NotDue
+DeliveryOutcome = Delivered | DeliveryPostponed | DeliveryNotDue
 
 
 def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UUID) -> DeliveryOutcome:
@@ -124,7 +124,7 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     given = {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, "furthest_s": LONGEST_RETRY_S}
     rows = database.run(queries.TAKE_DELIVERY, given)
     if not rows:
-        return NotDue()
+        return DeliveryNotDue()
     if rows[0].attempts > MAX_ATTEMPTS:  # the last permitted attempt ended in a crash or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     target: dict[str, Any] = rows[0].target
@@ -225,7 +225,7 @@ def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:
     database.run(queries.UNWAKE_DELIVERIES, {"delivery_ids": list(delivery_ids)})
 
 
-def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> Postponed:
+def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], error: NotAsked) -> DeliveryPostponed:
     """Postpone a delivery that must wait. The attempt counts only if the delivery is older than `REFUSALS_FORGIVEN_S`.
 
     The pause grows with the delivery's age, to limit the number of attempts. Unless the delivery waits `alone`, one
@@ -242,7 +242,7 @@ def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], erro
             queries.POSTPONE_DELIVERY,
             {"delivery_id": delivery_id, "error": reason, "retry_s": retry_s, "forgiven": True},
         )
-        return Postponed(retry_s)
+        return DeliveryPostponed(retry_s)
     found = database.run(
         queries.POSTPONE_SERVICE,
         {
@@ -256,10 +256,10 @@ def _postpone_unasked(database: Database, delivery_id: UUID, row: Row[Any], erro
     )[0]
     level = logging.DEBUG if found.known else logging.INFO
     log.log(level, "%d deliveries wait: %s; next attempt in %g s or later", found.postponed, error, retry_s)
-    return Postponed(retry_s if found.retry_s is None else found.retry_s)
+    return DeliveryPostponed(retry_s if found.retry_s is None else found.retry_s)
 
 
-def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> Postponed:
+def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str) -> DeliveryPostponed:
     retry_s = retry_after(attempts)
     log.warning(
         "delivery %s failed at attempt %d: %s; %s",
@@ -272,7 +272,7 @@ def _postpone(database: Database, delivery_id: UUID, attempts: int, reason: str)
         queries.POSTPONE_DELIVERY,
         {"delivery_id": delivery_id, "error": reason[:1_000], "retry_s": retry_s, "forgiven": False},
     )
-    return Postponed(retry_s, _next(rows))
+    return DeliveryPostponed(retry_s, _next(rows))
 
 
 def _next(rows: Sequence[Row[Any]]) -> UUID | None:

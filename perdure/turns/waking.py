@@ -21,7 +21,7 @@ from perdure.turns.lease.pace import Paces
 T = TypeVar("T")
 
 
-class Source(Protocol[T]):
+class WakeSource(Protocol[T]):
     """What may be due: sessions, endings or deliveries."""
 
     def find(self, most: int) -> tuple[list[T], bool]:
@@ -53,7 +53,7 @@ class Wakes(Generic[T]):
         is_full: Whether more is probably due.
     """
 
-    source: Source[T]
+    source: WakeSource[T]
     most: int
     published: int = 0
     refused: int = 0
@@ -101,15 +101,15 @@ class _Turns(_Sessions):
     """Sessions with their effective priorities, whose turns are woken."""
 
     def publish(self, one: tuple[UUID, int], /) -> bool:
-        """See `Source.publish`."""
+        """See `WakeSource.publish`."""
         return self._runtime.wake.session(*one)
 
     def requeue(self, refused: list[tuple[UUID, int]]) -> None:
-        """See `Source.requeue`."""
+        """See `WakeSource.requeue`."""
         self._runtime.database.run(queries.UNWAKE, {"session_ids": [session_id for session_id, _ in refused]})
 
     def untaken(self, pending: list[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
-        """See `Source.untaken`."""
+        """See `WakeSource.untaken`."""
         left = self._untaken([session_id for session_id, _ in pending])
         return [each for each in pending if each[0] in left]
 
@@ -123,7 +123,7 @@ class DueSessions(_Turns):
         self._turns = turns
 
     def find(self, most: int) -> tuple[list[tuple[UUID, int]], bool]:
-        """The due sessions with their effective priorities; see `Source.find`."""
+        """The due sessions with their effective priorities; see `WakeSource.find`."""
         limits, database = self._runtime.settings.turn, self._runtime.database
         now = self._runtime.clock.now()
         self._paces.observe(now)
@@ -158,7 +158,7 @@ class QueuedSessions(_Turns):
         self._turns = turns
 
     def find(self, most: int) -> tuple[list[tuple[UUID, int]], bool]:
-        """Admit the sessions; see `Source.find`."""
+        """Admit the sessions; see `WakeSource.find`."""
         if not self._turns:
             return [], False
         limits = self._runtime.settings.turn
@@ -172,7 +172,7 @@ class DueEndings(_Sessions):
     """Sessions whose end was requested and that have no unsettled turn."""
 
     def find(self, most: int) -> tuple[list[UUID], bool]:
-        """See `Source.find`."""
+        """See `WakeSource.find`."""
         limits = self._runtime.settings.turn
         due = endings_due(self._runtime.database, most, limits.sweep_s, limits.lease_s)
         if len(due) >= most:
@@ -180,15 +180,15 @@ class DueEndings(_Sessions):
         return due, len(due) >= most
 
     def publish(self, one: UUID, /) -> bool:
-        """See `Source.publish`."""
+        """See `WakeSource.publish`."""
         return self._runtime.wake.ending(one)
 
     def requeue(self, refused: list[UUID]) -> None:
-        """See `Source.requeue`."""
+        """See `WakeSource.requeue`."""
         self._runtime.database.run(queries.UNWAKE, {"session_ids": refused})
 
     def untaken(self, pending: list[UUID]) -> list[UUID]:
-        """See `Source.untaken`."""
+        """See `WakeSource.untaken`."""
         left = self._untaken(pending)
         return [each for each in pending if each in left]
 
@@ -200,18 +200,18 @@ class DueDeliveries:
         self._runtime = runtime
 
     def find(self, most: int) -> tuple[list[UUID], bool]:
-        """See `Source.find`."""
+        """See `WakeSource.find`."""
         due = outbox.due(self._runtime.database, most, self._runtime.settings.turn.sweep_s)
         return due, len(due) >= most
 
     def publish(self, one: UUID, /) -> bool:
-        """See `Source.publish`."""
+        """See `WakeSource.publish`."""
         return self._runtime.wake.delivery(one)
 
     def requeue(self, refused: list[UUID]) -> None:
-        """See `Source.requeue`."""
+        """See `WakeSource.requeue`."""
         outbox.requeue(self._runtime.database, refused)
 
     def untaken(self, pending: list[UUID]) -> list[UUID]:
-        """See `Source.untaken`."""
+        """See `WakeSource.untaken`."""
         return outbox.untaken(self._runtime.database, pending)

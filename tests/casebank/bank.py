@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import TextClause, text
 
-from perdure.casebank.plan.compute import Candidate
+from perdure.casebank.plan.compute import PruneCandidate
 from perdure.casebank.plan.cosines import Vector
 from perdure.casebank.plan.duplicates import Content
 from perdure.casebank.plan.policy import Facts
@@ -41,7 +41,7 @@ def facts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCase(Candidate):
+class KnownCase(PruneCandidate):
     """A candidate, and what the planner reads of it when it compares it."""
 
     query: str

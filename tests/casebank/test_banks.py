@@ -10,7 +10,7 @@ import pytest
 from perdure.casebank import archive, cases, search, search_queries, sharing, transfer
 from perdure.casebank.cases import NewCase, add
 from perdure.casebank.runs import prune, state
-from perdure.casebank.search_queries import Scope
+from perdure.casebank.search_queries import SearchScope
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, InvalidRequest, NotFound
@@ -66,7 +66,7 @@ def test_a_small_bank_next_to_a_large_one_is_found(database: Database, few: int,
         )
         assert len(rows) == expected
         assert {row.bank for row in rows} == {"support"}
-    statement = search_queries.nearest(4, few, few, Scope.EVERYBODY, in_banks=True, include_archived=True)
+    statement = search_queries.nearest(4, few, few, SearchScope.EVERYBODY, in_banks=True, include_archived=True)
     assert len(database.run(statement, {**parameters, "tenant": None})) == 3
 
 

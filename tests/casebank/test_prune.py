@@ -20,7 +20,7 @@ import pytest
 from perdure.casebank import archive
 from perdure.casebank.cases import NewCase, add, read
 from perdure.casebank.runs import prune, state
-from perdure.casebank.runs.state import Phase
+from perdure.casebank.runs.state import RunPhase
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import Conflict, NotFound
@@ -328,7 +328,7 @@ def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: 
     with pytest.raises(state.RunLost):
         state.progress(filled, held, 1, 2)
     with pytest.raises(state.RunLost):
-        state.enter(filled, held, Phase.NOTIFYING)
+        state.enter(filled, held, RunPhase.NOTIFYING)
     state.progress(filled, successor, 1, 2)
 
 
@@ -336,12 +336,12 @@ def test_a_resumed_run_counts_the_batches_that_are_done(filled: Database, clock:
     """The progress of a batch is committed with the batch, so a run that is resumed shows how much is done."""
     parts, seen = bank(filled, clock, duplicate_batch=1), list[tuple[int, int]]()
 
-    def stop(phase: Phase, _done: int, _total: int) -> None:
-        if phase is Phase.APPLYING:
-            raise prune.Interrupted
+    def stop(phase: RunPhase, _done: int, _total: int) -> None:
+        if phase is RunPhase.APPLYING:
+            raise prune.RunInterrupted
 
-    def see(phase: Phase, done: int, total: int) -> None:
-        if phase is Phase.APPLYING:
+    def see(phase: RunPhase, done: int, total: int) -> None:
+        if phase is RunPhase.APPLYING:
             seen.append((done, total))
 
     assert prune.run(replace(parts, on_progress=stop))["phase"] == "applying"

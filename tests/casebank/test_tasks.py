@@ -136,7 +136,7 @@ def test_another_process_continues_the_run_of_one_that_shuts_down(runtime: Runti
 
     def leave(_seconds: float) -> None:
         if list(statuses(runtime.database).values()).count("archived") == 2:
-            raise prune.Interrupted
+            raise prune.RunInterrupted
 
     applied = prune.advance(bank_of(parts, leave))
     assert applied is not None

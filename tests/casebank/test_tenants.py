@@ -12,7 +12,7 @@ from perdure.casebank import search, search_queries
 from perdure.casebank.plan.compute import seen_by
 from perdure.casebank.runs import prune
 from perdure.casebank.search import EVERYBODY, Within
-from perdure.casebank.search_queries import Scope
+from perdure.casebank.search_queries import SearchScope
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import CaseScope
@@ -95,7 +95,7 @@ def test_a_tenants_searches_use_an_index(database: Database) -> None:
     given["banks"] = ["common"]
     statements = {
         "cases_of_tenant_idx": search_queries.nearest(
-            2, 1_000, 1_000, Scope.TENANT, in_banks=False, include_archived=False
+            2, 1_000, 1_000, SearchScope.TENANT, in_banks=False, include_archived=False
         ),
         "cases_user_id_idx": search_queries.nearest_for_user(2, 1_000, 1_000, of_tenant=True),
     }

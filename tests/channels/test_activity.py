@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from perdure.access.tenants import user_key
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
-from perdure.channels.cli import Conversation, Speaker
+from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Keys
 from perdure.channels.services.discord.channel import Discord
@@ -100,7 +100,7 @@ def test_a_socket_notes_presence_and_typing(remembering: Runtime, clock: MovedCl
 
 def test_the_command_line_notes_presence(remembering: Runtime) -> None:
     """`perdure chat` records presence."""
-    conversation = Conversation(remembering, Speaker("ann"), None, lambda _: None)
+    conversation = TerminalConversation(remembering, Speaker("ann"), None, lambda _: None)
     conversation.note_presence()
     conversation.close()
     assert noted(remembering, "ann") == [("presence", "cli")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.cli import Conversation, Speaker
+from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.errors import InvalidRequest, Unavailable
 from perdure.runtime import Runtime
 from perdure.turns.inbox import accept as inbox
@@ -24,10 +24,12 @@ def troubles() -> list[str]:
 
 
 @pytest.fixture
-def conversation(runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversation]:
+def conversation(
+    runtime: Runtime, troubles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TerminalConversation]:
     """A conversation of the user `local`. It retries failed database calls without a pause."""
     monkeypatch.setattr("perdure.channels.cli._AGAIN_S", 0)
-    made = Conversation(runtime, Speaker("local"), None, troubles.append)
+    made = TerminalConversation(runtime, Speaker("local"), None, troubles.append)
     yield made
     made.close()
 
@@ -49,7 +51,7 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
     runner.close()
 
 
-def test_an_answer_is_shown_message_by_message(conversation: Conversation, worker: Any) -> None:
+def test_an_answer_is_shown_message_by_message(conversation: TerminalConversation, worker: Any) -> None:
     """The tool call, its result and the reply are each shown once, in order, after they are committed."""
     conversation.say("what is 12*7+5?")
     worker()
@@ -61,7 +63,9 @@ def test_an_answer_is_shown_message_by_message(conversation: Conversation, worke
     assert shown[-1]["content"] == turn["reply"]["text"]
 
 
-def test_replies_to_other_channels_are_not_shown(conversation: Conversation, runtime: Runtime, worker: Any) -> None:
+def test_replies_to_other_channels_are_not_shown(
+    conversation: TerminalConversation, runtime: Runtime, worker: Any
+) -> None:
     """The terminal does not show replies to messages that the user sent on another channel in the same session."""
     inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
@@ -73,13 +77,15 @@ def test_replies_to_other_channels_are_not_shown(conversation: Conversation, run
     assert any("9" in message["content"] for message in shown)
 
 
-def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation: Conversation, worker: Any) -> None:
+def test_a_second_start_resumes_the_conversation(
+    runtime: Runtime, conversation: TerminalConversation, worker: Any
+) -> None:
     """A second start of the CLI resumes the conversation. It counts the earlier messages but does not show them."""
     assert conversation.resume() == 0
     conversation.say("hello")
     worker()
     conversation.listen(lambda _: None)
-    later = Conversation(runtime, Speaker("local"), None, lambda _: None)
+    later = TerminalConversation(runtime, Speaker("local"), None, lambda _: None)
 
     assert later.resume() == 2
     assert later.session_id == conversation.session_id
@@ -87,7 +93,11 @@ def test_a_second_start_resumes_the_conversation(runtime: Runtime, conversation:
 
 
 def test_a_message_is_accepted_once_if_the_response_is_lost(
-    conversation: Conversation, troubles: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch, worker: Any
+    conversation: TerminalConversation,
+    troubles: list[str],
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: Any,
 ) -> None:
     """If the connection breaks after the commit, the retry does not create a second message."""
     accept, tries = inbox.accept, 0
@@ -109,7 +119,7 @@ def test_a_message_is_accepted_once_if_the_response_is_lost(
     assert len(troubles) == 1
 
 
-def test_a_pending_turn_can_be_cancelled(conversation: Conversation) -> None:
+def test_a_pending_turn_can_be_cancelled(conversation: TerminalConversation) -> None:
     """A turn that no worker has begun is cancelled at once, and the wait for its reply ends."""
     assert not conversation.cancel()
     conversation.say("hello")
@@ -118,14 +128,14 @@ def test_a_pending_turn_can_be_cancelled(conversation: Conversation) -> None:
     assert conversation.listen(lambda _: None)["status"] == "cancelled"
 
 
-def test_a_refusal_reaches_the_person(conversation: Conversation) -> None:
+def test_a_refusal_reaches_the_person(conversation: TerminalConversation) -> None:
     """An invalid line is refused with the error message that other channels use."""
     with pytest.raises(InvalidRequest, match="NUL"):
         conversation.say("a\x00b")
 
 
 def test_leaving_ends_the_conversation(
-    runtime: Runtime, conversation: Conversation, worker: Any, waker: RecordingWaker
+    runtime: Runtime, conversation: TerminalConversation, worker: Any, waker: RecordingWaker
 ) -> None:
     """`leave` ends the session, so the next start begins another one. Before the first line, `leave` does nothing."""
     assert not conversation.leave()
@@ -134,12 +144,14 @@ def test_leaving_ends_the_conversation(
     conversation.listen(lambda _: None)
     assert conversation.leave()
     assert waker.endings == [conversation.session_id]
-    later = Conversation(runtime, Speaker("local"), None, lambda _: None)
+    later = TerminalConversation(runtime, Speaker("local"), None, lambda _: None)
     assert later.resume() == 0
     later.close()
 
 
-def test_ending_a_conversation_begins_another(conversation: Conversation, worker: Any, waker: RecordingWaker) -> None:
+def test_ending_a_conversation_begins_another(
+    conversation: TerminalConversation, worker: Any, waker: RecordingWaker
+) -> None:
     """`/end` ends the session but does not leave the chat. The user's next message begins a new session."""
     assert not conversation.end()
     conversation.say("hello")
@@ -153,7 +165,7 @@ def test_ending_a_conversation_begins_another(conversation: Conversation, worker
 
 
 def test_an_end_that_failed_can_be_repeated(
-    conversation: Conversation, worker: Any, monkeypatch: pytest.MonkeyPatch
+    conversation: TerminalConversation, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If `/end` fails because the database is unavailable, the session stays open and a second `/end` succeeds."""
 
@@ -169,15 +181,15 @@ def test_an_end_that_failed_can_be_repeated(
     assert conversation.end()
 
 
-def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conversation: Conversation) -> None:
+def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conversation: TerminalConversation) -> None:
     """Users of the same name in two tenants, or without a tenant, have separate conversations."""
     conversation.say("hello")
     acmes, bolts = (
-        Conversation(runtime, Speaker("local", tenant), None, lambda _note: None) for tenant in ("acme", "bolt")
+        TerminalConversation(runtime, Speaker("local", tenant), None, lambda _note: None) for tenant in ("acme", "bolt")
     )
     acmes.say("hello")
     assert len({conversation.session_id, acmes.session_id}) == 2
-    again = Conversation(runtime, Speaker("local", "acme"), None, lambda _note: None)
+    again = TerminalConversation(runtime, Speaker("local", "acme"), None, lambda _note: None)
     again.resume()
     bolts.resume()
     assert (again.session_id, bolts.session_id) == (acmes.session_id, None)

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from starlette.testclient import TestClient
 
-from perdure.channels.cli import Conversation, Speaker
+from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.turns import Turn
 from perdure.clock import MovedClock
@@ -71,7 +71,7 @@ def test_a_terminal_shows_the_delay_once(
 ) -> None:
     """The terminal shows the delay once, not at each attempt."""
     notes: list[str] = []
-    conversation = Conversation(waiting, Speaker("local"), None, notes.append)
+    conversation = TerminalConversation(waiting, Speaker("local"), None, notes.append)
     conversation.say("hello")
     [session_id] = waker.sessions
     with ThreadPoolExecutor(1) as pool:

@@ -18,7 +18,7 @@ from sqlalchemy import text
 from perdure.channels.http.app import create_app
 from perdure.cli.serve.connection_limits import Door
 from perdure.cli.serve.listening import bind
-from perdure.cli.serve.server import Server
+from perdure.cli.serve.server import GatewayServer
 from perdure.runtime import Runtime
 from tests.databases import engine_of
 
@@ -30,7 +30,7 @@ class Served:
     """A gateway running in a thread."""
 
     app: FastAPI
-    server: Server
+    server: GatewayServer
     address: tuple[str, int]
     listener: socket.socket
 
@@ -73,7 +73,7 @@ def serving(runtime: Runtime, door: Door, listener: socket.socket | None = None)
     """A gateway while the `with` block runs, on a free port or on `listener`."""
     app = create_app(runtime, lambda: True)
     listener = listener or bind("127.0.0.1", 0, "--port")
-    server = Server(app, lambda: None, door)
+    server = GatewayServer(app, lambda: None, door)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

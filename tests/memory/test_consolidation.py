@@ -20,8 +20,8 @@ from perdure.memory.consolidation.consolidate import (
     Backlog,
     Consolidated,
     ConsolidationCounts,
-    Failed,
-    NotDue,
+    ConsolidationFailed,
+    ConsolidationNotDue,
     Progress,
     Skipped,
     backlog,
@@ -61,7 +61,7 @@ def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None
     assert session.consolidated_at is not None
     assert session.consolidation == {"stored": 1, "duplicates_merged": 0, "superseded": 0}
     assert (session.lease_until, session.consolidation_error) == (None, None)
-    assert archive.consolidator().consolidate(session_id) == NotDue()
+    assert archive.consolidator().consolidate(session_id) == ConsolidationNotDue()
 
 
 def test_a_short_session_is_skipped_once(archive: Archive) -> None:
@@ -76,7 +76,7 @@ def test_a_short_session_is_skipped_once(archive: Archive) -> None:
 def test_a_live_session_is_not_consolidated(archive: Archive) -> None:
     """A session that has not ended is not consolidated."""
     alive = archive.harness.send().session_id
-    assert archive.consolidator().consolidate(alive) == NotDue()
+    assert archive.consolidator().consolidate(alive) == ConsolidationNotDue()
     assert archive.consolidator().batch() == ConsolidationCounts()
 
 
@@ -233,7 +233,7 @@ def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> 
     session_id = archive.ended(LYON)
     archive.harness.script(*[says("I would rather not.")] * 6)
     first = archive.consolidator().consolidate(session_id)
-    assert isinstance(first, Failed)
+    assert isinstance(first, ConsolidationFailed)
     assert not first.given_up
     row = archive.session(session_id)
     assert (row.consolidated_at, row.lease_until) == (None, None)
@@ -253,14 +253,14 @@ def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> 
     first, second = archive.ended(LYON), archive.ended(LYON, user_id="ben")
     archive.harness.script(*[says("I would rather not.")] * 6)
     for session_id in (first, second):
-        assert isinstance(archive.consolidator().consolidate(session_id), Failed)
+        assert isinstance(archive.consolidator().consolidate(session_id), ConsolidationFailed)
     assert [each["session_id"] for each in list_sessions(database, given_up=True)] == [str(second), str(first)]
     [listed] = list_sessions(database, "ana", given_up=True)
     assert listed["consolidation"]["status"] == "given_up"
     assert listed["consolidation"]["error"].startswith("INVALID_RESPONSE: ")
     archive.harness.move(2 * RETRY_S)
     assert consolidations_to_wake(database, archive.limits, 10, 5, LEASE_S) == []
-    assert archive.consolidator().consolidate(first) == NotDue()
+    assert archive.consolidator().consolidate(first) == ConsolidationNotDue()
 
     assert retry_abandoned(database, limits, LEASE_S, [first]) == 1
     assert retry_abandoned(database, limits, LEASE_S, [first]) == 0, "it is due already"
@@ -295,7 +295,7 @@ def test_an_outage_uses_up_no_run(archive: Archive, error: Exception) -> None:
     session_id = archive.ended(LYON)
     archive.harness.script(error, answer(LYON))
     failed = archive.consolidator().consolidate(session_id)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ConsolidationFailed)
     assert (failed.given_up, archive.session(session_id).consolidation_attempts) == (False, 0)
     assert archive.session(session_id).consolidation_error == failed.error
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -307,7 +307,7 @@ def test_an_unavailable_embedder_postpones_the_session(archive: Archive) -> None
     embedder.down = ProviderError("it is down")
     archive.embedder = embedder
     session_id = archive.ended(LYON)
-    assert isinstance(archive.consolidator(Echo()).consolidate(session_id), Failed)
+    assert isinstance(archive.consolidator(Echo()).consolidate(session_id), ConsolidationFailed)
     assert archive.known() == []
     embedder.down = None
     assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
@@ -388,7 +388,7 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
         archive.harness.move(LEASE_S + 1)
         assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
-    assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == NotDue()
+    assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == ConsolidationNotDue()
     assert [row.access_count for row in archive.known()] == [0]
 
 
@@ -396,7 +396,7 @@ def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     """A user who is erased during the model's call gets no memory."""
     session_id = archive.ended(LYON)
     worker = archive.consolidator(Echo(lambda: archive.harness.sql("TRUNCATE users CASCADE")))
-    assert worker.consolidate(session_id) == NotDue()
+    assert worker.consolidate(session_id) == ConsolidationNotDue()
     assert archive.known() == []
 
 
@@ -410,7 +410,7 @@ def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
         met.append(archive.consolidator(Echo()).batch())
 
     archive.consolidator(Echo(look)).consolidate(session_id)
-    assert met == [NotDue(), ConsolidationCounts()]
+    assert met == [ConsolidationNotDue(), ConsolidationCounts()]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.channels.http.openai.answers import Called, Ended, Part, Text
+from perdure.channels.http.openai.answers import AnswerEnded, Called, Part, Text
 from perdure.channels.http.openai.chat_completions import Completion
 from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
 
@@ -36,7 +36,7 @@ def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: b
         for text in texts:
             yield text if isinstance(text, Called) else Text(text)
         if ended:
-            yield Ended(TURN)
+            yield AnswerEnded(TURN)
 
     async def collect() -> list[bytes]:
         return [each async for each in stream(RESPONSE, TURN, parts(), after)]
@@ -107,7 +107,7 @@ def test_a_cut_off_answer_is_incomplete() -> None:
 
     async def parts() -> AsyncIterator[Part]:
         yield Text("half")
-        yield Ended(turn)
+        yield AnswerEnded(turn)
 
     async def collect() -> list[bytes]:
         return [each async for each in stream(RESPONSE, turn, parts(), None)]

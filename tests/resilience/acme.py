@@ -9,7 +9,7 @@ from perdure.clock import Clock
 from perdure.errors import NotFound, ProviderError
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.models.resilient import FallbackRequest
-from perdure.resilience.circuit import State
+from perdure.resilience.circuit import CircuitState
 from perdure.resilience.registry import Listener, Metrics
 from perdure.resilience.shared import Transition
 from perdure.settings import Settings
@@ -43,12 +43,12 @@ class Counters:
         return self._made.setdefault(name, Counting(name))
 
     def list(self) -> list[Metrics]:
-        return [Metrics(each.name, State.CLOSED, each.calls, 0, None, None) for each in self._made.values()]
+        return [Metrics(each.name, CircuitState.CLOSED, each.calls, 0, None, None) for each in self._made.values()]
 
     def reset(self, name: str) -> Metrics:
         for each in self.list():
             if each.name == name:
-                self.listen(Transition(name, State.OPEN, State.CLOSED, 0, fleet=True))
+                self.listen(Transition(name, CircuitState.OPEN, CircuitState.CLOSED, 0, fleet=True))
                 return each
         raise NotFound(f"There is no breaker {name!r}.")
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
 from perdure.resilience import circuit as machine
-from perdure.resilience.circuit import Admission, CallOutcome, Circuit, Policy, State
+from perdure.resilience.circuit import Admission, CallOutcome, Circuit, CircuitState, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
-from perdure.resilience.stores import Answer, CircuitStore
+from perdure.resilience.stores import CircuitAnswer, CircuitStore
 from tests.resilience.conftest import POLICY
 
-CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
 NAME = "llm:test"
 LEASE_MS = 20_000
 
@@ -37,14 +37,14 @@ class StoreHarness:
         self.admitted: list[Admission] = []
         self._ids = count()
 
-    def ask(self) -> Answer:
+    def ask(self) -> CircuitAnswer:
         """Request the admission of a call."""
         answer = self.store.admit(NAME, f"call {next(self._ids)}", LEASE_MS)
         if answer.admission is not None:
             self.admitted.append(answer.admission)
         return answer
 
-    def end(self, outcome: CallOutcome, which: int = 0) -> Answer:
+    def end(self, outcome: CallOutcome, which: int = 0) -> CircuitAnswer:
         """Settle an admitted call."""
         return self.store.settle(NAME, self.admitted.pop(which), outcome)
 
@@ -52,7 +52,7 @@ class StoreHarness:
         """Advance the clock."""
         self.clock.advance(timedelta(seconds=seconds))
 
-    def bring_to(self, state: State) -> None:
+    def bring_to(self, state: CircuitState) -> None:
         """Bring a new circuit to `state`. A half-open circuit then has one running probe."""
         if state is CLOSED:
             self.ask()
@@ -65,48 +65,48 @@ class StoreHarness:
             self.ask()
 
 
-Cause = Callable[[StoreHarness], Answer | None]
+Cause = Callable[[StoreHarness], CircuitAnswer | None]
 
 
-def request(harness: StoreHarness) -> Answer:
+def request(harness: StoreHarness) -> CircuitAnswer:
     """Request admission."""
     return harness.ask()
 
 
-def request_just_before_the_cooldown_ends(harness: StoreHarness) -> Answer:
+def request_just_before_the_cooldown_ends(harness: StoreHarness) -> CircuitAnswer:
     """Request admission a second before the cooldown ends."""
     harness.pass_time(59)
     return harness.ask()
 
 
-def request_after_the_cooldown(harness: StoreHarness) -> Answer:
+def request_after_the_cooldown(harness: StoreHarness) -> CircuitAnswer:
     """Request admission after the cooldown. The admitted call is the first probe."""
     harness.pass_time(60)
     return harness.ask()
 
 
-def request_after_the_clock_was_set_back(harness: StoreHarness) -> Answer:
+def request_after_the_clock_was_set_back(harness: StoreHarness) -> CircuitAnswer:
     """Request admission after the clock was set back by an hour. The circuit must not stay open an hour longer."""
     harness.pass_time(-3_600)
     return harness.ask()
 
 
-def success(harness: StoreHarness) -> Answer:
+def success(harness: StoreHarness) -> CircuitAnswer:
     """Settle a call of the current epoch as succeeded."""
     return harness.end(CallOutcome.SUCCEEDED)
 
 
-def failure(harness: StoreHarness) -> Answer:
+def failure(harness: StoreHarness) -> CircuitAnswer:
     """Settle a call of the current epoch as failed."""
     return harness.end(CallOutcome.FAILED)
 
 
-def release(harness: StoreHarness) -> Answer:
+def release(harness: StoreHarness) -> CircuitAnswer:
     """Settle a call that was cancelled, or that the callee refused as invalid."""
     return harness.end(CallOutcome.RELEASED)
 
 
-def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
+def failures_up_to_the_threshold(harness: StoreHarness) -> CircuitAnswer:
     """Settle consecutive calls as failed, up to the threshold."""
     for _ in range(POLICY.failure_threshold - 1):
         harness.ask()
@@ -114,7 +114,7 @@ def failures_up_to_the_threshold(harness: StoreHarness) -> Answer:
     return harness.end(CallOutcome.FAILED)
 
 
-def failures_with_a_success_between(harness: StoreHarness) -> Answer:
+def failures_with_a_success_between(harness: StoreHarness) -> CircuitAnswer:
     """Settle `failure_threshold` calls as failed, and one call as succeeded before the last failure."""
     for outcome in (CallOutcome.FAILED, CallOutcome.FAILED, CallOutcome.SUCCEEDED, CallOutcome.FAILED):
         harness.ask()
@@ -122,36 +122,36 @@ def failures_with_a_success_between(harness: StoreHarness) -> Answer:
     return answer
 
 
-def late_successes(harness: StoreHarness) -> Answer:
+def late_successes(harness: StoreHarness) -> CircuitAnswer:
     """Settle calls of an earlier epoch as succeeded."""
     return _late(harness, CallOutcome.SUCCEEDED)
 
 
-def late_failures(harness: StoreHarness) -> Answer:
+def late_failures(harness: StoreHarness) -> CircuitAnswer:
     """Settle `failure_threshold` calls of an earlier epoch as failed."""
     return _late(harness, CallOutcome.FAILED)
 
 
-def _late(harness: StoreHarness, outcome: CallOutcome) -> Answer:
+def _late(harness: StoreHarness, outcome: CallOutcome) -> CircuitAnswer:
     for _ in range(POLICY.failure_threshold):
         answer = harness.store.settle(NAME, Admission("from before", epoch=1), outcome)
     return answer
 
 
-def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> Answer:
+def failure_of_a_probe_whose_lease_has_expired(harness: StoreHarness) -> CircuitAnswer:
     """Settle a probe as failed after its lease expired and its slot became free. The failure still counts."""
     harness.pass_time(LEASE_MS / 1_000)
     harness.ask()
     return harness.end(CallOutcome.FAILED)
 
 
-def reset(harness: StoreHarness) -> Answer | None:
+def reset(harness: StoreHarness) -> CircuitAnswer | None:
     """Reset the circuit, as an operator does."""
     return harness.store.reset(NAME)
 
 
 # Every transition of the breaker, and every event that causes none.
-TRANSITIONS: list[tuple[State, Cause, State]] = [
+TRANSITIONS: list[tuple[CircuitState, Cause, CircuitState]] = [
     (CLOSED, request, CLOSED),
     (CLOSED, success, CLOSED),
     (CLOSED, failure, CLOSED),
@@ -181,7 +181,7 @@ TRANSITIONS: list[tuple[State, Cause, State]] = [
 
 @pytest.mark.parametrize(("before", "cause", "after"), TRANSITIONS)
 def test_the_table_of_transitions(
-    store: CircuitStore, clock: MovedClock, before: State, cause: Cause, after: State
+    store: CircuitStore, clock: MovedClock, before: CircuitState, cause: Cause, after: CircuitState
 ) -> None:
     """Each event causes exactly the transition in the table, and the answer reports the new state."""
     harness = StoreHarness(store, clock)

@@ -12,7 +12,7 @@ from perdure.clock import MovedClock
 from perdure.errors import SettingsError
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role
 from perdure.models.resolve import Models
-from perdure.resilience.circuit import State
+from perdure.resilience.circuit import CircuitState
 from perdure.resilience.registry import Breakers, CircuitBreaker, Unguarded
 from perdure.resilience.resolve import resolve
 from perdure.runtime import Runtime
@@ -108,7 +108,7 @@ def test_a_fallback_of_the_same_provider_does_not_reset_the_breaker_of_the_dead_
         assert (reply.content, reply.model, reply.fallback) == ("Acme answers.", "up", True)
     assert acme.asked.count("acme:overloaded") == 2, "the model's breaker is open after two failures"
     states = {each.name: (each.state, each.success_count) for each in breakers.list()}
-    assert states == {"llm:acme:overloaded": (State.OPEN, 0), "llm:acme:up": (State.CLOSED, 4)}
+    assert states == {"llm:acme:overloaded": (CircuitState.OPEN, 0), "llm:acme:up": (CircuitState.CLOSED, 4)}
 
 
 @pytest.mark.parametrize(

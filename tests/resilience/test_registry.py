@@ -27,11 +27,11 @@ from perdure.errors import (
     RateLimited,
     Unavailable,
 )
-from perdure.resilience.circuit import CallOutcome, Policy, State
+from perdure.resilience.circuit import CallOutcome, CircuitState, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
-from perdure.resilience.stores import Answer, OwnCircuits
+from perdure.resilience.stores import CircuitAnswer, OwnCircuits
 from perdure.servers import redis
 from perdure.servers.lifecycle import Running
 from perdure.servers.redis import client_url
@@ -110,8 +110,8 @@ def test_a_transition_is_reported_once_by_the_process_that_made_it(
         fail(other.get("llm:test"))
         refused(breakers.get("llm:test"))
         breakers.reset("llm:test")
-    assert others_transitions == [Transition("llm:test", State.CLOSED, State.OPEN, 2, fleet=True)]
-    assert transitions == [Transition("llm:test", State.OPEN, State.CLOSED, 0, fleet=True)]
+    assert others_transitions == [Transition("llm:test", CircuitState.CLOSED, CircuitState.OPEN, 2, fleet=True)]
+    assert transitions == [Transition("llm:test", CircuitState.OPEN, CircuitState.CLOSED, 0, fleet=True)]
     assert [record.getMessage() for record in caplog.records] == [
         "breaker llm:test of the fleet: from closed to open, consecutive failures: 2",
         "breaker llm:test of the fleet: from open to closed, consecutive failures: 0",
@@ -134,7 +134,7 @@ def test_a_lost_answer_does_not_keep_a_probes_slot(
     clock.advance(timedelta(seconds=61))
     ask = getattr(fleet, lost)
 
-    def slow(*given: Any) -> Answer:
+    def slow(*given: Any) -> CircuitAnswer:
         if lost == "admit":
             ask(*given)
         raise Unavailable("Too slow.")
@@ -163,7 +163,7 @@ def test_an_admission_holds_although_freeing_another_slot_fails(
     fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
     circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, None)
 
-    def unavailable(*_: Any) -> Answer:
+    def unavailable(*_: Any) -> CircuitAnswer:
         raise Unavailable("Unavailable.")
 
     with monkeypatch.context() as patch:
@@ -237,7 +237,7 @@ def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
     """After a reset by an operator, calls are admitted again."""
     for _ in range(2):
         fail(breakers.get("llm:test"))
-    assert breakers.reset("llm:test").state is State.CLOSED
+    assert breakers.reset("llm:test").state is CircuitState.CLOSED
     assert succeed(breakers.get("llm:test")) == "fine"
     with pytest.raises(NotFound, match="llm:nobody"):
         breakers.reset("llm:nobody")
@@ -317,7 +317,7 @@ def test_an_unresponsive_redis_delays_one_call_per_pause(
     requests: list[str] = []
     admit = FleetCircuits.admit
 
-    def counted(self: FleetCircuits, name: str, call_id: str, lease_ms: int) -> Answer:
+    def counted(self: FleetCircuits, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         requests.append(name)
         return admit(self, name, call_id, lease_ms)
 
@@ -356,7 +356,7 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
     assert refused(breakers.get("llm:test")).retry_after_s == pytest.approx(60, abs=5)
     clock.advance(timedelta(seconds=60))
     assert succeed(breakers.get("llm:test")) == "fine"
-    assert [each.state for each in breakers.list()] == [State.CLOSED]
+    assert [each.state for each in breakers.list()] == [CircuitState.CLOSED]
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:

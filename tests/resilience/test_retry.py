@@ -21,7 +21,7 @@ from perdure.errors import (
     ProviderError,
     RateLimited,
 )
-from perdure.resilience.failures import Verdict, requested_pause_s, verdict
+from perdure.resilience.failures import FailureKind, requested_pause_s, verdict
 from perdure.resilience.retry import backoff_s, retrying
 from perdure.settings import RetrySettings
 
@@ -76,31 +76,31 @@ class Answered(Exception):
 
 
 DOWN = ProviderError("down", transient=True)
-VERDICTS: list[tuple[BaseException, Verdict]] = [
-    (RateLimited("429"), Verdict.TRANSIENT),
-    (asyncio.CancelledError(), Verdict.ABANDONED),
-    (caused_by(asyncio.CancelledError()), Verdict.ABANDONED),
-    (DeadlineExceeded("timeout"), Verdict.TRANSIENT),
-    (InvalidResponse("a page of some proxy"), Verdict.TRANSIENT),
-    (DOWN, Verdict.TRANSIENT),
-    (caused_by(ConnectionResetError()), Verdict.TRANSIENT),
-    (caused_by(caused_by(TimeoutError(), RuntimeError("wrapped"))), Verdict.TRANSIENT),
-    (caused_by(socket.gaierror(8, "no such name")), Verdict.TRANSIENT),
-    (caused_by(Answered(429)), Verdict.TRANSIENT),
-    (caused_by(Answered(503)), Verdict.TRANSIENT),
-    (ProviderError("no word why"), Verdict.PERMANENT),
-    (caused_by(FileNotFoundError()), Verdict.PERMANENT),
-    (RuntimeError("a bug"), Verdict.PERMANENT),
-    (ProviderError("refused", transient=False), Verdict.REFUSED),
-    (caused_by(ConnectionResetError(), ContextTooLong("long")), Verdict.REFUSED),
-    (caused_by(Answered(401)), Verdict.REFUSED),
-    (InvalidRequest("wrong"), Verdict.REFUSED),
-    (CircuitBreakerOpen(retry_after_s=1), Verdict.REFUSED),
-    (Abandoned("given up"), Verdict.ABANDONED),
-    (caused_by(Abandoned("given up")), Verdict.ABANDONED),
-    (KeyboardInterrupt(), Verdict.ABANDONED),
+VERDICTS: list[tuple[BaseException, FailureKind]] = [
+    (RateLimited("429"), FailureKind.TRANSIENT),
+    (asyncio.CancelledError(), FailureKind.ABANDONED),
+    (caused_by(asyncio.CancelledError()), FailureKind.ABANDONED),
+    (DeadlineExceeded("timeout"), FailureKind.TRANSIENT),
+    (InvalidResponse("a page of some proxy"), FailureKind.TRANSIENT),
+    (DOWN, FailureKind.TRANSIENT),
+    (caused_by(ConnectionResetError()), FailureKind.TRANSIENT),
+    (caused_by(caused_by(TimeoutError(), RuntimeError("wrapped"))), FailureKind.TRANSIENT),
+    (caused_by(socket.gaierror(8, "no such name")), FailureKind.TRANSIENT),
+    (caused_by(Answered(429)), FailureKind.TRANSIENT),
+    (caused_by(Answered(503)), FailureKind.TRANSIENT),
+    (ProviderError("no word why"), FailureKind.PERMANENT),
+    (caused_by(FileNotFoundError()), FailureKind.PERMANENT),
+    (RuntimeError("a bug"), FailureKind.PERMANENT),
+    (ProviderError("refused", transient=False), FailureKind.REFUSED),
+    (caused_by(ConnectionResetError(), ContextTooLong("long")), FailureKind.REFUSED),
+    (caused_by(Answered(401)), FailureKind.REFUSED),
+    (InvalidRequest("wrong"), FailureKind.REFUSED),
+    (CircuitBreakerOpen(retry_after_s=1), FailureKind.REFUSED),
+    (Abandoned("given up"), FailureKind.ABANDONED),
+    (caused_by(Abandoned("given up")), FailureKind.ABANDONED),
+    (KeyboardInterrupt(), FailureKind.ABANDONED),
 ]
-NOT_TRANSIENT = [error for error, what in VERDICTS if what is not Verdict.TRANSIENT]
+NOT_TRANSIENT = [error for error, what in VERDICTS if what is not FailureKind.TRANSIENT]
 
 
 def _ids(errors: Iterable[BaseException]) -> list[str]:
@@ -109,7 +109,7 @@ def _ids(errors: Iterable[BaseException]) -> list[str]:
 
 
 @pytest.mark.parametrize(("error", "expected"), VERDICTS, ids=_ids(error for error, _ in VERDICTS))
-def test_what_an_error_means(error: BaseException, expected: Verdict) -> None:
+def test_what_an_error_means(error: BaseException, expected: FailureKind) -> None:
     """`verdict` classifies an error. If an error itself cannot be classified, its causes are classified, in order."""
     assert verdict(error) is expected
 
@@ -118,7 +118,7 @@ def test_a_cycle_of_causes_ends() -> None:
     """If the causes of an error form a cycle, `verdict` and `requested_pause_s` return instead of looping forever."""
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
-    assert verdict(one) is Verdict.PERMANENT
+    assert verdict(one) is FailureKind.PERMANENT
     assert requested_pause_s(one) is None
 
 

@@ -13,11 +13,11 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.settings import Settings, TurnSettings
 from perdure.timetable.cadence import Every
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 
 START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
 
-HOURLY = Entry("hourly", Every(60), "tests.hourly", "maintenance")
+HOURLY = ScheduleEntry("hourly", Every(60), "tests.hourly", "maintenance")
 
 Ask = Callable[..., Any]
 

@@ -17,7 +17,7 @@ from perdure.runtime import Runtime
 from perdure.schedules.beat import configure_beat
 from perdure.tasks.process import Process
 from perdure.tasks.timetable import ScheduledTask
-from perdure.timetable.entry import Entry, options
+from perdure.timetable.entry import ScheduleEntry, options
 from perdure.timetable.reading import read_schedules
 from perdure.timetable.sweep import sweep_slots
 from perdure.turns.run.loop import Runner
@@ -79,7 +79,7 @@ class Fleet:
         self.runs: list[tuple[str, dict[str, Any]]] = []
         self.wire: list[Message] = []
         self.app = make_app(runtime, "memory://", names, self.runs)
-        self.entries: dict[str, Entry] = dict(self.app.perdure().entries)
+        self.entries: dict[str, ScheduleEntry] = dict(self.app.perdure().entries)
         self.beats = [self.beat() for _ in range(beats)]
         self.lost = self.fired = 0
         self._random = Random(seed)  # noqa: S311 (a failed run must be repeatable)
@@ -103,7 +103,7 @@ class Fleet:
     def sweep(self) -> None:
         """Execute a round of the sweeper, if a round is due."""
 
-        def fire(entry: Entry) -> bool:
+        def fire(entry: ScheduleEntry) -> bool:
             self.wire.append((entry.task, dict(entry.arguments), options(entry)))
             return True
 
@@ -147,7 +147,7 @@ class Fleet:
         self.beats.append(self.beat())
 
 
-def _between(entry: Entry, begin: datetime, end: datetime) -> Iterator[datetime]:
+def _between(entry: ScheduleEntry, begin: datetime, end: datetime) -> Iterator[datetime]:
     slot = entry.cadence.next(begin)
     while slot <= end:
         yield slot

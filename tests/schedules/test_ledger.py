@@ -15,14 +15,14 @@ from perdure.errors import ProviderError, Unavailable
 from perdure.settings import TurnSettings
 from perdure.timetable import queries
 from perdure.timetable.cadence import Every
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 from perdure.timetable.ledger import (
     FIRST_RETRY_S,
     KEPT_SLOTS,
     LONGEST_RETRY_S,
     ClaimedSlot,
     Done,
-    NotDue,
+    SlotNotDue,
     claim,
     fail,
     register,
@@ -51,13 +51,13 @@ def at_one(clock: MovedClock) -> None:
     move_to(clock, ONE_O_CLOCK + seconds(60))
 
 
-def _claimed(database: Database, entry: Entry = HOURLY) -> ClaimedSlot:
+def _claimed(database: Database, entry: ScheduleEntry = HOURLY) -> ClaimedSlot:
     found = claim(database, entry, LEASE_S)
     assert found is not None
     return found
 
 
-def _status(database: Database, entry: Entry = HOURLY) -> EntryStatus:
+def _status(database: Database, entry: ScheduleEntry = HOURLY) -> EntryStatus:
     return read_schedules(database, [entry])[0]
 
 
@@ -74,7 +74,7 @@ def test_it_runs_once(database: Database, clock: MovedClock, limits: TurnSetting
 
     outcomes = [run_slot(database, clock, limits, HOURLY, lambda: ran.append(1)) for _ in range(3)]
 
-    assert outcomes == [Done(ONE_O_CLOCK, None), NotDue(), NotDue()]
+    assert outcomes == [Done(ONE_O_CLOCK, None), SlotNotDue(), SlotNotDue()]
     assert ran == [1]
     assert _status(database).last_done_slot == ONE_O_CLOCK
 
@@ -217,7 +217,7 @@ def test_work_that_fails_is_tried_again_after_a_pause(
 
     assert _status(database).error == "PROVIDER_ERROR: the provider refused"
     assert not _status(database).running
-    assert run_slot(database, clock, limits, HOURLY, work) == NotDue()
+    assert run_slot(database, clock, limits, HOURLY, work) == SlotNotDue()
     clock.advance(seconds(FIRST_RETRY_S + 1))
     assert run_slot(database, clock, limits, HOURLY, lambda: 2) == Done(ONE_O_CLOCK, 2)
     assert _status(database).error is None
@@ -257,7 +257,7 @@ def test_only_the_newest_missed_slot_is_caught_up(database: Database, clock: Mov
 
     outcomes = [run_slot(database, clock, limits, HOURLY, lambda: None) for _ in range(5)]
 
-    assert outcomes == [Done(ONE_O_CLOCK + hours(60), None)] + [NotDue()] * 4
+    assert outcomes == [Done(ONE_O_CLOCK + hours(60), None)] + [SlotNotDue()] * 4
 
 
 def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClock, limits: TurnSettings) -> None:
@@ -279,7 +279,7 @@ def test_a_clock_set_back_runs_nothing_twice(database: Database, clock: MovedClo
 
 def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: MovedClock, ask: Ask) -> None:
     """If a wrong clock stored future times for an entry (registration, lease, retry), `register` corrects them."""
-    far = Entry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
+    far = ScheduleEntry("seen by a wrong clock", Every(60), "tests.far", "maintenance")
     move_to(clock, START + hours(24 * 365 * 4))
     register(database, [far], LEASE_S)
     clock.advance(hours(1))
@@ -336,7 +336,7 @@ def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:
     """Slots older than `KEPT_DAYS` days are deleted, except each entry's newest `KEPT_SLOTS` slots."""
-    often = Entry("often", Every(60 * 12), "tests.often", "maintenance")
+    often = ScheduleEntry("often", Every(60 * 12), "tests.often", "maintenance")
     register(database, [often], LEASE_S)
     for _ in range(KEPT_SLOTS + 20):
         clock.advance(hours(12))

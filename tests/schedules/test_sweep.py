@@ -14,7 +14,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import TurnSettings
 from perdure.timetable.cadence import AtTimes
-from perdure.timetable.entry import Entry
+from perdure.timetable.entry import ScheduleEntry
 from perdure.timetable.ledger import FIRST_RETRY_S, claim, register, run_slot, settle
 from perdure.timetable.sweep import sweep_slots
 from tests.schedules.conftest import HOURLY, hours, move_to, seconds
@@ -35,7 +35,7 @@ def wire() -> list[str]:
 def sweep(database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]) -> Sweep:
     """A function that advances the clock by `sweep_s`, executes a round, and returns the fired entries' names."""
 
-    def fire(entry: Entry) -> bool:
+    def fire(entry: ScheduleEntry) -> bool:
         wire.append(entry.name)
         return True
 
@@ -142,7 +142,7 @@ def test_a_refused_firing_is_repeated_in_the_next_round(
     """If the broker refuses a message, the round ends. The next round fires the slots."""
     offered: list[str] = []
 
-    def refuse(entry: Entry) -> bool:
+    def refuse(entry: ScheduleEntry) -> bool:
         offered.append(entry.name)
         return False
 
@@ -159,7 +159,7 @@ def test_one_of_eight_sweepers_runs_the_round(
 ) -> None:
     """One of eight concurrent sweepers executes the round, and fires each due slot once."""
 
-    def fire(entry: Entry) -> bool:
+    def fire(entry: ScheduleEntry) -> bool:
         wire.append(entry.name)
         return True
 

@@ -22,14 +22,14 @@ from perdure.servers.redis import client_url
 from perdure.tasks.process import Process
 from perdure.tasks.timetable import ScheduledTask, fire
 from perdure.timetable.cadence import Every
-from perdure.timetable.entry import HEADER, Entry
+from perdure.timetable.entry import HEADER, ScheduleEntry
 from perdure.timetable.ledger import register
 from perdure.timetable.reading import EntryStatus, read_schedules
 from perdure.timetable.sweep import sweep_slots
 from perdure.turns.run.loop import Runner
 
 PATIENCE_S = 30
-ENTRY = Entry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": False})
+ENTRY = ScheduleEntry("hourly", Every(60), "tests.work", "maintenance", {"dry_run": False})
 
 
 class Work:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.servers.supervisor import Backoff, Process, _Child, _Printer
+from perdure.servers.supervisor import Backoff, SupervisedProcess, _Child, _Printer
 from tests.servers.conftest import Program
 
 Start = Callable[..., Program]
@@ -271,7 +271,9 @@ def test_a_signal_to_a_process_that_has_just_exited_is_harmless(act: Callable[[_
     """A process may exit after the stop has begun and before the supervisor handles its SIGCHLD."""
 
     async def stopped() -> int:
-        child = _Child(Process("brief", [sys.executable, "-c", ""]), _Printer(["brief"], io.StringIO(), lambda: None))
+        child = _Child(
+            SupervisedProcess("brief", [sys.executable, "-c", ""]), _Printer(["brief"], io.StringIO(), lambda: None)
+        )
         os.waitid(os.P_PID, child._popen.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 (no other task runs)
         act(child)
         child.reap_if_ended()

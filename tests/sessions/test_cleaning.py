@@ -13,7 +13,7 @@ from sqlalchemy import Row
 
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
-from perdure.sessions.ending import Ended, EndOutcome, NotDue, Postponed, endings_due, request_end
+from perdure.sessions.ending import Ended, EndNotDue, EndOutcome, EndPostponed, endings_due, request_end
 from perdure.sessions.forking import fork
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.store import SnapshotStore
@@ -133,7 +133,7 @@ def test_an_ending_resumes_after_a_crash_while_cleaning(
         ending_session.end()
     ending_session.harness.move(LEASE_S)
     requests_before = len(ending_session.harness.model.requests)
-    expected = NotDue() if (moment, commit) == ("after", "sessions.finish_ending") else Ended()
+    expected = EndNotDue() if (moment, commit) == ("after", "sessions.finish_ending") else Ended()
     assert ending_session.end() == expected
     assert len(ending_session.harness.model.requests) == requests_before
     assert (ending_session.row.state, ending_session.row.turn_count, ending_session.keys) == ("ended", 2, [])
@@ -141,7 +141,7 @@ def test_an_ending_resumes_after_a_crash_while_cleaning(
 
 def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, unreachable: RedisMemory) -> None:
     """While Redis is unavailable, the session does not end. The attempts become rarer, and write no second summary."""
-    assert ending_session.end(unreachable) == Postponed()
+    assert ending_session.end(unreachable) == EndPostponed()
     assert (ending_session.row.state, ending_session.row.lease_until, ending_session.row.summary) == (
         "ending",
         None,
@@ -153,7 +153,7 @@ def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, 
         assert endings_due(ending_session.harness.database, 10, 5, 30) == []
         ending_session.harness.move(wait_s * 0.4)
         assert endings_due(ending_session.harness.database, 10, 5, 30) == [ending_session.session_id]
-        assert ending_session.end(unreachable) == Postponed()
+        assert ending_session.end(unreachable) == EndPostponed()
     assert ending_session.end() == Ended()
     assert len(ending_session.harness.model.requests) == requests_before
     assert ending_session.keys == []
@@ -162,7 +162,7 @@ def test_an_ending_waits_for_redis_and_continues(ending_session: EndingSession, 
 def test_an_ending_waits_for_the_snapshot_store(ending_session: EndingSession, tmp_path: Path) -> None:
     """While the snapshot store's directory is missing, as on an unmounted disk, the session does not end."""
     (tmp_path / "snapshots").rename(tmp_path / "elsewhere")
-    assert ending_session.end() == Postponed()
+    assert ending_session.end() == EndPostponed()
     assert (ending_session.row.state, ending_session.row.ended_at) == ("ending", None)
     (tmp_path / "elsewhere").rename(tmp_path / "snapshots")
     assert ending_session.end() == Ended()
@@ -180,7 +180,7 @@ def test_a_stale_ender_removes_nothing(ending_session: EndingSession) -> None:
             )
 
     with ending_session.harness.hooked(overtaken):
-        assert ending_session.end() == NotDue()
+        assert ending_session.end() == EndNotDue()
     assert ending_session.keys == kept
     assert ending_session.snapshots.load(ending_session.session_id) is not None
     assert (ending_session.row.state, ending_session.row.turn_count) == ("ending", 1)

@@ -14,9 +14,9 @@ from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.ending import (
     MAX_ATTEMPTS,
     Ended,
+    EndNotDue,
     EndOutcome,
-    NotDue,
-    Postponed,
+    EndPostponed,
     Released,
     endings_due,
     expire_idle,
@@ -67,22 +67,22 @@ def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: li
     assert (row.summary_extractive, row.end_reason, row.lease_until) == (False, "enough", None)
     assert row.ended_at is not None
     assert (seen, cleaned) == (["summarizing"], [session_id])
-    assert end(session_id) == NotDue()
+    assert end(session_id) == EndNotDue()
 
 
 def test_a_session_without_a_requested_end_does_not_end(harness: Harness, end: End) -> None:
     """A worker that is woken to end a session does nothing if no end was requested."""
     sent = harness.send()
     harness.run(sent.session_id)
-    assert end(sent.session_id) == NotDue()
-    assert end(uuid4()) == NotDue()
+    assert end(sent.session_id) == EndNotDue()
+    assert end(uuid4()) == EndNotDue()
 
 
 def test_queued_turns_are_answered_before_the_end(harness: Harness, end: End) -> None:
     """Turns that were accepted before the request still run. After the last turn, the runner wakes `sessions.end`."""
     first, second = harness.send("one"), harness.send("two")
     assert not request_end(harness.database, first.session_id, "enough").may_end
-    assert end(first.session_id) == NotDue()
+    assert end(first.session_id) == EndNotDue()
     assert harness.run(first.session_id) == Ran(2)
     assert harness.turn(second.turn_id)["status"] == "done"
     assert harness.waker.endings == [first.session_id]
@@ -96,7 +96,7 @@ def test_an_end_in_the_middle_of_a_turn_waits_for_its_reply(harness: Harness, en
 
     def request_the_end(request: ModelRequest, call: ModelCall) -> ModelReply:
         assert not request_end(harness.database, sent.session_id, "enough").may_end
-        assert end(sent.session_id) == NotDue()
+        assert end(sent.session_id) == EndNotDue()
         return says("done")
 
     harness.script(request_the_end, SUMMARY)
@@ -135,7 +135,7 @@ def test_one_of_several_workers_ends_the_session(harness: Harness, end: End, cle
     harness.script(SUMMARY)
     found = side_by_side(*[lambda: end(session_id)] * 4)
     assert found.count(Ended()) == 1
-    assert found.count(NotDue()) == 3
+    assert found.count(EndNotDue()) == 3
     assert cleaned == [session_id]
 
 
@@ -170,7 +170,7 @@ def test_a_stale_ender_writes_nothing(harness: Harness, end: End) -> None:
         return says('{"summary": "stale"}')
 
     harness.script(overtaken)
-    assert end(session_id) == NotDue()
+    assert end(session_id) == EndNotDue()
     assert harness.session(session_id).summary == "They greeted."
 
 
@@ -179,7 +179,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
     session_id = _ending(harness)
     harness.script(*[ProviderError("it is down")] * MAX_ATTEMPTS)
     for _ in range(MAX_ATTEMPTS - 1):
-        assert end(session_id) == Postponed()
+        assert end(session_id) == EndPostponed()
         assert endings_due(harness.database, 10, 5, 30) == []
         harness.move(60)
         assert endings_due(harness.database, 10, 5, 30) == [session_id]
@@ -274,7 +274,7 @@ def test_a_clock_that_jumps_during_an_ending_makes_no_second_summary(harness: Ha
 
     harness.script(jumping)
     outcomes.append(end(session_id))
-    assert sorted(map(str, outcomes)) == sorted(map(str, [Ended(), NotDue()]))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [Ended(), EndNotDue()]))
     assert harness.session(session_id).summary == "They greeted."
 
 
@@ -324,7 +324,7 @@ def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -
     """An empty summary counts as a failed attempt, because the next session needs the summary."""
     session_id = _ending(harness)
     harness.script(says(reply))
-    assert end(session_id) == Postponed()
+    assert end(session_id) == EndPostponed()
 
 
 MEGABYTES = 10_000_000

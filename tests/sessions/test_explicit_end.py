@@ -12,7 +12,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from perdure import tool
-from perdure.channels.cli import Conversation, Speaker
+from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.channels.http.app import create_app
 from perdure.cli import connecting
 from perdure.cli.inspect.sessions import end as end_command
@@ -50,8 +50,8 @@ def equipped(harness: Harness) -> None:
 
 
 @contextmanager
-def _conversation(harness: Harness) -> Iterator[Conversation]:
-    talk = Conversation(harness.runtime, Speaker("ana"), None, lambda _: None)
+def _conversation(harness: Harness) -> Iterator[TerminalConversation]:
+    talk = TerminalConversation(harness.runtime, Speaker("ana"), None, lambda _: None)
     talk.resume()
     assert talk.session_id is not None
     yield talk

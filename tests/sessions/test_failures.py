@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from perdure.agents import Agent, Agents, ErrorTexts
-from perdure.channels.http.openai.answers import Answer, Rewound, Text, follow
+from perdure.channels.http.openai.answers import CommittedAnswer, Rewound, Text, follow
 from perdure.errors import ProviderError
 from perdure.events.event import Event, EventId, EventKind
 from perdure.memory.consolidation.consolidate import read_conversation
@@ -164,7 +164,7 @@ def test_an_openai_answer_has_no_failure() -> None:
     """A client of OpenAI's routes sends its history again, so an error is no part of an answer's text."""
     spoken = {"role": "assistant", "content": "Let me look."}
     failure = {"role": "assistant", "content": FAILURE, "error": ERROR}
-    answer = Answer({})
+    answer = CommittedAnswer({})
     answer.add([spoken, failure])
     assert answer.text == "Let me look."
 

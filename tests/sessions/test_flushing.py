@@ -10,7 +10,7 @@ import pytest
 
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
-from perdure.workers.shutdown.flush import Flushed, flush
+from perdure.workers.shutdown.flush import WorkerFlushed, flush
 from tests.turns.harness import PATIENCE_S
 
 TOUCHED = [(uuid4(), Fence(token, uuid4())) for token in (7, 3, 5)]
@@ -46,7 +46,7 @@ def _raising(error: Exception) -> Callable[[], object]:
 def test_each_session_is_flushed_once_by_each_flusher_under_its_token() -> None:
     """Each flusher is called once for each session, in the given order and with the session's fence."""
     one, other = Recorder(1), Recorder(10)
-    assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=3, written=33)
+    assert flush(TOUCHED, [one, other], PATIENCE_S) == WorkerFlushed(touched=3, sessions=3, written=33)
     assert one.seen == other.seen == TOUCHED
 
 
@@ -55,14 +55,14 @@ def test_without_anything_to_flush_the_flush_is_complete(
     touched: list[tuple[UUID, Fence]], flushers: list[Recorder]
 ) -> None:
     """A flush without sessions, or without flushers, is complete."""
-    assert flush(touched, flushers, PATIENCE_S) == Flushed(len(touched), len(touched), 0)
+    assert flush(touched, flushers, PATIENCE_S) == WorkerFlushed(len(touched), len(touched), 0)
 
 
 def test_an_error_of_one_session_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """A session whose flusher raises an error does not count as flushed. The other sessions are flushed."""
     one, other = Recorder(1), Recorder(10)
     one.happens[SECOND] = _raising(RuntimeError("damaged"))
-    assert flush(TOUCHED, [one, other], PATIENCE_S) == Flushed(touched=3, sessions=2, written=32)
+    assert flush(TOUCHED, [one, other], PATIENCE_S) == WorkerFlushed(touched=3, sessions=2, written=32)
     assert one.seen == other.seen == TOUCHED
     assert caplog.messages == [f"session {SECOND} could not be flushed"]
 
@@ -72,7 +72,7 @@ def test_a_session_left_to_another_process_is_no_failure() -> None:
     one, other = Recorder(1), Recorder(10)
     one.leaves.add(SECOND)
     flushed = flush(TOUCHED, [one, other], PATIENCE_S)
-    assert flushed == Flushed(touched=3, sessions=2, written=32, left=1)
+    assert flushed == WorkerFlushed(touched=3, sessions=2, written=32, left=1)
     assert str(flushed) == "flushed 2 of 3 sessions, 32 turns, 1 left to others"
     assert flushed.complete
 
@@ -81,7 +81,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
     """If a server is unavailable, the flush ends at once and does not try the remaining sessions."""
     flusher = Recorder()
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
-    assert flush(TOUCHED, [flusher], PATIENCE_S) == Flushed(touched=3, sessions=1, written=1)
+    assert flush(TOUCHED, [flusher], PATIENCE_S) == WorkerFlushed(touched=3, sessions=1, written=1)
     assert flusher.seen == TOUCHED[:2]
     assert caplog.messages == ["the flush ended early: Redis cannot be reached."]
 

@@ -22,7 +22,7 @@ from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, Conflict, NotFound, ProviderError
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.resilience.circuit import State as Breaker
+from perdure.resilience.circuit import CircuitState as Breaker
 from perdure.resilience.shared import Transition
 from perdure.sessions.ending import Ender, expire_idle, leave, request_end
 from perdure.settings import OnBusy

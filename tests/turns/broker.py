@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 
 
 class Broker:
@@ -18,11 +18,11 @@ class Broker:
         self.sent: list[TaskCall] = []
         self.revoked: list[UUID] = []
         self.states: dict[UUID, TaskEnded | TaskRuns] = {}
-        self.outcome = Sent.YES
+        self.outcome = TaskSent.YES
 
-    def send(self, call: TaskCall) -> Sent:
+    def send(self, call: TaskCall) -> TaskSent:
         """Record the task unless the broker is unavailable."""
-        if self.outcome is not Sent.NO:
+        if self.outcome is not TaskSent.NO:
             self.sent.append(call)
         return self.outcome
 
@@ -32,7 +32,7 @@ class Broker:
 
     def revoke(self, task_ids: Sequence[UUID]) -> bool:
         """Record the ids unless the broker is unavailable."""
-        if self.outcome is Sent.NO:
+        if self.outcome is TaskSent.NO:
             return False
         self.revoked += task_ids
         return True

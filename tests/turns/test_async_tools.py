@@ -215,7 +215,7 @@ def test_an_abandoned_call_is_not_begun_once_the_loop_is_free() -> None:
     blocker.start()
     assert blocked.wait(10)
     threading.Timer(0.2, over.set).start()
-    with pytest.raises(event_loop.Cancelled):
+    with pytest.raises(event_loop.CoroutineCancelled):
         event_loop.call("pays", pays, over.is_set)
     blocker.join(10)
     assert began == []

@@ -10,7 +10,7 @@ import pytest
 from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
 from perdure.memory.redis.memory import RedisMemory
 from perdure.sessions.ending import request_end
-from perdure.tools.awaited.port import Sent, TaskEnded, TaskRuns
+from perdure.tools.awaited.port import TaskEnded, TaskRuns, TaskSent
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.awaited import ENDED, UNSENT, finish, probe_due
 from perdure.turns.calls.result_values import LOST
@@ -205,10 +205,10 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
     )
     harness.runtime.eraser.erase("ana")
     finish_due = harness.runtime.eraser.finish_due
-    broker.outcome = Sent.NO
+    broker.outcome = TaskSent.NO
     finish_due()
     assert broker.revoked == []
-    broker.outcome = Sent.YES
+    broker.outcome = TaskSent.YES
     finish_due()
     assert {*broker.revoked} == queued
     finish_due()
@@ -285,13 +285,13 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
     harness: Harness, broker: Broker
 ) -> None:
     """After the outage, the idempotent task is sent. The model reads that the unsafe task was not sent."""
-    broker.outcome = Sent.NO
+    broker.outcome = TaskSent.NO
     turn = ask_and_wait(harness, ("reports_export", {}), ("charge", {}))
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
     harness.move(UNSENT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
     assert resume(harness, turn)["status"] == "parked"
-    broker.outcome = Sent.YES
+    broker.outcome = TaskSent.YES
     harness.move(UNSENT_S + 1)
     assert resume(harness, turn)["status"] == "parked"
     [task] = broker.sent
@@ -437,10 +437,10 @@ def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> 
     """If the turn is cancelled during a broker outage, its task is revoked after the outage."""
     turn = ask_and_wait(harness)
     cancel(harness.runtime, UUID(turn["turn_id"]))
-    broker.outcome = Sent.NO
+    broker.outcome = TaskSent.NO
     sweep_again(harness)
     assert broker.revoked == []
-    broker.outcome = Sent.YES
+    broker.outcome = TaskSent.YES
     for _ in range(2):
         sweep_again(harness)
     assert broker.revoked == [broker.sent[0].task_id]

@@ -18,7 +18,7 @@ import pytest
 from perdure.channels.callback import UrlCarrier
 from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import make_secret, parse_secrets, signed_headers
-from perdure.turns.outbox import Delivered, DeliveryFailed, NotDue, deliver, resend
+from perdure.turns.outbox import Delivered, DeliveryFailed, DeliveryNotDue, deliver, resend
 from tests.repository.source import ROOT, read
 from tests.turns.harness import Harness
 
@@ -104,7 +104,7 @@ def test_a_callback_is_processed_once(receiver: Printed, harness: Harness) -> No
     delivery_id = harness.waker.deliveries[-1]
     carriers = {"url": carrier()}
     assert deliver(harness.database, carriers, delivery_id) == Delivered()
-    assert deliver(harness.database, carriers, delivery_id) == NotDue()
+    assert deliver(harness.database, carriers, delivery_id) == DeliveryNotDue()
     resend(harness.database, delivery_id)
     assert deliver(harness.database, carriers, delivery_id) == Delivered()
 

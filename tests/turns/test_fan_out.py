@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from perdure import celery_tool
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskSent
 from perdure.turns.calls.awaited import finish
 from perdure.turns.cancel import cancel
 from tests.turns.awaiting import (
@@ -124,12 +124,12 @@ def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Har
 def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
     """A task whose first send was uncertain may run. Its result is polled even if the second send fails."""
     harness.equip(celery_tool("reports.export", effect="idempotent", timeout_s=TIMEOUT_S, name="many", max_parallel=1))
-    broker.outcome = Sent.MAYBE
+    broker.outcome = TaskSent.MAYBE
     harness.script(calls(("many", {"calls": [{"n": n} for n in range(2)]})), says("done"))
     turn = harness.ask()
-    broker.outcome = Sent.NO
+    broker.outcome = TaskSent.NO
     sweep_again(harness)
-    broker.outcome = Sent.YES
+    broker.outcome = TaskSent.YES
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="it ran")
     harness.move(TIMEOUT_S + 1)
     resume(harness, turn)

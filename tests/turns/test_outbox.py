@@ -17,10 +17,10 @@ from perdure.turns.outbox import (
     MAX_ATTEMPTS,
     Delivered,
     DeliveryFailed,
+    DeliveryNotDue,
     DeliveryOutcome,
+    DeliveryPostponed,
     NotAsked,
-    NotDue,
-    Postponed,
     Undeliverable,
     deliver,
     due,
@@ -67,7 +67,7 @@ def test_it_is_delivered_once(harness: Harness) -> None:
     delivery_id = _delivery(harness)
     recipient = Recipient()
     assert _deliver(harness, recipient, delivery_id) == Delivered()
-    assert _deliver(harness, recipient, delivery_id) == NotDue()
+    assert _deliver(harness, recipient, delivery_id) == DeliveryNotDue()
     ((target, body),) = recipient.arrived
     turn_id = _row(harness, delivery_id).turn_id
     assert target == {"url": "https://a.example/hook"}
@@ -90,12 +90,12 @@ def test_a_failed_delivery_is_retried_later(harness: Harness) -> None:
     """After a failed attempt, the delivery is due again after a pause. The error is stored for the operator."""
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=2)
-    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, delivery_id) == NotDue()
+    assert _deliver(harness, recipient, delivery_id) == DeliveryPostponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, delivery_id) == DeliveryNotDue()
     assert "503" in _row(harness, delivery_id).last_error
     harness.move(FIRST_RETRY_S)
     assert due(harness.database, 10, 5) == [delivery_id]
-    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S * 2)
+    assert _deliver(harness, recipient, delivery_id) == DeliveryPostponed(FIRST_RETRY_S * 2)
     harness.move(FIRST_RETRY_S * 2)
     assert _deliver(harness, recipient, delivery_id) == Delivered()
     assert _row(harness, delivery_id).last_error is None
@@ -105,9 +105,9 @@ def test_a_later_reply_waits_for_an_earlier_one(harness: Harness) -> None:
     """A receiver gets a session's replies in order. `deliver` returns the id of the next delivery to wake."""
     recipient = Recipient(failures=1)
     first, second, third = _delivery(harness), _delivery(harness), _delivery(harness)
-    assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, third) == NotDue()
-    assert _deliver(harness, recipient, second) == NotDue()
+    assert _deliver(harness, recipient, first) == DeliveryPostponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, third) == DeliveryNotDue()
+    assert _deliver(harness, recipient, second) == DeliveryNotDue()
     harness.move(FIRST_RETRY_S)
     assert _deliver(harness, recipient, first) == Delivered(second)
     assert _deliver(harness, recipient, second) == Delivered(third)
@@ -133,15 +133,15 @@ def test_order_spans_the_sessions_of_a_conversation(harness: Harness) -> None:
     other = harness.send("other", reply_to=reply_to, conversation="work")
     harness.run(other.session_id)
 
-    assert _deliver(harness, recipient, first) == Postponed(FIRST_RETRY_S)
-    assert _deliver(harness, recipient, third) == NotDue()
-    assert _deliver(harness, recipient, second) == NotDue()
+    assert _deliver(harness, recipient, first) == DeliveryPostponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, third) == DeliveryNotDue()
+    assert _deliver(harness, recipient, second) == DeliveryNotDue()
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
     harness.move(FIRST_RETRY_S)
     assert _deliver(harness, recipient, first) == Delivered(second)
     assert _deliver(harness, recipient, second) == Delivered(third)
     assert _deliver(harness, recipient, third) == Delivered()
-    assert _deliver(harness, recipient, third) == NotDue()
+    assert _deliver(harness, recipient, third) == DeliveryNotDue()
 
 
 def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -> None:
@@ -156,7 +156,7 @@ def test_a_request_for_approval_comes_before_its_turns_reply(harness: Harness) -
         """,
         question=question,
     )
-    assert _deliver(harness, recipient, reply) == NotDue()
+    assert _deliver(harness, recipient, reply) == DeliveryNotDue()
     assert _deliver(harness, recipient, question) == Delivered(reply)
     assert _deliver(harness, recipient, reply) == Delivered()
 
@@ -166,10 +166,10 @@ def test_a_failed_delivery_releases_the_next_one(harness: Harness) -> None:
     recipient = Recipient(failures=MAX_ATTEMPTS)
     first, second = _delivery(harness), _delivery(harness)
     for _ in range(MAX_ATTEMPTS - 1):
-        assert isinstance(_deliver(harness, recipient, first), Postponed)
-        assert _deliver(harness, recipient, second) == NotDue()
+        assert isinstance(_deliver(harness, recipient, first), DeliveryPostponed)
+        assert _deliver(harness, recipient, second) == DeliveryNotDue()
         harness.move(LONGEST_RETRY_S)
-    assert _deliver(harness, recipient, first) == Postponed(None, second)
+    assert _deliver(harness, recipient, first) == DeliveryPostponed(None, second)
     assert _deliver(harness, recipient, second) == Delivered()
 
 
@@ -177,7 +177,7 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
     """A failing delivery delays neither deliveries to another URL nor another user's deliveries to the same URL."""
     recipient = Recipient(failures=1)
     failing = _delivery(harness)
-    assert _deliver(harness, recipient, failing) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, failing) == DeliveryPostponed(FIRST_RETRY_S)
     assert _deliver(harness, recipient, _delivery(harness, url="https://b.example/hook")) == Delivered()
     sent = harness.send(user_id="bea", reply_to={"url": "https://a.example/hook"})
     harness.run(sent.session_id)
@@ -189,7 +189,7 @@ def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> Non
     harness.move(DAY_S)
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=1)
-    assert _deliver(harness, recipient, delivery_id) == Postponed(FIRST_RETRY_S)
+    assert _deliver(harness, recipient, delivery_id) == DeliveryPostponed(FIRST_RETRY_S)
     harness.move(-DAY_S)
     assert due(harness.database, 10, 5) == [delivery_id]
     assert _deliver(harness, recipient, delivery_id) == Delivered()
@@ -200,11 +200,11 @@ def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
     delivery_id = _delivery(harness)
     recipient = Recipient(failures=1_000)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        assert _deliver(harness, recipient, delivery_id) == Postponed(retry_after(attempt))
+        assert _deliver(harness, recipient, delivery_id) == DeliveryPostponed(retry_after(attempt))
         harness.move(LONGEST_RETRY_S)
     assert _row(harness, delivery_id).status == "failed"
     assert _row(harness, delivery_id).attempts == MAX_ATTEMPTS
-    assert _deliver(harness, recipient, delivery_id) == NotDue()
+    assert _deliver(harness, recipient, delivery_id) == DeliveryNotDue()
     assert due(harness.database, 10, 5) == []
 
 
@@ -216,7 +216,7 @@ def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise Undeliverable("answered with status 410")
 
-    assert deliver(harness.database, {"url": Gone()}, delivery_id) == Postponed(None)
+    assert deliver(harness.database, {"url": Gone()}, delivery_id) == DeliveryPostponed(None)
     row = _row(harness, delivery_id)
     assert (row.status, row.attempts, row.last_error) == ("failed", 1, "answered with status 410")
     harness.move(LONGEST_RETRY_S)
@@ -252,7 +252,7 @@ def test_a_delivery_whose_attempts_all_crash_fails(harness: Harness) -> None:
         with pytest.raises(RuntimeError):
             deliver(harness.database, {"url": Broken(), "task": Broken()}, delivery_id)
         harness.move(ATTEMPT_S)
-    assert deliver(harness.database, {"url": Broken(), "task": Broken()}, delivery_id) == Postponed(None)
+    assert deliver(harness.database, {"url": Broken(), "task": Broken()}, delivery_id) == DeliveryPostponed(None)
     assert _row(harness, delivery_id).status == "failed"
 
 
@@ -315,13 +315,13 @@ def test_any_error_text_can_be_stored(harness: Harness, reason: str) -> None:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             raise DeliveryFailed(reason)
 
-    assert isinstance(_deliver(harness, Refusing(), delivery_id), Postponed)
+    assert isinstance(_deliver(harness, Refusing(), delivery_id), DeliveryPostponed)
     assert _row(harness, delivery_id).last_error == reason[:1_000]
 
 
 def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
     """A wake-up for an erased delivery has no effect."""
-    assert _deliver(harness, Recipient(), uuid4()) == NotDue()
+    assert _deliver(harness, Recipient(), uuid4()) == DeliveryNotDue()
 
 
 def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
@@ -331,7 +331,7 @@ def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
     pauses = []
     for _ in range(20):
         outcome = deliver(harness.database, {"url": unavailable}, delivery_id)
-        assert isinstance(outcome, Postponed)
+        assert isinstance(outcome, DeliveryPostponed)
         assert outcome.retry_s is not None
         pauses.append(outcome.retry_s)
         harness.move(outcome.retry_s)
@@ -348,7 +348,7 @@ def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
     harness.move(DAY_S + 1)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         outcome = deliver(harness.database, {"url": BreakerOpen(retry_s=60)}, delivery_id)
-        assert outcome == Postponed(retry_after(attempt))
+        assert outcome == DeliveryPostponed(retry_after(attempt))
         harness.move(LONGEST_RETRY_S)
     assert _row(harness, delivery_id).status == "failed"
 

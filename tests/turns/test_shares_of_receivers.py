@@ -21,9 +21,9 @@ from perdure.turns.outbox import (
     ATTEMPT_S,
     Delivered,
     DeliveryFailed,
+    DeliveryNotDue,
+    DeliveryPostponed,
     NotAsked,
-    NotDue,
-    Postponed,
     deliver,
     due,
     sharers_of,
@@ -200,9 +200,9 @@ def test_an_open_breaker_postpones_all_deliveries_to_its_service(
     carriers = {"url": closed, "task": closed, "channel": closed}
     ran: list[str] = []
     with harness.hooked(lambda moment, name: ran.append(name) if moment == "after" else None):
-        assert deliver(harness.database, carriers, first) == Postponed(60)
+        assert deliver(harness.database, carriers, first) == DeliveryPostponed(60)
     assert ran == ["deliveries.take", "deliveries.postpone_service"]
-    assert {deliver(harness.database, carriers, each) for each in others} == {NotDue()}
+    assert {deliver(harness.database, carriers, each) for each in others} == {DeliveryNotDue()}
     assert closed.asked == 1
     assert [record.getMessage() for record in caplog.records] == [
         f"{MANY} deliveries wait: the breaker is open; next attempt in 60 s or later"
@@ -221,14 +221,14 @@ def test_later_deliveries_to_a_closed_service_log_no_further_line(
     for _ in range(3):
         harness.move(1)
         (delivery_id,) = _owe(harness, {"url": "https://a.example/"})
-        assert deliver(harness.database, {"url": Closed()}, delivery_id) == Postponed(60)
+        assert deliver(harness.database, {"url": Closed()}, delivery_id) == DeliveryPostponed(60)
     assert len(caplog.records) == 1
 
 
 def test_a_pause_in_one_chat_postpones_no_other(harness: Harness) -> None:
     """A service that asks for a pause may mean one chat. The other deliveries to the service stay due."""
     first, *others = _owe(harness, {"channel": "slack", "place": {"chat": "C1"}}, 3)
-    assert deliver(harness.database, {"channel": Closed(alone=True)}, first) == Postponed(60)
+    assert deliver(harness.database, {"channel": Closed(alone=True)}, first) == DeliveryPostponed(60)
     assert sorted(due(harness.database, 10, 5)) == sorted(others)
 
 
@@ -238,7 +238,7 @@ def test_an_attempt_that_runs_is_not_postponed(harness: Harness) -> None:
 
     class Meanwhile(Recipient):
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-            assert deliver(harness.database, {"url": Closed()}, refused) == Postponed(60)
+            assert deliver(harness.database, {"url": Closed()}, refused) == DeliveryPostponed(60)
             (row,) = harness.sql(
                 "SELECT extract(epoch FROM due_at - perdure_now()) AS left_s, attempts FROM deliveries"
                 " WHERE delivery_id = %(id)s", id=running,
@@ -254,7 +254,7 @@ def test_a_delivery_of_yesterday_is_not_postponed_with_the_others(harness: Harne
     (old,) = _owe(harness, {"url": "https://a.example/"})
     harness.move(86_401)
     (new,) = _owe(harness, {"url": "https://a.example/"})
-    assert deliver(harness.database, {"url": Closed()}, new) == Postponed(60)
+    assert deliver(harness.database, {"url": Closed()}, new) == DeliveryPostponed(60)
     assert due(harness.database, 10, 5) == [old]
 
 

@@ -16,7 +16,7 @@ from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
 from perdure.turns import sweep as sweeping
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.outbox import FIRST_RETRY_S, DeliveryFailed, Postponed, deliver
+from perdure.turns.outbox import FIRST_RETRY_S, DeliveryFailed, DeliveryPostponed, deliver
 from perdure.turns.sweep import Swept, sweep
 from tests.turns.harness import Harness, side_by_side
 
@@ -286,7 +286,7 @@ def test_an_attempt_ends_the_back_off_of_a_delivery(harness: Harness) -> None:
     for _ in range(70):
         _round(harness)
     delivery_id = harness.waker.deliveries[-1]
-    assert deliver(harness.database, {"url": Refusing()}, delivery_id) == Postponed(FIRST_RETRY_S)
+    assert deliver(harness.database, {"url": Refusing()}, delivery_id) == DeliveryPostponed(FIRST_RETRY_S)
     harness.waker.deliveries.clear()
     _round(harness)
     assert harness.waker.deliveries == [delivery_id]

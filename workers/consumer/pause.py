@@ -2,9 +2,9 @@
 
 `Consumption` pauses the queues that start turns while the intake of all workers is closed (`perdure drain`).
 
-`Step` is a boot step between Celery's pool and its consumer. At shutdown, Celery first stops the consumer, then stops
-`Step`, and then waits until the pool's running tasks end. `Step` returns the messages of tasks that have not begun to
-the broker, so the messages do not wait for the running tasks.
+`PauseStep` is a boot step between Celery's pool and its consumer. At shutdown, Celery first stops the consumer, then
+stops `PauseStep`, and then waits until the pool's running tasks end. `PauseStep` returns the messages of tasks that have
+not begun to the broker, so the messages do not wait for the running tasks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _consume(consumer: Any, names: Iterable[str]) -> None:
         consumer.add_task_queue(name)
 
 
-class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no types
+class PauseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no types
     """The boot step of a worker. It calls the application's `Lifecycle`."""
 
     requires = ("celery.worker.components:Pool",)
@@ -92,7 +92,7 @@ class Step(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carries no 
         self._began = 0.0
         super().__init__(worker, **options)
 
-    def create(self, worker: Any) -> Step:
+    def create(self, worker: Any) -> PauseStep:
         """Attach the worker to the lifecycle's `Consumption`; returns this step, which Celery starts and stops."""
         self._lifecycle.consumption.attach(worker)
         return self

@@ -25,7 +25,7 @@ from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.text.untrusted import error_summary
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 from perdure.workers.celery_application import connected_app, transport_options
 from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
 
@@ -74,17 +74,17 @@ class CeleryCalls:
         )
         return cls(app)
 
-    def send(self, call: TaskCall) -> Sent:
+    def send(self, call: TaskCall) -> TaskSent:
         """Publish the task; see `TaskCalls.send`."""
         with self._lock:
             if time.monotonic() < self._unavailable_until:
-                return Sent.NO
+                return TaskSent.NO
         reached = False
         try:
             message, options = self._message(call)  # in its own `try`, since these errors are not the broker's
         except Exception:  # an application's router may raise anything
             log.exception("the task %s cannot be sent", call.task)
-            return Sent.NO
+            return TaskSent.NO
         try:
             with self._app.producer_or_acquire() as producer:
                 producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
@@ -92,13 +92,13 @@ class CeleryCalls:
                 self._app.amqp.send_task_message(producer, call.task, message, **{**options, **_SENDING})
         except EncodeError:
             log.exception("the arguments of the task %s cannot be sent", call.task)
-            return Sent.NO
+            return TaskSent.NO
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             with self._lock:
                 self._unavailable_until = time.monotonic() + PAUSE_S
             log.warning("the broker did not accept the task %s: %s", call.task, loggable(error))
-            return Sent.MAYBE if reached else Sent.NO
-        return Sent.YES
+            return TaskSent.MAYBE if reached else TaskSent.NO
+        return TaskSent.YES
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
         """The state of the task in the result backend; see `TaskCalls.ask`."""

@@ -15,10 +15,10 @@ from typing import Any
 from perdure.settings import Settings
 from perdure.tasks.process import Process
 from perdure.turns import drain
-from perdure.turns.drain import Phase
+from perdure.turns.drain import DrainPhase
 from perdure.workers.consumer.pause import Consumption
 from perdure.workers.isolated.child import Isolation
-from perdure.workers.shutdown.flush import Flushed, flush
+from perdure.workers.shutdown.flush import WorkerFlushed, flush
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,21 @@ class FleetDrain:
         self._settings = settings
         self._isolation = isolation
         self._consumption = consumption
-        self._phase = Phase.OPEN
+        self._phase = DrainPhase.OPEN
         self._park_at = 0.0
         self._parked = 0
-        self._flushed = Flushed(0)
+        self._flushed = WorkerFlushed(0)
 
     @property
     def pause_s(self) -> float:
         """Seconds until `follow_intake` should be called again."""
         sweep_s = self._settings.turn.sweep_s
-        return min(sweep_s, _LOOK_S) if self._phase is Phase.DRAINING else sweep_s
+        return min(sweep_s, _LOOK_S) if self._phase is DrainPhase.DRAINING else sweep_s
 
     @property
     def is_open(self) -> bool:
         """Whether the intake was open at the last successful `follow_intake`."""
-        return self._phase is Phase.OPEN
+        return self._phase is DrainPhase.OPEN
 
     def report(self) -> dict[str, Any]:
         """The drain phase, and the numbers of parked turns, flushed sessions and flushed turns in the latest drain."""
@@ -67,20 +67,20 @@ class FleetDrain:
         if not drain.is_active(self._process.runtime.database):
             self._reopen()
             return
-        if self._phase is Phase.OPEN:
+        if self._phase is DrainPhase.OPEN:
             self._close()
-        if self._phase is Phase.DRAINING or self._running():
+        if self._phase is DrainPhase.DRAINING or self._running():
             self._drain()
 
     def _close(self) -> None:
         self._consumption.pause()
-        self._phase = Phase.DRAINING
+        self._phase = DrainPhase.DRAINING
         self._park_at = time.monotonic() + self._settings.shutdown.drain_s
-        self._parked, self._flushed = 0, Flushed(0)
+        self._parked, self._flushed = 0, WorkerFlushed(0)
         log.info("the intake is closed: %d turns run here; %g s to finish", *self._budget())
 
     def _drain(self) -> None:
-        self._phase = Phase.DRAINING
+        self._phase = DrainPhase.DRAINING
         keeper = self._process.runner.keeper
         if self._running() and time.monotonic() >= self._park_at:
             parked = keeper.park() + self._isolation.park()
@@ -90,14 +90,14 @@ class FleetDrain:
         if self._running():
             return
         self._flushed = flush(keeper.touched(), self._process.flushers, self._settings.shutdown.flush_s)
-        self._phase = Phase.QUIET
+        self._phase = DrainPhase.QUIET
         log.info("the intake is closed: nothing runs here; %s", self._flushed)
 
     def _reopen(self) -> None:
-        if self._phase is Phase.OPEN:
+        if self._phase is DrainPhase.OPEN:
             return
         self._consumption.resume()
-        self._phase = Phase.OPEN
+        self._phase = DrainPhase.OPEN
         log.info("the intake is open again")
 
     def _running(self) -> int:

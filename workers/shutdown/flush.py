@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Flushed:
+class WorkerFlushed:
     """The result of a flush.
 
     Attributes:
@@ -53,9 +53,9 @@ def flushers(runtime: Runtime) -> tuple[Flusher, ...]:
     return () if runtime.redis_memory is None else (partial(runtime.redis_memory.flush, runtime.database),)
 
 
-def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> Flushed:
+def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], within_s: float) -> WorkerFlushed:
     """Flush the sessions in the given order. After `within_s` seconds, return the result so far."""
-    flushed = Flushed(len(touched))
+    flushed = WorkerFlushed(len(touched))
     until = time.monotonic() + within_s
     # A flusher that hangs is abandoned. It writes under a fence, so a late write is harmless.
     thread = threading.Thread(
@@ -66,7 +66,9 @@ def flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], wi
     return flushed
 
 
-def _flush(touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], flushed: Flushed, until: float) -> None:
+def _flush(
+    touched: Sequence[tuple[UUID, Fence]], flushers: Sequence[Flusher], flushed: WorkerFlushed, until: float
+) -> None:
     for session_id, fence in touched:
         if time.monotonic() >= until:
             return

@@ -1,8 +1,8 @@
 """The signal handlers of a worker, in place of Celery's.
 
 With Celery's own handlers, a second SIGINT or any SIGQUIT makes the worker abandon its running tasks without releasing
-their leases. A single SIGINT makes the worker exit with status 1. `perdure.workers.consumer.pause.Step` installs the
-handlers of this module when the pool runs.
+their leases. A single SIGINT makes the worker exit with status 1. `perdure.workers.consumer.pause.PauseStep` installs
+the handlers of this module when the pool runs.
 """
 
 from __future__ import annotations

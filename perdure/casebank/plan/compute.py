@@ -18,7 +18,7 @@ from perdure.casebank import COMMON
 from perdure.casebank.plan import policy, queries
 from perdure.casebank.plan.cosines import from_wire
 from perdure.casebank.plan.duplicates import Content, Duplicates, Group, Pair, Read, find
-from perdure.casebank.plan.policy import Action, Facts, PlanItem, Rule, Verdict
+from perdure.casebank.plan.policy import Action, Facts, Finding, PlanItem, Rule
 from perdure.database.engine import Executor
 from perdure.settings import CasebankSettings, CaseScope
 
@@ -27,7 +27,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PruneCandidate:
     """An active case, with the values that the planner needs. `dimensions` is the size of its vector."""
 
     facts: Facts
@@ -38,12 +38,12 @@ class Candidate:
     shared: bool = False
 
 
-def read_candidates(executor: Executor, page: int) -> Iterator[list[Candidate]]:
+def read_candidates(executor: Executor, page: int) -> Iterator[list[PruneCandidate]]:
     """The active cases, a page at a time. Each page is a separate statement, so no transaction stays open."""
     after = ""
     while rows := executor.run(queries.CANDIDATES, {"after": after, "most": page}):
         yield [
-            Candidate(
+            PruneCandidate(
                 facts=facts_of(row),
                 embedder=row.embedder,
                 dimensions=row.dimensions,
@@ -75,7 +75,7 @@ def facts_of(row: queries.CaseRow) -> Facts:
 
 
 def compute(
-    pages: Iterable[Sequence[Candidate]],
+    pages: Iterable[Sequence[PruneCandidate]],
     read: Read,
     limits: CasebankSettings,
     now: datetime,
@@ -85,7 +85,7 @@ def compute(
 ) -> list[PlanItem]:
     """The plan for the cases in `pages` at the time `now`. `total` is an estimated number of cases."""
     planner = _Planner(limits, now)
-    left: list[Candidate] = []
+    left: list[PruneCandidate] = []
     seen = 0
     for page in pages:
         left += [candidate for candidate in page if not planner.removes(candidate.facts)]
@@ -104,7 +104,7 @@ def compute(
     return planner.items()
 
 
-def _groups(candidates: Iterable[Candidate], scope: CaseScope) -> list[Group]:
+def _groups(candidates: Iterable[PruneCandidate], scope: CaseScope) -> list[Group]:
     """The cases with a vector, by embedder and size of the vectors, bank, and the users whose prompts they may enter.
 
     Merging cases of two groups would hide a case from some users. A group of one case is left out.
@@ -131,7 +131,7 @@ class _Planner:
         self._archived: list[PlanItem] = []
         self._spared: list[PlanItem] = []
 
-    def protection(self, case: Facts) -> Verdict | None:
+    def protection(self, case: Facts) -> Finding | None:
         return policy.protection(case, self._limits, self._now)
 
     def removes(self, case: Facts) -> bool:
@@ -179,7 +179,7 @@ class _Planner:
         self._spared.sort(key=lambda item: (item.facts.case_id, item.rule, item.reason))
         return [*self._removed, *map(_merge, self._pairs), *self._archived, *self._spared]
 
-    def _spare(self, case: Facts, verdict: Verdict, spared: Verdict) -> None:
+    def _spare(self, case: Facts, verdict: Finding, spared: Finding) -> None:
         self._spared.append(PlanItem(Action.SPARE, case, spared.rule, f"{verdict.reason}, but {spared.reason}"))
 
 

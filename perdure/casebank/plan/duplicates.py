@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.casebank.plan.cosines import Vector, cosine, has_direction
-from perdure.casebank.plan.policy import Facts, Rule, Verdict, keeper_order
+from perdure.casebank.plan.policy import Facts, Finding, Rule, keeper_order
 from perdure.settings import CasebankSettings
 from perdure.text import contradiction
 
@@ -65,14 +65,14 @@ class Duplicates:
     """The pairs to merge, and the pairs whose loser is spared, each with the reason."""
 
     absorbed: list[Pair]
-    spared: list[tuple[Pair, Verdict]]
+    spared: list[tuple[Pair, Finding]]
 
 
 def find(
     group: Group,
     read: Read,
     limits: CasebankSettings,
-    protection: Callable[[Facts], Verdict | None],
+    protection: Callable[[Facts], Finding | None],
     on_progress: Callable[[int], None],
 ) -> Duplicates:
     """Find the group's duplicates. A loser for which `protection` returns a verdict is spared.
@@ -81,7 +81,7 @@ def find(
     to stop the work.
     """
     absorbed = list[Pair]()
-    spared = dict[str, tuple[Pair, Verdict]]()
+    spared = dict[str, tuple[Pair, Finding]]()
     waiting = sorted(group.cases, key=keeper_order)
     while len(waiting) > 1:
         search = _Search(group, waiting, limits, protection, spared)
@@ -104,8 +104,8 @@ class _Search:
         group: Group,
         waiting: Sequence[Facts],
         limits: CasebankSettings,
-        protection: Callable[[Facts], Verdict | None],
-        spared: dict[str, tuple[Pair, Verdict]],
+        protection: Callable[[Facts], Finding | None],
+        spared: dict[str, tuple[Pair, Finding]],
     ) -> None:
         self.absorbed: list[Pair] = []
         self._group = group
@@ -203,12 +203,12 @@ class _Search:
             return True
         return False
 
-    def _difference(self, keeper: int, loser: int) -> Verdict | None:
+    def _difference(self, keeper: int, loser: int) -> Finding | None:
         if not self._limits.duplicate_guard:
             return None
         keeping, losing = (self._features(self._queries[row]) for row in (keeper, loser))
         found = contradiction.compare(keeping, losing)
-        return None if found is None else Verdict(Rule.DIFFERENT, str(found))
+        return None if found is None else Finding(Rule.DIFFERENT, str(found))
 
     def _perhaps_same(self, keepers: NDArray[np.intp], loser: int) -> NDArray[np.intp]:
         """The keepers whose questions do not certainly differ from the loser's in numbers, negations or a name.

@@ -57,7 +57,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Finding:
     """The decision of one rule on one case, and the reason as text."""
 
     rule: Rule
@@ -86,7 +86,7 @@ class PlanItem:
         return self.facts.case_id
 
 
-def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
+def low_performance(case: Facts, limits: CasebankSettings) -> Finding | None:
     """The verdict on a low performer; `None` for any other case.
 
     A low performer has more than `low_success_min_usage` uses, and a known rate below `low_success_percent`.
@@ -95,41 +95,41 @@ def low_performance(case: Facts, limits: CasebankSettings) -> Verdict | None:
         return None
     if case.success_rate >= limits.low_success_percent:
         return None
-    return Verdict(
+    return Finding(
         Rule.LOW_PERFORMANCE,
         f"succeeds in {case.success_rate:.4g} % of {case.usage_count} uses, under {limits.low_success_percent:g} %",
     )
 
 
-def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
+def inactivity(case: Facts, limits: CasebankSettings, now: datetime) -> Finding | None:
     """The verdict if `case.last_active_at` is more than `inactive_days` ago; `None` otherwise."""
     if now - case.last_active_at <= timedelta(days=limits.inactive_days):
         return None
     since = "not accessed since" if case.last_accessed_at else "never accessed since it was created on"
-    return Verdict(
+    return Finding(
         Rule.INACTIVE, f"{since} {case.last_active_at.date().isoformat()}, more than {limits.inactive_days} days ago"
     )
 
 
-def exemption(case: Facts, limits: CasebankSettings) -> Verdict | None:
+def exemption(case: Facts, limits: CasebankSettings) -> Finding | None:
     """The verdict that spares an inactive case with more than `inactive_exempt_usage` uses; `None` otherwise."""
     if case.usage_count <= limits.inactive_exempt_usage:
         return None
-    return Verdict(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")
+    return Finding(Rule.EXEMPT_USAGE, f"used {case.usage_count} times, more than {limits.inactive_exempt_usage}")
 
 
-def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Verdict | None:
+def protection(case: Facts, limits: CasebankSettings, now: datetime) -> Finding | None:
     """The verdict of the safety rule that spares the case from all three pruning rules; `None` if no safety rule does.
 
     A time in the future counts as recent.
     """
     recent = timedelta(days=limits.recent_access_days)
     if case.usage_count > limits.protected_usage:
-        return Verdict(Rule.PROTECTED_USAGE, f"used {case.usage_count} times, more than {limits.protected_usage}")
+        return Finding(Rule.PROTECTED_USAGE, f"used {case.usage_count} times, more than {limits.protected_usage}")
     if case.last_accessed_at is not None and now - case.last_accessed_at <= recent:
-        return Verdict(Rule.RECENT_ACCESS, f"accessed within {limits.recent_access_days} days")
+        return Finding(Rule.RECENT_ACCESS, f"accessed within {limits.recent_access_days} days")
     if case.restored_at is not None and now - case.restored_at <= recent:
-        return Verdict(Rule.RECENTLY_RESTORED, f"restored within {limits.recent_access_days} days")
+        return Finding(Rule.RECENTLY_RESTORED, f"restored within {limits.recent_access_days} days")
     return None
 
 

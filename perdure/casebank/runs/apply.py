@@ -21,7 +21,7 @@ from perdure.casebank import queries as casebank_queries
 from perdure.casebank.plan import policy
 from perdure.casebank.plan.compute import facts_of, seen_by
 from perdure.casebank.plan.cosines import cosine, from_wire
-from perdure.casebank.plan.policy import Action, Facts, Rule, Verdict
+from perdure.casebank.plan.policy import Action, Facts, Finding, Rule
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.state import ClaimedRun
@@ -95,7 +95,7 @@ class _Batch:
         self._limits = limits
         self._now = now
         self._accepted: list[Row[Any]] = []
-        self._spared: list[tuple[Row[Any], Verdict]] = []
+        self._spared: list[tuple[Row[Any], Finding]] = []
         self._merges: dict[str, list[_Merge]] = defaultdict(list)
 
     def judge(self) -> None:
@@ -120,7 +120,7 @@ class _Batch:
             spared = [{"position": item.position, "rule": why.rule, "reason": why.reason} for item, why in self._spared]
             transaction.run(runs_queries.SPARE, {"run_id": run.run_id, "spared": as_json(spared)})
 
-    def _objection(self, item: Row[Any]) -> Verdict | None:
+    def _objection(self, item: Row[Any]) -> Finding | None:
         """Why an item can no longer be applied; None if it can."""
         row = self._rows.get(item.case_id)
         if row is None or row.status != "active":
@@ -128,13 +128,13 @@ class _Batch:
         case = facts_of(row)
         protected = policy.protection(case, self._limits, self._now)
         if protected is not None:
-            return Verdict(protected.rule, f"now {protected.reason}")
+            return Finding(protected.rule, f"now {protected.reason}")
         planned = Facts(case.case_id, item.usage_count, item.success_rate, item.last_accessed_at, case.created_at)
         if not policy.unchanged(planned, case):
             return _changed("it was used or rated since the plan was made")
         return self._rule_objection(Action(item.action), item, case)
 
-    def _rule_objection(self, action: Action, item: Row[Any], case: Facts) -> Verdict | None:
+    def _rule_objection(self, action: Action, item: Row[Any], case: Facts) -> Finding | None:
         match action:
             case Action.REMOVE:
                 held = policy.low_performance(case, self._limits) is not None
@@ -150,7 +150,7 @@ class _Batch:
             case _:
                 assert_never(action)
 
-    def _merge_objection(self, loser: Row[Any], keeper: Row[Any] | None) -> Verdict | None:
+    def _merge_objection(self, loser: Row[Any], keeper: Row[Any] | None) -> Finding | None:
         if keeper is None or keeper.status != "active":
             return _changed("its keeper is no longer active")
         if (apart := self._readers_differ(loser, keeper)) is not None:
@@ -161,7 +161,7 @@ class _Batch:
         if len(ours) != len(theirs) or cosine(theirs, ours) <= self._limits.duplicate_similarity:
             return _changed("its vector or its keeper's was changed")
         if self._limits.duplicate_guard and (found := contradiction.difference(keeper.query, loser.query)):
-            return Verdict(Rule.DIFFERENT, str(found))
+            return Finding(Rule.DIFFERENT, str(found))
         return None
 
     def _readers_differ(self, loser: Row[Any], keeper: Row[Any]) -> str | None:
@@ -202,8 +202,8 @@ class _Batch:
         }
 
 
-def _changed(reason: str) -> Verdict:
-    return Verdict(Rule.CHANGED, reason)
+def _changed(reason: str) -> Finding:
+    return Finding(Rule.CHANGED, reason)
 
 
 def _values(case: Facts) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.apply import apply
 from perdure.casebank.runs.notify import NotifyFailed, Post, notify
-from perdure.casebank.runs.state import ClaimedRun, Phase, RunLost
+from perdure.casebank.runs.state import ClaimedRun, RunLost, RunPhase
 from perdure.clock import Clock
 from perdure.database.engine import Database, as_json
 from perdure.errors import loggable
@@ -34,11 +34,11 @@ _WRITE_EVERY_S = 1.0
 _SHORTEST_REST_S = 0.001
 
 
-class Interrupted(Exception):
+class RunInterrupted(Exception):
     """Raised by `pause` when the process shuts down. The run is then released, so that another process continues it."""
 
 
-def _silent(_phase: Phase, _done: int, _total: int) -> None:
+def _silent(_phase: RunPhase, _done: int, _total: int) -> None:
     """The default of `on_progress`: reports nothing."""
 
 
@@ -46,8 +46,8 @@ def _silent(_phase: Phase, _done: int, _total: int) -> None:
 class RunContext:
     """The dependencies of a run.
 
-    `post` sends a notice. `pause` waits the given seconds, or raises `Interrupted`. `on_progress` is called after each
-    piece of work with the phase, the work done and the total.
+    `post` sends a notice. `pause` waits the given seconds, or raises `RunInterrupted`. `on_progress` is called after
+    each piece of work with the phase, the work done and the total.
     """
 
     database: Database
@@ -55,13 +55,13 @@ class RunContext:
     limits: CasebankSettings
     post: Post
     pause: Callable[[float], object] = time.sleep
-    on_progress: Callable[[Phase, int, int], object] = _silent
+    on_progress: Callable[[RunPhase, int, int], object] = _silent
 
 
 def dry_run(context: RunContext) -> dict[str, Any]:
     """The plan that a run would make now. Writes nothing and creates no run."""
     now = context.database.run(casebank_queries.NOW, {})[0].now
-    items = _compute(context, now, _reporter(context, Phase.PLANNING))
+    items = _compute(context, now, _reporter(context, RunPhase.PLANNING))
     summary = state.summarize(items)
     _log("a dry run of the CaseBank would have", summary)
     return {**summary, "dry_run": True, "run_id": None}
@@ -91,7 +91,7 @@ def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
             held = execute(context, held)
     except RunLost:
         log.warning("run %s of the CaseBank was claimed by another process: this one stops running it", held.run_id)
-    except Interrupted:
+    except RunInterrupted:
         state.release(context.database, held)
         log.info("run %s of the CaseBank was released; another process continues it within a minute", held.run_id)
     except Exception as error:
@@ -105,7 +105,7 @@ def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
     rows = context.database.run(runs_queries.PLANNED_AT, held.fence)
     if not rows:
         raise RunLost
-    report = _reporter(context, Phase.PLANNING, held)
+    report = _reporter(context, RunPhase.PLANNING, held)
     items = _compute(context, rows[0].planned_at, report)
     for start in range(0, len(items), _PAGE):
         page = [_item_as_json(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
@@ -113,7 +113,7 @@ def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
             raise RunLost
         report(start + len(page), len(items))
     _log(f"run {held.run_id} of the CaseBank plans to have", state.summarize(items))
-    return state.enter(context.database, held, Phase.DONE if held.dry_run else Phase.NOTIFYING)
+    return state.enter(context.database, held, RunPhase.DONE if held.dry_run else RunPhase.NOTIFYING)
 
 
 def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
@@ -127,16 +127,16 @@ def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
     except NotifyFailed as error:
         withheld = f"nothing was removed, because the notice of the plan did not arrive: {error}"
         log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
-        return state.enter(context.database, held, Phase.WITHHELD, error=withheld)
+        return state.enter(context.database, held, RunPhase.WITHHELD, error=withheld)
     if waits_s is not None:
-        return state.enter(context.database, held, Phase.WAITING_APPROVAL, total=total, expires_s=waits_s)
-    return state.enter(context.database, held, Phase.APPLYING, total=total)
+        return state.enter(context.database, held, RunPhase.WAITING_APPROVAL, total=total, expires_s=waits_s)
+    return state.enter(context.database, held, RunPhase.APPLYING, total=total)
 
 
 def _apply(context: RunContext, held: ClaimedRun) -> ClaimedRun:
     """Apply the rest of the plan."""
-    apply(context.database, held, context.limits, _reporter(context, Phase.APPLYING))
-    return state.enter(context.database, held, Phase.REPORTING)
+    apply(context.database, held, context.limits, _reporter(context, RunPhase.APPLYING))
+    return state.enter(context.database, held, RunPhase.REPORTING)
 
 
 def _report(context: RunContext, held: ClaimedRun) -> ClaimedRun:
@@ -147,20 +147,20 @@ def _report(context: RunContext, held: ClaimedRun) -> ClaimedRun:
         notify("casebank.outcome", run, run["outcome"], url=_url(context), post=context.post, pause=context.pause)
     except NotifyFailed as error:
         return state.enter(
-            context.database, held, Phase.DONE, error=f"the notice of the results did not arrive: {error}"
+            context.database, held, RunPhase.DONE, error=f"the notice of the results did not arrive: {error}"
         )
-    return state.enter(context.database, held, Phase.DONE)
+    return state.enter(context.database, held, RunPhase.DONE)
 
 
-_PHASES: dict[Phase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
-    Phase.PLANNING: _plan,
-    Phase.NOTIFYING: _notify,
-    Phase.APPLYING: _apply,
-    Phase.REPORTING: _report,
+_PHASES: dict[RunPhase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {
+    RunPhase.PLANNING: _plan,
+    RunPhase.NOTIFYING: _notify,
+    RunPhase.APPLYING: _apply,
+    RunPhase.REPORTING: _report,
 }
 
 
-def _reporter(context: RunContext, phase: Phase, planned: ClaimedRun | None = None) -> Callable[[int, int], None]:
+def _reporter(context: RunContext, phase: RunPhase, planned: ClaimedRun | None = None) -> Callable[[int, int], None]:
     """Reports the work done and the total, then pauses, so that the run works `load_percent` of the time.
 
     If `planned` is given, its progress is stored at most once a second. A pause of less than a millisecond is put off

@@ -32,7 +32,7 @@ _PAGE = 1_000
 _TRIES = 3
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     """The phase of a run. The last four are final."""
 
     PLANNING = "planning"
@@ -46,8 +46,8 @@ class Phase(StrEnum):
     EXPIRED = "expired"
 
 
-_FINAL = frozenset({Phase.DONE, Phase.WITHHELD, Phase.REJECTED, Phase.EXPIRED})
-_BEFORE_APPLYING = frozenset({Phase.PLANNING, Phase.NOTIFYING, Phase.WAITING_APPROVAL})
+_FINAL = frozenset({RunPhase.DONE, RunPhase.WITHHELD, RunPhase.REJECTED, RunPhase.EXPIRED})
+_BEFORE_APPLYING = frozenset({RunPhase.PLANNING, RunPhase.NOTIFYING, RunPhase.WAITING_APPROVAL})
 
 
 class RunLost(Exception):
@@ -60,7 +60,7 @@ class ClaimedRun:
 
     run_id: UUID
     token: int
-    phase: Phase
+    phase: RunPhase
     dry_run: bool = False
 
     @property
@@ -100,7 +100,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
         if database.run(queries.BEGIN, {"run_id": run_id, "dry_run": dry_run, "lease_s": None}):
             return run_id
         for row in database.run(queries.UNDER_WAY, {"dry_run": dry_run}):
-            if not dry_run and (row.held or row.phase == Phase.WAITING_APPROVAL):
+            if not dry_run and (row.held or row.phase == RunPhase.WAITING_APPROVAL):
                 raise _under_way(database)
             unfinished: UUID = row.run_id
             return unfinished
@@ -143,7 +143,7 @@ def release(database: Database, run: ClaimedRun, error: str | None = None) -> No
 def enter(
     database: Database,
     run: ClaimedRun,
-    phase: Phase,
+    phase: RunPhase,
     *,
     total: int = 0,
     error: str | None = None,
@@ -174,7 +174,7 @@ def approve(database: Database, run_id: UUID, by: str) -> None:
         NotFound: there is no such run.
         Conflict: the run does not wait for approval.
     """
-    _decide(database, run_id, Phase.APPLYING, by)
+    _decide(database, run_id, RunPhase.APPLYING, by)
 
 
 def reject(database: Database, run_id: UUID, by: str) -> None:
@@ -184,7 +184,7 @@ def reject(database: Database, run_id: UUID, by: str) -> None:
         NotFound: there is no such run.
         Conflict: the run does not wait for approval.
     """
-    _decide(database, run_id, Phase.REJECTED, by)
+    _decide(database, run_id, RunPhase.REJECTED, by)
 
 
 def expire(database: Database) -> int:
@@ -198,8 +198,8 @@ def read_run(executor: Executor, run_id: UUID) -> dict[str, Any]:
         NotFound: there is no such run.
     """
     row = _row(executor, run_id)
-    planned = row.phase != Phase.PLANNING
-    applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {Phase.REJECTED, Phase.EXPIRED}
+    planned = row.phase != RunPhase.PLANNING
+    applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {RunPhase.REJECTED, RunPhase.EXPIRED}
     return {
         **_as_json(row),
         "plan": summarize(_items(executor, run_id, applied=False)) if planned else None,
@@ -223,7 +223,7 @@ def at_rest(executor: Executor, run_id: UUID) -> bool:
         NotFound: there is no such run.
     """
     row = _row(executor, run_id)
-    return row.finished_at is not None or row.phase == Phase.WAITING_APPROVAL
+    return row.finished_at is not None or row.phase == RunPhase.WAITING_APPROVAL
 
 
 def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
@@ -285,7 +285,7 @@ def summarize(items: Iterable[PlanItem | Row[Any]]) -> dict[str, Any]:
     }
 
 
-def _decide(database: Database, run_id: UUID, phase: Phase, by: str) -> None:
+def _decide(database: Database, run_id: UUID, phase: RunPhase, by: str) -> None:
     if database.run(queries.DECIDE, {"run_id": run_id, "phase": phase.value, "by": by}):
         return
     database.run(queries.EXPIRE, {})
@@ -301,7 +301,7 @@ def _row(executor: Executor, run_id: UUID) -> Row[Any]:
 
 
 def _claimed_run(row: Row[Any]) -> ClaimedRun:
-    return ClaimedRun(row.run_id, row.token, Phase(row.phase), row.dry_run)
+    return ClaimedRun(row.run_id, row.token, RunPhase(row.phase), row.dry_run)
 
 
 def _as_json(row: Row[Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from perdure.casebank.plan.policy import Action
     from perdure.casebank.runs.prune import RunContext
-    from perdure.casebank.runs.state import Phase
+    from perdure.casebank.runs.state import RunPhase
     from perdure.casebank.transfer import Imported
     from perdure.database.engine import Database
     from perdure.runtime import Runtime
@@ -194,7 +194,7 @@ def prune_(
     interrupted, --apply continues it.
     """
     from perdure.casebank.runs import prune
-    from perdure.casebank.runs.state import Phase
+    from perdure.casebank.runs.state import RunPhase
 
     with connecting.runtime() as runtime, _run_context(runtime) as bank:
         result = prune.run(bank) if apply else prune.dry_run(bank)
@@ -202,7 +202,7 @@ def prune_(
         write_json(result)
         return
     _write_result(result)
-    if result.get("phase") == Phase.WAITING_APPROVAL:
+    if result.get("phase") == RunPhase.WAITING_APPROVAL:
         run_id = result["run_id"]
         sys.stderr.write(
             f"The plan waits for approval: `perdure cases approve {run_id}` or `perdure cases reject {run_id}`.\n"
@@ -279,7 +279,7 @@ def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
     with connecting.database() as database:
         state.reject(database, wanted, _ACTOR)
     if as_json:
-        write_json({"run_id": str(wanted), "phase": state.Phase.REJECTED.value})
+        write_json({"run_id": str(wanted), "phase": state.RunPhase.REJECTED.value})
 
 
 @commands.command()
@@ -346,7 +346,7 @@ def _run_context(runtime: Runtime) -> Iterator[RunContext]:
 
     with progress("cases") as (shown, task):
 
-        def show(phase: Phase, done: int, total: int) -> None:
+        def show(phase: RunPhase, done: int, total: int) -> None:
             shown.update(task, description=phase.value, completed=done, total=total)
 
         yield replace(bank_of(runtime), on_progress=show)

@@ -117,13 +117,19 @@ def _batch(consolidator: Consolidator) -> dict[str, int]:
 
 
 def _one(consolidator: Consolidator, session_id: UUID) -> dict[str, int]:
-    from perdure.memory.consolidation.consolidate import Consolidated, ConsolidationCounts, Failed, NotDue, Skipped
+    from perdure.memory.consolidation.consolidate import (
+        Consolidated,
+        ConsolidationCounts,
+        ConsolidationFailed,
+        ConsolidationNotDue,
+        Skipped,
+    )
 
     outcome = consolidator.consolidate(session_id)
     match outcome:
-        case NotDue():
+        case ConsolidationNotDue():
             raise Failure("Nothing to do: the session is live, is consolidated, or is being consolidated.")
-        case Failed(error):
+        case ConsolidationFailed(error):
             sys.stderr.write(f"{error}\n")
         case Consolidated() | Skipped():
             pass

@@ -31,7 +31,7 @@ def drain(
     """
     from perdure.cli.serve.drain_watch import Drain, budget_s
     from perdure.turns import drain as fleet
-    from perdure.turns.drain import Phase
+    from perdure.turns.drain import DrainPhase
 
     if resume and end_sessions:
         raise Failure("--resume cannot be combined with --end-sessions.", WRONG_USAGE)
@@ -39,7 +39,7 @@ def drain(
         if resume:
             fleet.end(runtime.database)
             _write(
-                {"intake": Phase.OPEN.value, "turns_waiting": fleet.unfinished(runtime.database).waiting},
+                {"intake": DrainPhase.OPEN.value, "turns_waiting": fleet.unfinished(runtime.database).waiting},
                 as_json=as_json,
             )
             return

@@ -15,7 +15,7 @@ from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.settings import Settings
 from perdure.turns import drain
-from perdure.turns.drain import Phase
+from perdure.turns.drain import DrainPhase
 
 _REASON = "drain"
 _POLL_S = 1.0
@@ -84,10 +84,10 @@ class Drain:
     def _is_quiet(self) -> bool:
         if self.left.running or (self._end_sessions and self.left.ending):
             return False
-        return all(worker.get("intake") == Phase.QUIET for worker in self._workers.values())
+        return all(worker.get("intake") == DrainPhase.QUIET for worker in self._workers.values())
 
     def _line(self) -> str:
-        busy = sum(1 for worker in self._workers.values() if worker.get("intake") != Phase.QUIET)
+        busy = sum(1 for worker in self._workers.values() if worker.get("intake") != DrainPhase.QUIET)
         line = f"{self.left.running} turns are running, {busy} of {len(self._workers)} workers are not quiet"
         return f"{line}, {self.left.ending} sessions are ending" if self._end_sessions else line
 

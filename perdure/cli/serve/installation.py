@@ -19,7 +19,7 @@ from perdure.channels.services.configured import listens
 from perdure.cli.errors import WRONG_USAGE
 from perdure.cli.serve.options import LOOPBACK
 from perdure.servers import Running, postgres, redis, supervisor
-from perdure.servers.supervisor import Process
+from perdure.servers.supervisor import SupervisedProcess
 from perdure.settings import Settings
 
 WORKERS = 2
@@ -31,7 +31,9 @@ _SERVERS_STOP_S = 90
 _MARGIN_S = 5
 
 
-def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple[Mapping[str, str], list[Process]]:
+def start_servers(
+    settings: Settings, data_dir: Path, stack: ExitStack
+) -> tuple[Mapping[str, str], list[SupervisedProcess]]:
     """Start the servers for which no URL is set.
 
     Returns the environment for the other processes, and for each embedded server a process that restarts the server
@@ -56,10 +58,10 @@ def start_servers(settings: Settings, data_dir: Path, stack: ExitStack) -> tuple
     return environment, keepers
 
 
-def _keeper(name: str, directory: Path) -> Process:
+def _keeper(name: str, directory: Path) -> SupervisedProcess:
     """The keeper of a server: a process that restarts the server when the server dies."""
     argv = (sys.executable, "-P", "-m", "perdure.servers", name, str(directory))
-    return Process(name, argv, stop_rank=_SERVERS, stop_within_s=_SERVERS_STOP_S)
+    return SupervisedProcess(name, argv, stop_rank=_SERVERS, stop_within_s=_SERVERS_STOP_S)
 
 
 def _stop(name: str, server: Running) -> None:
@@ -70,7 +72,7 @@ def _stop(name: str, server: Running) -> None:
 
 def processes_of(
     settings: Settings, environment: Mapping[str, str], host: str, port: int, flower_port: int | None
-) -> Iterator[Process]:
+) -> Iterator[SupervisedProcess]:
     """The gateway, the workers, beat, `channels` if a channel listens, and Flower unless `flower_port` is `None`."""
     stop_s = settings.shutdown.hard_exit_s + _MARGIN_S
     client_host = LOOPBACK if host in {"0.0.0.0", "::"} else host  # noqa: S104 (compared, not bound)
@@ -78,7 +80,7 @@ def processes_of(
     def perdure(*arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-P", "-m", "perdure.cli", *arguments)
 
-    yield Process(
+    yield SupervisedProcess(
         "gateway",
         perdure("gateway", "--host", host, "--port", str(port)),
         environment,
@@ -89,12 +91,16 @@ def processes_of(
     for number in range(1, WORKERS + 1):
         name = f"worker{number}"
         argv = perdure("worker", "--name", name, *(["--task-events"] if flower_port is not None else []))
-        yield Process(name, argv, environment, stop_rank=_WORK, stop_within_s=stop_s, final_status=WRONG_USAGE)
-    yield Process("beat", perdure("beat"), environment, stop_rank=_WORK, final_status=WRONG_USAGE)
+        yield SupervisedProcess(
+            name, argv, environment, stop_rank=_WORK, stop_within_s=stop_s, final_status=WRONG_USAGE
+        )
+    yield SupervisedProcess("beat", perdure("beat"), environment, stop_rank=_WORK, final_status=WRONG_USAGE)
     if listens(settings):
-        yield Process("channels", perdure("channels"), environment, stop_within_s=stop_s, final_status=WRONG_USAGE)
+        yield SupervisedProcess(
+            "channels", perdure("channels"), environment, stop_within_s=stop_s, final_status=WRONG_USAGE
+        )
     if flower_port is not None:
-        yield Process(
+        yield SupervisedProcess(
             "flower",
             perdure("flower", "--address", LOOPBACK, "--port", str(flower_port)),
             environment,

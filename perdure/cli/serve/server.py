@@ -41,7 +41,7 @@ _SWITCH_S = 0.001
 """Seconds after which a computing thread yields to the event loop (`sys.setswitchinterval`). Python's default: 5 ms."""
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """uvicorn's server, extended: the gateway drains before the server closes its sockets.
 
     `cut_off` is the number of connections whose response was cut off. `signalled_at` is the monotonic time of the
@@ -133,7 +133,7 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
         "perdure.cli.serve.connection_limits",
     )
     door = Door(connection_limit(raise_descriptor_limit()))
-    server = Server(app, HardLimit(budget.hard_exit_s).begin, door)
+    server = GatewayServer(app, HardLimit(budget.hard_exit_s).begin, door)
     _stop_at_signals(server)
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -149,7 +149,7 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
     return 1 if server.cut_off else 0
 
 
-def _stop_at_signals(server: Server) -> None:
+def _stop_at_signals(server: GatewayServer) -> None:
     """Install handlers that stop `server` if SIGINT or SIGTERM arrives before uvicorn installs its own handlers."""
 
     def stop(number: int, frame: FrameType | None) -> None:

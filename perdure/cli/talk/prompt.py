@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from perdure.channels.cli import Conversation, Speaker
+from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.cli.display import printable, write_text
 from perdure.errors import PerdureError
 from perdure.events.event import Event, EventKind
@@ -61,7 +61,7 @@ class Prompt:
         self._at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._notes = Console(stderr=True, highlight=False)
         self._status = self._notes.status("thinking", spinner="dots")
-        self._conversation = Conversation(runtime, speaker, conversation, self._note)
+        self._conversation = TerminalConversation(runtime, speaker, conversation, self._note)
         self._read: Callable[[], str] = input
 
     def run(self) -> None:

@@ -75,7 +75,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ConsolidationFailed:
     """The run failed, and `error` is stored with the session. A later run retries the session unless `given_up`."""
 
     error: str
@@ -83,14 +83,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class NotDue:
+class ConsolidationNotDue:
     """The session is not due, is claimed by another process, or belongs to an erased user.
 
     A session is not due while it is open, and after it was consolidated or abandoned.
     """
 
 
-ConsolidationOutcome = Consolidated | Skipped | Failed | NotDue
+ConsolidationOutcome = Consolidated | Skipped | ConsolidationFailed | ConsolidationNotDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class ConsolidationCounts:
                 return self._plus(1, 0, 0, merged)
             case Skipped():
                 return self._plus(1, 1, 0, MergeCounts())
-            case Failed():
+            case ConsolidationFailed():
                 return self._plus(1, 0, 1, MergeCounts())
-            case NotDue():
+            case ConsolidationNotDue():
                 return self
 
     def as_result(self) -> dict[str, int]:
@@ -243,20 +243,22 @@ class Consolidator:
         }
         rows = self.database.run(queries.CLAIM, parameters)
         if not rows:
-            return NotDue()
+            return ConsolidationNotDue()
         claim = rows[0]
         fence = Fence(claim.token, claim.nonce)
         fenced = fence.on(session_id)
         with self.holding(session_id, fence) as hold:
             if claim.own_turns < self.limits.min_turns:
                 marked = self.database.run(queries.MARK, {**fenced, "outcome": _SKIPPED})
-                return Skipped() if marked else NotDue()
+                return Skipped() if marked else ConsolidationNotDue()
             try:
                 found = self._extract(session_id, claim.message_count, hold)
             except CallAborted:
                 released = {**fenced, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
                 if not self.database.run(queries.RELEASE, released):
-                    return NotDue()  # aborted because another process claimed the session, not by a shutdown
+                    return (
+                        ConsolidationNotDue()
+                    )  # aborted because another process claimed the session, not by a shutdown
                 raise
             except PerdureError as error:
                 return self._failed(fenced, claim.runs, error)
@@ -268,7 +270,7 @@ class Consolidator:
                 "limits": self.limits,
             }
             merged = merge(self.database, self.clock, fenced, **merge_arguments)
-        return NotDue() if merged is None else Consolidated(merged)
+        return ConsolidationNotDue() if merged is None else Consolidated(merged)
 
     def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
         """The session's candidate memories and their vectors, ordered by the candidates' source messages.
@@ -316,12 +318,12 @@ class Consolidator:
         kept = f"{error.code}: {first_line(error.message)}"
         outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
         if not self.database.run(queries.RELEASE, {**fenced, **outcome}):
-            return NotDue()
+            return ConsolidationNotDue()
         log.warning(
             "session %s could not be consolidated (run %d%s): %s",
             fenced["session_id"], runs, ", the last" if given_up else "", loggable(error),
         )  # fmt: skip
-        return Failed(kept, given_up)
+        return ConsolidationFailed(kept, given_up)
 
 
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:

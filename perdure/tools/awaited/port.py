@@ -31,7 +31,7 @@ class TaskCall:
     part: int | None = None
 
 
-class Sent(Enum):
+class TaskSent(Enum):
     """Whether the broker has a task, after an attempt to send it."""
 
     YES = auto()
@@ -59,7 +59,7 @@ class TaskRuns:
 class TaskCalls(Protocol):
     """Sends tasks, reads their state from the result backend, and revokes them. No method raises or blocks for long."""
 
-    def send(self, call: TaskCall) -> Sent:
+    def send(self, call: TaskCall) -> TaskSent:
         """Publish the task, with Celery links that pass its result or error to `perdure.turns.calls.awaited.finish`."""
         ...
 

@@ -32,7 +32,7 @@ from perdure.errors import Unavailable
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime
 from perdure.text import untrusted
-from perdure.tools.awaited.port import Sent, TaskCall, TaskEnded, TaskRuns
+from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.turns.calls import fan_out, queries
@@ -91,12 +91,12 @@ def send(runtime: Runtime, tenure: Tenure, planned: Planned) -> Result | None:
         return None
     tenure.step_within(_SEND_S)
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
-    sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
-    if sent is Sent.NO and tool.effect is Effect.UNSAFE:
+    sent = TaskSent.NO if runtime.calls is None else runtime.calls.send(call)
+    if sent is TaskSent.NO and tool.effect is Effect.UNSAFE:
         # The call fails at once. If it waited, a later worker would assume that the task may have been sent, and never
         # send it.
         return Result(planned.position, "failed", f"Error: {UNSENT}", planned.effect_id)
-    if sent is Sent.YES or tool.effect is Effect.UNSAFE:
+    if sent is TaskSent.YES or tool.effect is Effect.UNSAFE:
         note_sent(runtime, effect_id)
     return None
 

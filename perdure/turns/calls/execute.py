@@ -151,7 +151,7 @@ def outcome_result(run: CallThread) -> Result:
     return Result(planned.position, "done", str(run.outcome), planned.effect_id)
 
 
-class Executor:
+class CallExecutor:
     """Runs the calls of one message concurrently, for the turn at hand."""
 
     def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:

@@ -21,7 +21,7 @@ from perdure.database.engine import Executor, as_json
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object
-from perdure.tools.awaited.port import Sent, TaskCall
+from perdure.tools.awaited.port import TaskCall, TaskSent
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import Effect
 from perdure.turns.calls import queries
@@ -115,13 +115,13 @@ def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, argume
     """Send the task of a part; returns the part's new status."""
     own_id = part_task_id(row.effect_id, number)
     call = TaskCall(own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number)
-    sent = Sent.NO if runtime.calls is None else runtime.calls.send(call)
+    sent = TaskSent.NO if runtime.calls is None else runtime.calls.send(call)
     match sent:
-        case Sent.NO:
+        case TaskSent.NO:
             return "waiting"
-        case Sent.MAYBE if tool.effect is not Effect.UNSAFE:
+        case TaskSent.MAYBE if tool.effect is not Effect.UNSAFE:
             return "taken"  # the sweeper sends it again
-        case Sent.YES | Sent.MAYBE:
+        case TaskSent.YES | TaskSent.MAYBE:
             return "sent"
         case _:
             assert_never(sent)

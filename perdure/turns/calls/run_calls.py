@@ -25,7 +25,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.approvals import Undecided
 from perdure.turns.calls.awaited import Awaiting
-from perdure.turns.calls.execute import Executor
+from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.calls.result_values import (
@@ -64,7 +64,7 @@ class CallRunner:
         self._agent = agent
         self._variables = variables
         self._hooks = ToolHooks(runtime, tenure, agent)
-        self._executor = Executor(runtime, tenure, agent, self._variables)
+        self._executor = CallExecutor(runtime, tenure, agent, self._variables)
 
     def answer(
         self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float

@@ -160,7 +160,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
     if reply_to.url is not None:
         try:
             egress.check(reply_to.url, settings.reachable())
-        except egress.Refused as error:
+        except egress.EgressRefused as error:
             raise InvalidRequest(f"reply_to: {error.message} PERDURE_REPLY_URLS does not allow it.") from None
     elif reply_to.task is not None:
         allowed = settings.allowed_reply_tasks()

@@ -16,8 +16,8 @@ from datetime import timedelta
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import CircuitBreakerOpen, PerdureError
-from perdure.resilience.circuit import State as Breaker
-from perdure.resilience.failures import Verdict, requested_pause_s, verdict
+from perdure.resilience.circuit import CircuitState as Breaker
+from perdure.resilience.failures import FailureKind, requested_pause_s, verdict
 from perdure.resilience.shared import Transition
 from perdure.turns.lease import pace, queries
 from perdure.turns.lease.tenure import TurnRow
@@ -40,7 +40,7 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
         # While the half-open breaker waits for its probe, `retry_after_s` is the probe's time limit. No process reports
         # that a probe failed or was lost, so wait at most the cooldown.
         wanted = None if error.retry_after_s is None else min(error.retry_after_s, cooldown_s)
-    elif verdict(error) is Verdict.TRANSIENT:
+    elif verdict(error) is FailureKind.TRANSIENT:
         wanted = max(requested_pause_s(error) or 0.0, cooldown_s)
     else:
         return None

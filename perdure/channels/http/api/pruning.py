@@ -146,7 +146,7 @@ def _result_or_progress(gateway: Gateway, run_id: UUID) -> tuple[dict[str, Any],
     progress = state.read_progress(database, run_id)
     if progress["finished_at"] is not None:
         return state.result(database, run_id), HTTPStatus.OK
-    if progress["phase"] == state.Phase.WAITING_APPROVAL:
+    if progress["phase"] == state.RunPhase.WAITING_APPROVAL:
         return state.result(database, run_id), HTTPStatus.ACCEPTED
     return progress, HTTPStatus.ACCEPTED
 

@@ -39,7 +39,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AnswerEnded:
     """The turn is settled."""
 
     turn: dict[str, Any]
@@ -52,11 +52,11 @@ class Called:
     line: str
 
 
-Part = Text | Called | Idle | Ended
+Part = Text | Called | Idle | AnswerEnded
 
 
 async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
-    """The parts of a turn's answer, given all events of the turn. Ends without `Ended` if the gateway stops.
+    """The parts of a turn's answer, given all events of the turn. Ends without `AnswerEnded` if the gateway stops.
 
     Raises:
         Rewound: text that was already yielded was withdrawn from the answer.
@@ -71,7 +71,7 @@ async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
 
 
 @dataclass(slots=True)
-class Answer:
+class CommittedAnswer:
     """The answer of a turn as far as it is committed: the same texts and calls as those that `follow` yields."""
 
     turn: dict[str, Any]
@@ -92,14 +92,14 @@ class Answer:
                     self.texts.append(each["content"])
 
 
-def read_answer(executor: Executor, turn_id: UUID) -> Answer:
+def read_answer(executor: Executor, turn_id: UUID) -> CommittedAnswer:
     """Read a turn and its answer. Tools' results, which may be long, are read page by page and not kept.
 
     Raises:
         NotFound: there is no such turn.
     """
     committed = read_committed(executor, turn_id)
-    answer = Answer(committed.turn)
+    answer = CommittedAnswer(committed.turn)
     answer.add(committed.messages)
     while not committed.is_last:
         committed = read_committed(executor, turn_id, committed.count)
@@ -131,7 +131,7 @@ class _Answer:
                 by = " by staff" if event.data["approver"] == STAFF else ""
                 return [Text(f"waiting for approval of {event.data['tool']}{by}\n", progress=True)]
             case EventKind.DONE:
-                return [Ended(dict(event.data))]
+                return [AnswerEnded(dict(event.data))]
             case _:
                 return []
 

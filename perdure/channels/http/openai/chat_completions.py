@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.answers import AnswerEnded, Called, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.errors import REWOUND, STOPPING, body_of, error_body, failure_body
 from perdure.channels.http.openai.wire import chat_usage, epoch_s, finish_reason
 from perdure.errors import PerdureError
@@ -64,7 +64,7 @@ async def stream(
                     yield encode(completion.chunk(_delta(part)))
                 case Idle():
                     yield _HEARTBEAT
-                case Ended(turn):
+                case AnswerEnded(turn):
                     await on_sent()  # before the last chunk, after which the client may send the same text again
                     for chunk in _ending(completion, turn, include_usage=include_usage):
                         yield chunk

@@ -35,7 +35,7 @@ _DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RepeatableRequest:
     """The data that identify a request.
 
     `key` is the `Idempotency-Key`. `is_retry` tells whether the SDK has marked the request as a retry.
@@ -55,7 +55,7 @@ class Request:
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def accept_once(runtime: Runtime, request: Request) -> Accepted:
+def accept_once(runtime: Runtime, request: RepeatableRequest) -> Accepted:
     """Accept a request's message, or find the turn of an earlier request that this one repeats. Blocks.
 
     Raises:
@@ -78,7 +78,7 @@ def accept_once(runtime: Runtime, request: Request) -> Accepted:
     return accepted
 
 
-def note_sent(executor: Executor, request: Request, turn_id: UUID) -> None:
+def note_sent(executor: Executor, request: RepeatableRequest, turn_id: UUID) -> None:
     """Record that the turn's answer was sent completely; does nothing if `request.key` is set. Blocks."""
     if request.key is None:
         given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}

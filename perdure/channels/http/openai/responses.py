@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from perdure.channels.http.openai.answers import Called, Ended, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.answers import AnswerEnded, Called, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat_completions import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
 from perdure.channels.http.openai.wire import epoch_s, finish_reason, response_id, response_usage
@@ -102,11 +102,11 @@ async def stream(
         yield event
     try:
         async for part in parts:
-            if isinstance(part, Ended) and on_sent is not None:
+            if isinstance(part, AnswerEnded) and on_sent is not None:
                 await on_sent()
             for event in events.of(part):
                 yield event
-            if isinstance(part, Ended):
+            if isinstance(part, AnswerEnded):
                 return
     except Rewound:
         yield _encode("error", rewound())
@@ -174,7 +174,7 @@ class _Events:
                 return self.call(line)
             case Idle():
                 return iter((_HEARTBEAT,))
-            case Ended(turn):
+            case AnswerEnded(turn):
                 return self.end(turn)
             case _:
                 assert_never(part)

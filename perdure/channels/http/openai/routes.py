@@ -19,7 +19,7 @@ from perdure.channels.http.openai import answers, chat_completions, responses, s
 from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
 from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
-from perdure.channels.http.openai.repeats import Request as Repeat
+from perdure.channels.http.openai.repeats import RepeatableRequest as Repeat
 from perdure.channels.http.openai.wire import (
     ChatRequest,
     ResponseRequest,
@@ -209,14 +209,14 @@ async def _turn(gateway: Gateway, turn_id: UUID) -> dict[str, Any]:
     return await gateway.in_thread(partial(read_turn, gateway.runtime.database, turn_id))
 
 
-async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.Answer:
+async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
     """Read a turn and its answer, into memory that is reserved until the response has been sent."""
     database = gateway.runtime.database
     await gateway.reserve(request, await gateway.in_thread(partial(owner, database, turn_id)), CHUNKED_BYTES)
     return await gateway.in_thread(partial(answers.read_answer, database, turn_id))
 
 
-async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> answers.Answer:
+async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
     """Wait for a turn to settle, for `_WAIT_S` seconds at most; returns its answer.
 
     Raises:
@@ -250,7 +250,7 @@ async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Pa
     return with_first()
 
 
-def _whole(made: responses.Response, answer: answers.Answer) -> dict[str, Any]:
+def _whole(made: responses.Response, answer: answers.CommittedAnswer) -> dict[str, Any]:
     if answer.turn["status"] != "done":
         return made.body(answer.turn)
     return made.body(answer.turn, answer.text, answer.calls)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from perdure.channels.http.stream.hub import Hub, News
 from perdure.events.event import COMMITTED, Event, EventId, EventKind, rewind_to
-from perdure.events.writer import Entry
+from perdure.events.writer import StreamEntry
 from perdure.turns.committed import Committed
 
 Read = Callable[[UUID, int], Awaitable[Committed]]
@@ -119,7 +119,7 @@ class _Client:
         self._approvals: set[str] = set()
         self._decisions: set[str] = set()
 
-    def restore(self, entries: list[Entry]) -> None:
+    def restore(self, entries: list[StreamEntry]) -> None:
         """Record that the client has these entries of the current epoch."""
         self._move(entries[0].id.epoch)
         for entry in entries:
@@ -154,7 +154,7 @@ class _Client:
         replies = (each for number, each in numbered if number > self.messages and each["role"] == "assistant")
         return "error" in next(replies, {})
 
-    def provisional(self, entry: Entry) -> Iterator[Event]:
+    def provisional(self, entry: StreamEntry) -> Iterator[Event]:
         """The events of one entry of the stream; empty if the entry belongs to another epoch."""
         if entry.id.epoch != self.messages or entry.id <= self.position or entry.kind == COMMITTED:
             return

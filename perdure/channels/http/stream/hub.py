@@ -31,7 +31,7 @@ from perdure.events.event import (
     parse_hexes,
 )
 from perdure.events.listening import INTEREST_S
-from perdure.events.writer import Entry
+from perdure.events.writer import StreamEntry
 from perdure.memory.redis.event_streams import stream_key
 from perdure.redis import client_url
 from perdure.runtime import Runtime
@@ -158,15 +158,15 @@ class Hub:
             if not self._listeners:
                 self._has_listeners.clear()
 
-    def entries(self, turn_id: UUID, after: EventId) -> AsyncIterator[Entry]:
+    def entries(self, turn_id: UUID, after: EventId) -> AsyncIterator[StreamEntry]:
         """The entries of a turn's stream after the id `after`; none while Redis is unavailable."""
         return self._range(turn_id, f"({after}", "+")
 
-    async def entries_until(self, turn_id: UUID, last: EventId) -> list[Entry]:
+    async def entries_until(self, turn_id: UUID, last: EventId) -> list[StreamEntry]:
         """The entries in the epoch of `last`, up to and including `last`; empty while Redis is unavailable."""
         return [entry async for entry in self._range(turn_id, str(EventId(last.epoch)), str(last))]
 
-    async def _range(self, turn_id: UUID, first: str, last: str) -> AsyncIterator[Entry]:
+    async def _range(self, turn_id: UUID, first: str, last: str) -> AsyncIterator[StreamEntry]:
         """Yield the entries of a range, and read the next ones when those before them are taken."""
         rows: list[Any] | None = None
         while self._client is not None and (rows is None or len(rows) == _MOST_READ):
@@ -274,11 +274,11 @@ def _client(url: str | None) -> Any:
     )
 
 
-def _entry(identifier: bytes, fields: dict[bytes, bytes]) -> Entry | None:
+def _entry(identifier: bytes, fields: dict[bytes, bytes]) -> StreamEntry | None:
     try:
         epoch, _, number = identifier.decode("ascii").partition("-")
         data = load_object(fields[b"data"].decode())
-        return Entry(EventId(int(epoch), int(number)), fields[b"kind"].decode(), data)
+        return StreamEntry(EventId(int(epoch), int(number)), fields[b"kind"].decode(), data)
     except (KeyError, ValueError, TypeError) as error:
         log.warning("an entry of a turn's events is invalid and skipped: %s", loggable(error))
         return None
