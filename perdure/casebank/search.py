@@ -57,7 +57,7 @@ class FoundCase:
     shared_at: str | None = None
     """When an administrator shared the case with all users of the author's tenant (ISO 8601)."""
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The case as the HTTP routes return it, with `tenant` and `user_id` in place of `author`."""
         made = asdict(self)
         key = made.pop("author")

@@ -50,10 +50,10 @@ class ToolCall:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
         return cls(record["id"], record["name"], record["arguments"], unknown_members(record, _CALL))
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {**self.extra, "id": self.id, "name": self.name, "arguments": self.arguments}
 
 
@@ -93,7 +93,7 @@ class Usage:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
         return cls(
             record.get("input_tokens", 0),
             record.get("output_tokens", 0),
@@ -101,7 +101,7 @@ class Usage:
             unknown_members(record, _USAGE),
         )
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The usage in its stored and displayed form."""
         cached = {"cached_tokens": self.cached_tokens} if self.cached_tokens else {}
         return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens, **cached}

@@ -44,8 +44,8 @@ def check(url: str, reachable: Reachable) -> httpx2.URL:
     """Parse `url`, and check it without a DNS look-up.
 
     Raises:
-        EgressRefused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that `reachable`
-            does not allow.
+        EgressRefused: `url` is not an HTTP URL with a valid host, or names a non-public address or host that
+            `reachable` does not allow.
     """
     parsed = _parsed(url)
     host, port = _host(parsed), port_of(parsed)

@@ -100,7 +100,7 @@ class Metrics:
     last_failure_time: int | None
     opened_at: int | None
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The JSON object for this breaker in the response of `GET /v1/breakers`."""
         return {
             "name": self.name,

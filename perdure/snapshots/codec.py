@@ -42,7 +42,7 @@ def dump(snapshot: AgentSnapshot, *, indent: int | None = None) -> str:
         InvalidRequest: `snapshot` contains a value that cannot be stored; the message says why.
         TooLarge: the working variables are over `MAX_VARIABLES_BYTES`.
     """
-    text = _json(_record(snapshot), "The snapshot", indent)
+    text = _json(_snapshot_to_dict(snapshot), "The snapshot", indent)
     parse(text, snapshot.agent_id)
     return text
 
@@ -87,7 +87,7 @@ def checked_events(events: Sequence[Event]) -> list[dict[str, Any]]:
         InvalidRequest: an event contains a value that cannot be stored.
     """
     records: list[dict[str, Any]] = _checked(
-        {"event_queue_backup": [_event_record(each) for each in events]}, "The pending events"
+        {"event_queue_backup": [_event_to_dict(each) for each in events]}, "The pending events"
     )["event_queue_backup"]
     for record in records:
         _valid(_EventModel, record)
@@ -201,7 +201,7 @@ def _event(event: _EventModel) -> Event:
     return Event(event.source, event.type, event.payload, event.unknown)
 
 
-def _record(snapshot: AgentSnapshot) -> dict[str, Any]:
+def _snapshot_to_dict(snapshot: AgentSnapshot) -> dict[str, Any]:
     return {
         **snapshot.extra,
         "schema_version": snapshot.schema_version,
@@ -211,23 +211,23 @@ def _record(snapshot: AgentSnapshot) -> dict[str, Any]:
         "status": snapshot.status,
         "memory": {
             **snapshot.memory.extra,
-            "short_term_history": [_message_record(message) for message in snapshot.memory.short_term_history],
+            "short_term_history": [_message_to_dict(message) for message in snapshot.memory.short_term_history],
             "working_variables": dict(snapshot.memory.working_variables),
         },
-        "event_queue_backup": [_event_record(event) for event in snapshot.event_queue_backup],
+        "event_queue_backup": [_event_to_dict(event) for event in snapshot.event_queue_backup],
     }
 
 
-def _message_record(message: Message) -> dict[str, Any]:
+def _message_to_dict(message: Message) -> dict[str, Any]:
     record: dict[str, Any] = {**message.extra, "role": message.role, "content": message.content}
     if message.tool_calls:
-        record["tool_calls"] = [call.record() for call in message.tool_calls]
+        record["tool_calls"] = [call.to_dict() for call in message.tool_calls]
     if message.tool_call_id is not None:
         record["tool_call_id"] = message.tool_call_id
     return record
 
 
-def _event_record(event: Event) -> dict[str, Any]:
+def _event_to_dict(event: Event) -> dict[str, Any]:
     return {**event.extra, "source": event.source, "type": event.type, "payload": event.payload}
 
 

@@ -157,7 +157,7 @@ def _events(saved: list[dict[str, Any]], row: Row[Any]) -> tuple[Event, ...]:
 
 
 def _message(said: dict[str, Any]) -> Message:
-    calls = tuple(ToolCall.from_record(call) for call in said["tool_calls"] or ())
+    calls = tuple(ToolCall.from_dict(call) for call in said["tool_calls"] or ())
     return Message(Role(said["role"]), said["content"], calls, said["tool_call_id"])
 
 

@@ -389,9 +389,9 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         message["turn_id"],
         Role(message["role"]),
         message["content"],
-        tuple(ToolCall.from_record(call) for call in message["tool_calls"] or ()),
+        tuple(ToolCall.from_dict(call) for call in message["tool_calls"] or ()),
         message["tool_call_id"],
         message_id=message["message_id"],
-        usage=Usage.from_record(message["usage"]) if message["usage"] else None,
+        usage=Usage.from_dict(message["usage"]) if message["usage"] else None,
         seq=message["seq"],
     )

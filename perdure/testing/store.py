@@ -125,7 +125,7 @@ class MemoryStore(Database):
         """Do nothing: the store has no connections."""
 
     def append(self, turn_id: UUID, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Append messages of a turn, in the form of `Entry.record`."""
+        """Append messages of a turn, in the form of `Entry.to_dict`."""
         base = len(self.messages)
         self.messages += [{**each, "turn_id": turn_id, "seq": base + each["position"]} for each in messages]
 

@@ -332,10 +332,10 @@ ATTEMPT_ERROR = Statement(
 )
 
 HELD_TURNS = Statement(
-    "turns.held_turns",
+    "turns.unsaved_turns",
     """
-    SELECT turn_id, held_error FROM turns
-    WHERE session_id = %(session_id)s AND settled_at IS NULL AND held_error IS NOT NULL
+    SELECT turn_id, unsaved_error FROM turns
+    WHERE session_id = %(session_id)s AND settled_at IS NULL AND unsaved_error IS NOT NULL
     """,
     writes=False,
 )

@@ -178,10 +178,10 @@ def read_attempt_error(executor: Executor, turn_id: UUID) -> str | None:
     return next((row.attempt_error for row in executor.run(queries.ATTEMPT_ERROR, {"turn_id": turn_id})), None)
 
 
-def held_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
+def unsaved_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
     """The unsettled turns of a session whose snapshot the store refused, each with the store's error."""
     rows = executor.run(queries.HELD_TURNS, {"session_id": session_id})
-    return [{"turn_id": str(row.turn_id), "error": row.held_error} for row in rows]
+    return [{"turn_id": str(row.turn_id), "error": row.unsaved_error} for row in rows]
 
 
 def _body(row: Row[Any]) -> dict[str, Any]:

@@ -100,19 +100,19 @@ class Entry:
         """The entry as a message for a model."""
         return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
 
-    def record(self, position: int) -> dict[str, Any]:
+    def to_dict(self, position: int) -> dict[str, Any]:
         """The entry as a record for the statements that append messages; `position` counts from 1."""
         return {
             "position": position,
             "role": self.role,
             "content": self.content,
-            "tool_calls": [call.record() for call in self.tool_calls] or None,
+            "tool_calls": [call.to_dict() for call in self.tool_calls] or None,
             "tool_call_id": self.tool_call_id,
             "message_id": self.message_id,
             "token_count": self.token_count,
             "model": self.model,
             "fallback": self.fallback,
-            "usage": self.usage.record() if self.usage else None,
+            "usage": self.usage.to_dict() if self.usage else None,
             "stop_reason": self.stop_reason,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
@@ -281,10 +281,10 @@ def _entry(row: Row[Any]) -> Entry:
         turn_id=row.turn_id,
         role=Role(row.role),
         content=row.content,
-        tool_calls=tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
+        tool_calls=tuple(ToolCall.from_dict(call) for call in row.tool_calls or ()),
         tool_call_id=row.tool_call_id,
         message_id=row.message_id,
-        usage=Usage.from_record(row.usage) if row.usage else None,
+        usage=Usage.from_dict(row.usage) if row.usage else None,
         created_at=row.created_at,
         seq=row.seq,
     )

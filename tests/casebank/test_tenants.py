@@ -56,7 +56,7 @@ def test_a_search_sees_one_tenant(filled: Database, monkeypatch: pytest.MonkeyPa
         everything = search.search(filled, NEAR, "hash:4", 99, Within(tenant), include_archived=True)
         assert {each.case_id for each in active} == seen
         assert {each.case_id for each in everything} == seen | {f"old {name}" for name in seen}
-        assert {each.record()["tenant"] for each in everything} == {tenant}
+        assert {each.to_dict()["tenant"] for each in everything} == {tenant}
     assert len(search.search(filled, NEAR, "hash:4", 99, EVERYBODY, include_archived=True)) == 2 * len(AUTHORS)
     search._nearest.cache_clear()
 

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure.channels.http.limits.reading import LEAST_READ, Reader, Unread
-from perdure.channels.http.middleware import CutsOffUnread, held_by
+from perdure.channels.http.middleware import CutsOffUnread, resources_of
 
 
 async def _never() -> Message:
@@ -24,7 +24,7 @@ def test_a_response_of_a_mounted_gateway_is_cut_off() -> None:
     released: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        held_by(Request(scope)).callback(released.append, "memory")
+        resources_of(Request(scope)).callback(released.append, "memory")
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 200_000})
         raise AssertionError

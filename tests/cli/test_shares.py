@@ -116,7 +116,7 @@ def test_newcomers_make_room_for_newer_ones() -> None:
     async def wait(newcomers: Newcomers, address: str, name: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S) as limit:
-                with newcomers.held(address, limit):
+                with newcomers.taken(address, limit):
                     await asyncio.Event().wait()
         except TimeoutError:
             ended.append(name)

@@ -26,7 +26,7 @@ def _settled(
     """
     ref = TurnRow(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
-    reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").record(1)
+    reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").to_dict(1)
     done = Verdict(
         "done", [reply], replied=True, steps=1, usage={}, error_code=None, error_message=None, variables=None
     )

@@ -220,7 +220,7 @@ def _wire(rows: Iterable[Any]) -> Any:
         Message(
             Role(row.role),
             row.content,
-            tuple(ToolCall.from_record(call) for call in row.tool_calls or ()),
+            tuple(ToolCall.from_dict(call) for call in row.tool_calls or ()),
             row.tool_call_id,
         )
         for row in rows

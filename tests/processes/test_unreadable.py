@@ -29,7 +29,7 @@ def test_a_session_with_unreadable_rows_continues(installation: Installation) ->
     assert installation.query("UPDATE messages SET usage = %(usage)s WHERE usage IS NOT NULL RETURNING 1", **newer)
     poisoned, behind = installation.accept("poisoned"), installation.accept("and then?")
     assert installation.query(
-        """UPDATE turns SET held = '{"verdict": 2}' WHERE turn_id = %(id)s RETURNING 1""", id=poisoned.turn_id
+        """UPDATE turns SET unsaved = '{"verdict": 2}' WHERE turn_id = %(id)s RETURNING 1""", id=poisoned.turn_id
     )
 
     installation.worker(PERDURE_TURN__MAX_ATTEMPTS=str(MAX_ATTEMPTS))

@@ -219,7 +219,7 @@ def test_the_list_has_the_contracts_shape(breakers: Breakers) -> None:
     succeed(breakers.get("mcp:weather"))
     for _ in range(2):
         fail(breakers.get("llm:test"))
-    opened, closed = (metrics.record() for metrics in breakers.list())
+    opened, closed = (metrics.to_dict() for metrics in breakers.list())
     assert closed == {
         "name": "mcp:weather",
         "state": "closed",

@@ -77,7 +77,7 @@ class Engine:
 
     def _decide(self, turn_id: UUID, pending: list[dict[str, Any]]) -> None:
         rows = self.harness.sql("SELECT tool_calls FROM messages WHERE turn_id = %(id)s ORDER BY seq DESC", id=turn_id)
-        calls = {each["id"]: ToolCall.from_record(each) for each in rows[0].tool_calls}
+        calls = {each["id"]: ToolCall.from_dict(each) for each in rows[0].tool_calls}
         for each in pending:
             approve = self.scenario.approve
             approved = approve(calls[each["call_id"]]) if callable(approve) else approve
@@ -92,7 +92,7 @@ class Engine:
         }
         transcript, calls = [], []
         for row in rows:
-            requested = tuple(ToolCall.from_record(each) for each in row.tool_calls or ())
+            requested = tuple(ToolCall.from_dict(each) for each in row.tool_calls or ())
             transcript.append(Message(Role(row.role), row.content, requested, row.tool_call_id))
             calls += [
                 (each.name, effects.get((row.seq, position), "failed")) for position, each in enumerate(requested)

@@ -214,7 +214,7 @@ class Harness:
             Message(
                 Role(row.role),
                 row.content,
-                tuple(ToolCall.from_record(c) for c in row.tool_calls or ()),
+                tuple(ToolCall.from_dict(c) for c in row.tool_calls or ()),
                 row.tool_call_id,
             )
             for row in rows

@@ -16,7 +16,7 @@ from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore, Version
 from perdure.turns.lease.claim import Ran
-from perdure.turns.reading import held_turns
+from perdure.turns.reading import unsaved_turns
 from tests.snapshots.conftest import small_disk
 from tests.snapshots.test_troubles import fill
 from tests.turns.counting import (
@@ -65,18 +65,18 @@ def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotSt
 
 
 def test_a_disk_that_is_not_mounted_holds_the_turn_until_it_is(harness: Harness, tmp_path: Path) -> None:
-    """While the store's directory is missing, the turn is not settled. `held_turns` shows an error with the remedy."""
+    """While the store's directory is missing, the turn is not settled. `unsaved_turns` shows the remedy."""
     harness.snapshots = FileSnapshots(tmp_path / "disk")
     harness.equip(add)
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
-    (held,) = held_turns(harness.database, sent.session_id)
+    (held,) = unsaved_turns(harness.database, sent.session_id)
     assert held["turn_id"] == str(sent.turn_id)
     assert "there is no such directory. Make it, or mount the disk that holds it." in held["error"]
     (tmp_path / "disk").mkdir()
     assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["status"] == "done"
-    assert held_turns(harness.database, sent.session_id) == []
+    assert unsaved_turns(harness.database, sent.session_id) == []
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
@@ -98,7 +98,7 @@ def test_a_full_or_read_only_disk_holds_the_turn(
     assert harness.run(sent.session_id) == Ran(0)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"], turn["attempts"]) == ("parked", None, 1)
-    (held,) = held_turns(harness.database, sent.session_id)
+    (held,) = unsaved_turns(harness.database, sent.session_id)
     assert store.name in held["error"]
     assert ("assistant", "at last") not in harness.lines(sent.session_id)
 

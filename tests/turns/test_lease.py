@@ -146,7 +146,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
         calls_queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0}
     )
     assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
-    assert not harness.database.run(run_queries.HOLD, {**mine, "held": "{}", "most": 10})
+    assert not harness.database.run(run_queries.KEEP_UNSAVED, {**mine, "verdict": "{}", "most": 10})
     assert not harness.database.run(run_queries.OWNED, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
     assert not harness.database.run(calls_queries.BEGIN_APPROVED, {**mine, **decided})
@@ -191,7 +191,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
         {
             **stale.fenced, "lease_s": 30, "turn_id": stale.turn.turn_id,
             "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
-            "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").record(1)]),
+            "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").to_dict(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",
                 "timeout_s": 1.0,

@@ -99,7 +99,7 @@ def test_the_reply_is_invisible_before_the_snapshot_is_saved(harness: Harness, s
     assert seen == [("running", None, None, [], 0)]
     assert harness.turn(sent.turn_id)["reply"]["text"] == "saved"
     assert harness.counts()["deliveries"] == len(harness.waker.deliveries) == 1
-    assert harness.sql("SELECT 1 FROM turns WHERE held IS NOT NULL OR held_error IS NOT NULL") == []
+    assert harness.sql("SELECT 1 FROM turns WHERE unsaved IS NOT NULL OR unsaved_error IS NOT NULL") == []
 
 
 def test_the_saved_snapshot_equals_the_committed_one(harness: Harness, spy: Spy) -> None:
@@ -146,7 +146,7 @@ def test_only_the_turn_that_cannot_be_saved_waits(harness: Harness, spy: Spy) ->
         row = harness.session(sent.session_id)
         assert (row.state, row.strikes, row.claims, row.lease_until) == ("active", 0, 0, None)
     assert harness.turn(sent.turn_id)["attempts"] == 1
-    assert harness.sql("SELECT held_error FROM turns WHERE held IS NOT NULL")[0].held_error.startswith(
+    assert harness.sql("SELECT unsaved_error FROM turns WHERE unsaved IS NOT NULL")[0].unsaved_error.startswith(
         "The snapshot store spy cannot be used: it is full. Make room."
     )
     spy.trouble = {}
@@ -180,7 +180,8 @@ def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None
 
 
 BOUNDARIES: list[tuple[Moment, str]] = [
-    ("before", "turns.hold"), ("after", "turns.hold"), ("before", "turns.settle"), ("after", "turns.settle"),
+    ("before", "turns.keep_unsaved"), ("after", "turns.keep_unsaved"),
+    ("before", "turns.settle"), ("after", "turns.settle"),
 ]  # fmt: skip
 
 
@@ -194,12 +195,12 @@ def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name:
     settled = (moment, name) == ("after", "turns.settle")
     assert harness.turn(sent.turn_id)["status"] == ("done" if settled else "running")
     harness.move(AFTER_LEASE_S)
-    if (moment, name) == ("before", "turns.hold"):
+    if (moment, name) == ("before", "turns.keep_unsaved"):
         harness.script(says("once"))
     if not settled:
         assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "once"
-    assert len(harness.model.requests) == (3 if (moment, name) == ("before", "turns.hold") else 2)
+    assert len(harness.model.requests) == (3 if (moment, name) == ("before", "turns.keep_unsaved") else 2)
     assert not spy.kept_aside(sent.session_id)
     found = spy.load(sent.session_id)
     assert found is not None
@@ -233,7 +234,7 @@ def test_an_unexpected_error_of_the_store_holds_the_turn(
     sent = harness.send()
     assert harness.run(sent.session_id) == Ran(0)
     assert harness.turn(sent.turn_id)["status"] == "parked"
-    assert "password" not in harness.sql("SELECT held_error FROM turns")[0].held_error
+    assert "password" not in harness.sql("SELECT unsaved_error FROM turns")[0].unsaved_error
     assert "RuntimeError: password" in caplog.text
     spy.trouble = {}
     assert harness.run(sent.session_id) == Ran(1)
@@ -306,7 +307,7 @@ def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy)
     session_id = UUID(ask_to_count(harness)["session_id"])
     harness.script(calls(("add", {})), says("never"), calls(("add", {})), says("done"))
     harness.send()
-    with harness.crashing("before", "turns.hold"):
+    with harness.crashing("before", "turns.keep_unsaved"):
         harness.run(session_id)
     harness.move(AFTER_LEASE_S)
     assert harness.run(session_id) == Ran(1)

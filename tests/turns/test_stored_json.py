@@ -76,7 +76,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
     _extend(harness, "messages", "usage")
     newest = harness.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0]
     transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id))
-    asking = transcript.present[1].record(1)
+    asking = transcript.present[1].to_dict(1)
     assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()
     assert harness.ask("and now?")["status"] == "done"
@@ -96,7 +96,7 @@ def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> No
     held = Verdict("done", messages, True, 2, {"input_tokens": 1} | NEWER, None, None, None, extra=NEWER)
     assert Verdict.from_json(held.to_json()) == held
     assert json.loads(held.to_json()).items() >= NEWER.items()
-    harness.sql("UPDATE turns SET held = %(held)s", held=held.to_json())
+    harness.sql("UPDATE turns SET unsaved = %(held)s", held=held.to_json())
     harness.redis_memory = redis_memory
     assert harness.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["reply"]["text"] == "held"

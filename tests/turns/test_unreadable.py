@@ -51,7 +51,7 @@ def _with_open_calls(harness: Harness) -> Accepted:
 
 def _held(harness: Harness) -> Accepted:
     sent = harness.send("held")
-    harness.sql("""UPDATE turns SET held = '{"verdict": "of another release"}'""")
+    harness.sql("""UPDATE turns SET unsaved = '{"verdict": "of another release"}'""")
     return sent
 
 
@@ -164,7 +164,7 @@ def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harne
         "status": "done", "messages": [_record(1, "user", "hello"), _record(2, "assistant", "held")], "replied": True,
         "steps": 1, "usage": {}, "error_code": None, "error_message": None, "variables": None, "case_ids": [],
     }  # fmt: skip
-    harness.sql("UPDATE turns SET held = %(held)s", held=as_json(held))
+    harness.sql("UPDATE turns SET unsaved = %(held)s", held=as_json(held))
     harness.sql("UPDATE sessions SET strikes = 5")
     harness.move(31)
     assert found.unsettled == 1

@@ -503,7 +503,7 @@ def test_a_pace_stays_within_its_bounds(seconds: int, answers: list[int], failur
         assert 1 <= found.most <= pace.MOST
         assert found.room >= 0
         assert not failed or found.most <= max(before.most // 2, 1)
-        assert found == Pace.parse(json.loads(json.dumps(found.record())))
+        assert found == Pace.parse(json.loads(json.dumps(found.to_dict())))
 
 
 def _close_a_breaker(harness: Harness) -> None:

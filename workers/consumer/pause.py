@@ -3,8 +3,8 @@
 `Consumption` pauses the queues that start turns while the intake of all workers is closed (`perdure drain`).
 
 `PauseStep` is a boot step between Celery's pool and its consumer. At shutdown, Celery first stops the consumer, then
-stops `PauseStep`, and then waits until the pool's running tasks end. `PauseStep` returns the messages of tasks that have
-not begun to the broker, so the messages do not wait for the running tasks.
+stops `PauseStep`, and then waits until the pool's running tasks end. `PauseStep` returns the messages of tasks that
+have not begun to the broker, so the messages do not wait for the running tasks.
 """
 
 from __future__ import annotations

@@ -80,45 +80,45 @@ def run(context: RunContext) -> dict[str, Any]:
 
 def advance(context: RunContext) -> dict[str, Any] | None:
     """Execute a requested, approved or interrupted run. Returns `state.result`; `None` if there is no such run."""
-    held = state.resume(context.database)
-    return None if held is None else _advance(context, held)
+    claimed = state.resume(context.database)
+    return None if claimed is None else _advance(context, claimed)
 
 
-def _advance(context: RunContext, held: ClaimedRun) -> dict[str, Any]:
+def _advance(context: RunContext, claimed: ClaimedRun) -> dict[str, Any]:
     """Execute the run's phases until the run finishes, waits for approval, or is claimed by another process."""
     try:
-        while (execute := _PHASES.get(held.phase)) is not None:
-            held = execute(context, held)
+        while (execute := _PHASES.get(claimed.phase)) is not None:
+            claimed = execute(context, claimed)
     except RunLost:
-        log.warning("run %s of the CaseBank was claimed by another process: this one stops running it", held.run_id)
+        log.warning("run %s of the CaseBank was claimed by another process: this one stops running it", claimed.run_id)
     except RunInterrupted:
-        state.release(context.database, held)
-        log.info("run %s of the CaseBank was released; another process continues it within a minute", held.run_id)
+        state.release(context.database, claimed)
+        log.info("run %s of the CaseBank was released; another process continues it within a minute", claimed.run_id)
     except Exception as error:
-        state.release(context.database, held, loggable(error))
+        state.release(context.database, claimed, loggable(error))
         raise
-    return state.result(context.database, held.run_id)
+    return state.result(context.database, claimed.run_id)
 
 
-def _plan(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+def _plan(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
     """Compute and store the plan."""
-    rows = context.database.run(runs_queries.PLANNED_AT, held.fence)
+    rows = context.database.run(runs_queries.PLANNED_AT, claimed.fence)
     if not rows:
         raise RunLost
-    report = _reporter(context, RunPhase.PLANNING, held)
+    report = _reporter(context, RunPhase.PLANNING, claimed)
     items = _compute(context, rows[0].planned_at, report)
     for start in range(0, len(items), _PAGE):
         page = [_item_as_json(number, items[number]) for number in range(start, min(start + _PAGE, len(items)))]
-        if not context.database.run(runs_queries.WRITE_ITEMS, {**held.fence, "items": as_json(page)}):
+        if not context.database.run(runs_queries.WRITE_ITEMS, {**claimed.fence, "items": as_json(page)}):
             raise RunLost
         report(start + len(page), len(items))
-    _log(f"run {held.run_id} of the CaseBank plans to have", state.summarize(items))
-    return state.enter(context.database, held, RunPhase.DONE if held.dry_run else RunPhase.NOTIFYING)
+    _log(f"run {claimed.run_id} of the CaseBank plans to have", state.summarize(items))
+    return state.enter(context.database, claimed, RunPhase.DONE if claimed.dry_run else RunPhase.NOTIFYING)
 
 
-def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+def _notify(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
     """Send the plan to the administrator. If the notice fails, the run ends without changes."""
-    run = state.read_run(context.database, held.run_id)
+    run = state.read_run(context.database, claimed.run_id)
     total = _total(run["plan"])
     waits_s = context.limits.approval_expires_s if context.limits.approval is PruneApproval.MANUAL and total else None
     send = partial(notify, url=_url(context), post=context.post, pause=context.pause)
@@ -126,30 +126,30 @@ def _notify(context: RunContext, held: ClaimedRun) -> ClaimedRun:
         send("casebank.plan", run, run["plan"], approval_within_s=waits_s)
     except NotifyFailed as error:
         withheld = f"nothing was removed, because the notice of the plan did not arrive: {error}"
-        log.error("run %s of the CaseBank: %s", held.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
-        return state.enter(context.database, held, RunPhase.WITHHELD, error=withheld)
+        log.error("run %s of the CaseBank: %s", claimed.run_id, withheld)  # noqa: TRY400 (a receiver's failure, not ours)
+        return state.enter(context.database, claimed, RunPhase.WITHHELD, error=withheld)
     if waits_s is not None:
-        return state.enter(context.database, held, RunPhase.WAITING_APPROVAL, total=total, expires_s=waits_s)
-    return state.enter(context.database, held, RunPhase.APPLYING, total=total)
+        return state.enter(context.database, claimed, RunPhase.WAITING_APPROVAL, total=total, expires_s=waits_s)
+    return state.enter(context.database, claimed, RunPhase.APPLYING, total=total)
 
 
-def _apply(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+def _apply(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
     """Apply the rest of the plan."""
-    apply(context.database, held, context.limits, _reporter(context, RunPhase.APPLYING))
-    return state.enter(context.database, held, RunPhase.REPORTING)
+    apply(context.database, claimed, context.limits, _reporter(context, RunPhase.APPLYING))
+    return state.enter(context.database, claimed, RunPhase.REPORTING)
 
 
-def _report(context: RunContext, held: ClaimedRun) -> ClaimedRun:
+def _report(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
     """Send the outcome. A notice that fails does not fail the run."""
-    run = state.read_run(context.database, held.run_id)
-    _log(f"run {held.run_id} of the CaseBank has", run["outcome"])
+    run = state.read_run(context.database, claimed.run_id)
+    _log(f"run {claimed.run_id} of the CaseBank has", run["outcome"])
     try:
         notify("casebank.outcome", run, run["outcome"], url=_url(context), post=context.post, pause=context.pause)
     except NotifyFailed as error:
         return state.enter(
-            context.database, held, RunPhase.DONE, error=f"the notice of the results did not arrive: {error}"
+            context.database, claimed, RunPhase.DONE, error=f"the notice of the results did not arrive: {error}"
         )
-    return state.enter(context.database, held, RunPhase.DONE)
+    return state.enter(context.database, claimed, RunPhase.DONE)
 
 
 _PHASES: dict[RunPhase, Callable[[RunContext, ClaimedRun], ClaimedRun]] = {

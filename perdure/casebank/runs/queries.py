@@ -24,7 +24,7 @@ BEGIN = Statement(
 
 _RUN = """
     SELECT run_id, dry_run, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by,
-           finished_at, error, coalesce(lease_until > perdure_now(), false) AS held
+           finished_at, error, coalesce(lease_until > perdure_now(), false) AS is_claimed
     FROM case_runs
 """
 

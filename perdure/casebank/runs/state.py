@@ -100,7 +100,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
         if database.run(queries.BEGIN, {"run_id": run_id, "dry_run": dry_run, "lease_s": None}):
             return run_id
         for row in database.run(queries.UNDER_WAY, {"dry_run": dry_run}):
-            if not dry_run and (row.held or row.phase == RunPhase.WAITING_APPROVAL):
+            if not dry_run and (row.is_claimed or row.phase == RunPhase.WAITING_APPROVAL):
                 raise _under_way(database)
             unfinished: UUID = row.run_id
             return unfinished
@@ -312,7 +312,7 @@ def _as_json(row: Row[Any]) -> dict[str, Any]:
         "phase": row.phase,
         "done": row.done,
         "total": row.total,
-        "under_way": row.held,
+        "under_way": row.is_claimed,
         "decided_by": row.decided_by,
         "error": row.error,
         **{name: None if (at := getattr(row, name)) is None else at.isoformat() for name in times},

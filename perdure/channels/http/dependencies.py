@@ -22,7 +22,7 @@ from fastapi import Depends, Query, Request
 from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key, user_of
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.middleware import held_by
+from perdure.channels.http.middleware import resources_of
 from perdure.channels.http.parameters import IdPath, parse_id
 from perdure.channels.http.schemas.turns import Incoming as NewMessage
 from perdure.errors import Forbidden, InvalidRequest, NotFound
@@ -72,7 +72,7 @@ async def caller_of(request: Request) -> Caller:
     if caller is None:
         gateway: Gateway = request.app.state.gateway
         caller = request.scope[_CALLER] = await gateway.caller(request)
-        held_by(request).enter_context(gateway.requests.held(caller.user))
+        resources_of(request).enter_context(gateway.requests.taken(caller.user))
     return caller
 
 

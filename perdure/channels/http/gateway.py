@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.limits.reading import UNREAD_S
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, Newcomers, Shares, Unsent
-from perdure.channels.http.middleware import held_by, reader_of
+from perdure.channels.http.middleware import reader_of, resources_of
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
@@ -125,7 +125,7 @@ class Gateway:
         Raises:
             RateLimited: the clients of `user`, or all clients, have too many unread responses.
         """
-        held_by(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
+        resources_of(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._threads.run(work)
@@ -184,7 +184,7 @@ class Gateway:
             return await self.in_thread(partial(read_committed, self.runtime.database, turn_id, after))
 
         memory = partial(self._unsent.reserved, found[0], CHUNKED_BYTES, reader_of(connection))
-        with self._streams.held(found[0]), self._counted():
+        with self._streams.taken(found[0]), self._counted():
             async with aclosing(Follower(self._hub, read, turn_id, last, memory).events(pause_s)) as events:
                 async for event in events:
                     yield event

@@ -26,8 +26,8 @@ from perdure.channels.http.limits.reading import UNREAD_S, Reader, Unread
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 2**16
-_HELD = "perdure.held"
-"""The key in `scope` of the stack that `held_by` returns."""
+_RESOURCES = "perdure.resources"
+"""The key in `scope` of the stack that `resources_of` returns."""
 _READER = "perdure.reader"
 """The key in `scope` of what `reader_of` returns."""
 
@@ -88,10 +88,10 @@ def reader_of(connection: HTTPConnection) -> Reader:
     return reader
 
 
-def held_by(request: HTTPConnection) -> ExitStack:
+def resources_of(request: HTTPConnection) -> ExitStack:
     """The stack that the middleware unwinds when the request's response is sent, cut off or abandoned."""
-    held: ExitStack = request.scope[_HELD]
-    return held
+    resources: ExitStack = request.scope[_RESOURCES]
+    return resources
 
 
 class CutsOffUnread:
@@ -121,8 +121,8 @@ class CutsOffUnread:
             last = body[ends[-1] :] if ends else body
             await reader.send(send, {**message, "body": last} if ends else message, len(last))
 
-        with ExitStack() as held:
-            scope[_HELD], scope[_READER] = held, reader
+        with ExitStack() as resources:
+            scope[_RESOURCES], scope[_READER] = resources, reader
             try:
                 await self._app(scope, receive, send_in_pieces)
             except Unread:

@@ -25,7 +25,7 @@ _COLUMNS = ("name", "state", "failure_count", "success_count", *_MOMENTS)
 def list_(*, as_json: AsJson = False) -> None:
     """List the breakers that were used in the last week."""
     with _breakers() as breakers:
-        found = [each.record() for each in breakers.list()]
+        found = [each.to_dict() for each in breakers.list()]
     if as_json:
         write_json({"breakers": found})
         return
@@ -45,7 +45,7 @@ def reset(
     The breaker admits calls again, and the turns that wait for it resume.
     """
     with _breakers() as breakers:
-        closed = breakers.reset(name).record()
+        closed = breakers.reset(name).to_dict()
     if as_json:
         write_json(closed)
     else:

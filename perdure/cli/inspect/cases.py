@@ -174,7 +174,7 @@ def search(
         else:
             within = EVERYBODY if tenant is None else Within(named)
             near = runtime.cases.nearest(query, k, within, bank=bank, include_archived=include_archived)
-    found = [each.record() for each in near]
+    found = [each.to_dict() for each in near]
     if as_json:
         write_json({"results": found})
     else:

@@ -80,13 +80,13 @@ def show(
     from perdure.sessions.reading import read_messages, read_session
     from perdure.snapshots import exchange
     from perdure.snapshots.codec import dump
-    from perdure.turns.reading import held_turns
+    from perdure.turns.reading import unsaved_turns
 
     wanted = connecting.parse_id(session_id, "session")
     with connecting.opened() as (settings, database):
         session = read_session(database, wanted)
         messages = read_messages(database, wanted)
-        held = held_turns(database, wanted)
+        held = unsaved_turns(database, wanted)
         turns = settings.memory.working_turns
         kept = json.loads(dump(exchange.read(database, wanted, turns))) if snapshot else None
     if as_json:

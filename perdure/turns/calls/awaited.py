@@ -130,7 +130,7 @@ def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) ->
     return None
 
 
-def records(results: Sequence[Result]) -> list[Mapping[str, Any]]:
+def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
     """The values that store results in their effect rows. `result_values.recorded_result` is the inverse."""
     return [
         {

@@ -40,7 +40,7 @@ class Result:
     text: str
     effect_id: UUID | None = None
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The values to write to the ended call's effect row. `result` is `None`: the transcript holds the text."""
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 

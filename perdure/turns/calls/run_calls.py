@@ -88,7 +88,7 @@ class CallRunner:
         except Undecided:
             return self._announce(asking) or AwaitsDecision(message_seq)
         except Awaiting as awaiting:
-            return AwaitsCalls(message_seq, awaited.records(awaiting.results))
+            return AwaitsCalls(message_seq, awaited.results_to_dicts(awaiting.results))
         except _MissingTool as missing:
             return Lacking(str(missing))
 

@@ -230,7 +230,7 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
         return None
     row = rows[0]
     return _Commit(
-        Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False), wake=not row.held
+        Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False), wake=not row.is_woken
     )
 
 
@@ -278,7 +278,7 @@ def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
     mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
-    return _Commit(accepted, wake=row.status == "accepted" and not row.held)
+    return _Commit(accepted, wake=row.status == "accepted" and not row.is_woken)
 
 
 def _open_session(
@@ -302,7 +302,7 @@ def _accept_into_busy(
             if rows:
                 row = rows[0]
                 accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
-                return _Commit(accepted, wake=not row.held)
+                return _Commit(accepted, wake=not row.is_woken)
             return _enqueue_locked(transaction, parameters)
         case OnBusy.INTERRUPT:
             deliveries = _interrupt(runtime, transaction, session_id)

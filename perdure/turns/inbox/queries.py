@@ -63,7 +63,7 @@ ENQUEUE = Statement(
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
         RETURNING s.session_id, s.last_turn_seq,
                   s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
-                  OR {_STRUCK} AS held,
+                  OR {_STRUCK} AS is_woken,
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
@@ -76,7 +76,7 @@ ENQUEUE = Statement(
         SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, perdure_now()
         FROM target
     )
-    SELECT session_id, last_turn_seq AS seq, coalesce(held, false) AS held FROM target
+    SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken FROM target
     """,
 )
 
@@ -84,7 +84,7 @@ FIND_ACCEPTED = Statement(
     "turns.find_accepted",
     f"""
     SELECT i.turn_id, i.text, t.session_id, t.seq, t.status,
-           {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS held
+           {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS is_woken
     FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
     """,
@@ -126,7 +126,7 @@ MERGE = Statement(
     )
     SELECT turn_id, seq, status,
            (SELECT {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} FROM sessions AS s
-            WHERE s.session_id = %(session_id)s) AS held
+            WHERE s.session_id = %(session_id)s) AS is_woken
     FROM target
     """,
 )

@@ -176,7 +176,7 @@ def _turn(row: Row[Any]) -> TurnRow | None:
         first_seq=row.first_seq,
         cancel_requested_at=row.cancel_requested_at,
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
-        verdict=row.held,
+        verdict=row.unsaved,
         started_at=row.started_at,
         attempt_error=row.attempt_error,
         metadata=_metadata(row),

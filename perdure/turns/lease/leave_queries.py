@@ -65,7 +65,7 @@ PARK = _stopping("park", "woken_at = NULL")
 
 # The sweeper wakes the session after a pause that grows with `wakes` (see WAKE_DUE).
 POSTPONE = _stopping(
-    "postpone", f"woken_at = {_NOW}, wakes = %(wakes)s", turn="status = 'parked', held_error = %(error)s"
+    "postpone", f"woken_at = {_NOW}, wakes = %(wakes)s", turn="status = 'parked', unsaved_error = %(error)s"
 )
 
 # The claim stays counted as a failed attempt (`strikes`). The sweeper's pause before the next claim doubles with each
@@ -211,7 +211,7 @@ SETTLE = Statement(
     ), {WITH_MESSAGES}, settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
-            settled_tick = fenced.tick, held = NULL, held_error = NULL,
+            settled_tick = fenced.tick, unsaved = NULL, unsaved_error = NULL,
             error_code = %(error_code)s, error_message = %(error_message)s,
             reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
         FROM fenced WHERE t.turn_id = %(turn_id)s

@@ -78,7 +78,7 @@ class Pace:
         woken = tuple(map(UUID, record["woken"]))
         return cls(record["most"], woken, record["answered"], record["since"], record["rate"])
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The pace as a JSON object."""
         return {
             "most": self.most,
@@ -125,6 +125,6 @@ class Paces:
             self._paces[model] = self._paces.get(model, Pace()).wake(sessions, now.timestamp())
         if self._paces != self._stored:
             self._stored = dict(self._paces)
-            kept = as_json({model: pace.record() for model, pace in self._paces.items()})
+            kept = as_json({model: pace.to_dict() for model, pace in self._paces.items()})
             self._database.run(queries.KEEP_PACES, {"paces": kept})
         return any(pace.room == 0 for pace in self._paces.values())

@@ -170,11 +170,11 @@ CLAIM = Statement(
           AND NOT {DRAINING}
         FOR NO KEY UPDATE SKIP LOCKED
     ), oldest AS (
-        SELECT agent, held IS NOT NULL AS held, cancel_requested_at IS NOT NULL AS cancelled FROM turns
+        SELECT agent, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled FROM turns
         WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
     ), known AS (
         SELECT %(agents)s::text[] IS NULL OR candidate.strikes >= %(max_attempts)s
-               OR coalesce((SELECT agent = ANY (%(agents)s::text[]) OR held OR cancelled FROM oldest), true)
+               OR coalesce((SELECT agent = ANY (%(agents)s::text[]) OR unsaved OR cancelled FROM oldest), true)
                OR coalesce(candidate.overdue, false) AS equipped
         FROM candidate
     ), refused AS (
@@ -219,7 +219,7 @@ CLAIM = Statement(
         UPDATE turns AS t
         SET status = 'running',
             -- Not counted after a wait for a person, a task, a time or a model (error code: see WAIT_MODEL).
-            attempts = t.attempts + (t.held IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
+            attempts = t.attempts + (t.unsaved IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, claimed.message_count + 1)
@@ -229,7 +229,7 @@ CLAIM = Statement(
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.held::text AS held, t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.unsaved::text AS unsaved, t.attempt_error
     )
     SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            NOT (candidate.paced AND candidate.not_before IS NOT NULL AND candidate.wakes > 0) AND EXISTS (
@@ -276,7 +276,7 @@ BEGIN_NEXT = Statement(
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
-            attempts = t.attempts + (t.status NOT IN ('running', 'waiting_approval') AND t.held IS NULL)::int,
+            attempts = t.attempts + (t.status NOT IN ('running', 'waiting_approval') AND t.unsaved IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
             first_seq = coalesce(t.first_seq, fenced.message_count + 1)
         FROM fenced
@@ -286,7 +286,7 @@ BEGIN_NEXT = Statement(
           AND t.settled_at IS NULL
           AND (t.status = 'running' OR NOT {DRAINING})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.held::text AS held, t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.unsaved::text AS unsaved, t.attempt_error
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}

@@ -71,9 +71,9 @@ def commit_step(
         "channel": turn.channel,
         "asks": step.asks,
         "added": len(step.entries),
-        "messages": as_json([entry.record(position) for position, entry in enumerate(step.entries, start=1)]),
+        "messages": as_json([entry.to_dict(position) for position, entry in enumerate(step.entries, start=1)]),
         "intents": as_json(list(step.intents)),
-        "results": as_json([result.record() for result in step.results if result.effect_id]),
+        "results": as_json([result.to_dict() for result in step.results if result.effect_id]),
         "variables": None if changed is None else as_json(changed),
     }
 

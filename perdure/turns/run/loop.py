@@ -251,7 +251,7 @@ class Runner:
         """Settle a turn whose process was killed while it held the session under `fence`.
 
         Returns False if another claim has raised the fence, or if the turn is not the session's oldest unsettled turn.
-        If the process had committed a verdict (`queries.HOLD`), the verdict takes precedence over `ending`. The next
+        If the process had committed a verdict (`queries.KEEP_UNSAVED`), it takes precedence over `ending`. The next
         claim runs the session's other turns.
 
         Raises:

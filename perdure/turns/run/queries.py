@@ -100,21 +100,21 @@ REMAINS = Statement(
     writes=False,
 )
 
-# Commits a turn's verdict in `turns.held`, which callers of the API do not see. The worker saves the snapshot next, and
-# then runs SETTLE. Returns the session's queued messages, which are the snapshot's pending events. `strikes` is reset
-# only if no verdict was held before, because holding the same verdict again is no progress.
-HOLD = Statement(
-    "turns.hold",
+# Commits a turn's verdict in `turns.unsaved`, which callers of the API do not see. The worker saves the snapshot next,
+# and then runs SETTLE. Returns the session's queued messages, which are the snapshot's pending events. `strikes` is
+# reset only if no verdict was kept before, because keeping the same verdict again is no progress.
+KEEP_UNSAVED = Statement(
+    "turns.keep_unsaved",
     f"""
     WITH fenced AS (
         UPDATE sessions
-        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND held IS NOT NULL)
+        SET strikes = CASE WHEN EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND unsaved IS NOT NULL)
                            THEN strikes ELSE 1 END,
             lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
         WHERE {HELD}
         RETURNING tick
-    ), held AS (
-        UPDATE turns SET held = coalesce(held, %(held)s::json) FROM fenced WHERE turn_id = %(turn_id)s
+    ), kept AS (
+        UPDATE turns SET unsaved = coalesce(unsaved, %(verdict)s::json) FROM fenced WHERE turn_id = %(turn_id)s
     )
     SELECT fenced.tick, {pending("%(session_id)s", "%(most)s")} AS pending FROM fenced
     """,

@@ -23,7 +23,7 @@ def remember(runtime: Runtime, tenure: Tenure, turn: TurnRow, transcript: Transc
     The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn's
     channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream.
     """
-    committed = [entry.record(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
+    committed = [entry.to_dict(number) for number, entry in enumerate(transcript.present, 1) if entry.seq is not None]
     if runtime.redis_memory is None or not (committed or verdict.messages):
         return
     remembered = RememberedTurn.model_validate(

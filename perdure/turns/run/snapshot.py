@@ -3,7 +3,7 @@
 Every step commits the working variables to PostgreSQL, so the PostgreSQL store needs no save. With another store, the
 runner takes three steps at the end of a turn:
 
-1. It commits the turn's verdict as held (`queries.HOLD`). Callers of the API do not see a held verdict.
+1. It commits the turn's verdict as unsaved (`queries.KEEP_UNSAVED`). Callers of the API do not see an unsaved verdict.
 2. It saves the snapshot with the session's fencing token and with the tick that step 3 will commit.
 3. It settles the turn.
 
@@ -147,12 +147,12 @@ def _stored(runtime: Runtime, tenure: Tenure) -> AgentSnapshot | None:
 def _store_verdict(runtime: Runtime, tenure: Tenure, verdict: Verdict) -> Sequence[Row[Any]]:
     asked_at = runtime.clock.monotonic()
     rows = runtime.database.run(
-        queries.HOLD,
+        queries.KEEP_UNSAVED,
         {
             **tenure.fenced,
             "lease_s": runtime.settings.turn.lease_s,
             "turn_id": tenure.at_hand.turn_id,
-            "held": verdict.to_json(),
+            "verdict": verdict.to_json(),
             "most": MAX_EVENTS,
         },
     )
@@ -180,7 +180,7 @@ def _require_lease(runtime: Runtime, tenure: Tenure) -> None:
 
 
 def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall.from_record(call) for call in record["tool_calls"] or ())
+    calls = tuple(ToolCall.from_dict(call) for call in record["tool_calls"] or ())
     return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
 
 

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 class Verdict:
     """Everything that settling a turn writes, as JSON values.
 
-    `messages` has the new messages, as made by `Entry.record`. `variables` has the working variables, or is `None` if
-    they are unchanged. `case_ids` names the cases in the prompt. `extra` has the members of a held verdict that this
-    release does not know.
+    `messages` has the new messages, as made by `Entry.to_dict`. `variables` has the working variables, or is `None` if
+    they are unchanged. `case_ids` names the cases in the prompt. `extra` has the members of an unsaved verdict that
+    this release does not know.
     """
 
     status: str
@@ -54,7 +54,7 @@ class Verdict:
     @property
     def used(self) -> Usage | None:
         """The tokens that the turn used; `None` if no provider reported them."""
-        return None if self.usage is None else Usage.from_record(self.usage)
+        return None if self.usage is None else Usage.from_dict(self.usage)
 
     @property
     def said(self) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def conclude(
         entries,
         ending,
         steps=steps_in(spent),
-        usage=None if usage is None else usage.record(),
+        usage=None if usage is None else usage.to_dict(),
         variables=variables,
         # A cancelled turn does not show whether the cases were useful.
         case_ids=[] if isinstance(ending, Cancelled) else list(case_ids),
@@ -149,7 +149,7 @@ def _verdict(
     error = ending.error
     return Verdict(
         status=ending.status,
-        messages=[entry.record(position) for position, entry in enumerate(entries, start=1)],
+        messages=[entry.to_dict(position) for position, entry in enumerate(entries, start=1)],
         replied=not isinstance(ending, Cancelled),
         steps=steps,
         usage=usage,

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/breakers", tags=["breakers"], responses=problems(*WI
 async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
     """List the breakers that were used in the last week, sorted by name."""
     breakers = await gateway.in_thread(lambda: _breakers(gateway.runtime).list())
-    return BreakerList(breakers=[Breaker.model_validate(each.record()) for each in breakers])
+    return BreakerList(breakers=[Breaker.model_validate(each.to_dict()) for each in breakers])
 
 
 @router.post("/{name:path}/reset", response_description="The breaker, now closed.", responses=problems(404))
@@ -30,7 +30,7 @@ async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Bre
     """
     called = parameters.parse_name(name, "breaker")
     breaker = await gateway.in_thread(lambda: _breakers(gateway.runtime).reset(called))
-    return Breaker.model_validate(breaker.record())
+    return Breaker.model_validate(breaker.to_dict())
 
 
 def _breakers(runtime: Runtime) -> Switchboard:

@@ -111,5 +111,5 @@ def _search(
 
 def _record(case: FoundCase, reader: str | None) -> dict[str, Any]:
     """The case as the route returns it. `reader`: the user key of a user token, which sees no other user's name."""
-    record = case.record()
+    record = case.to_dict()
     return record if reader is None or case.author == reader else {**record, "user_id": None}

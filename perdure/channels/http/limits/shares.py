@@ -42,7 +42,7 @@ class Shares:
         self._held: Counter[str] = Counter()
 
     @contextmanager
-    def held(self, user: str | None) -> Iterator[None]:
+    def taken(self, user: str | None) -> Iterator[None]:
         """Count one more of the user while the `with` block runs. `None` is not limited.
 
         Raises:
@@ -77,7 +77,7 @@ class Newcomers:
         self._by_address: defaultdict[str, OrderedDict[asyncio.Timeout, None]] = defaultdict(OrderedDict)
 
     @contextmanager
-    def held(self, address: str, limit: asyncio.Timeout) -> Iterator[None]:
+    def taken(self, address: str, limit: asyncio.Timeout) -> Iterator[None]:
         """Count a newcomer while the `with` block runs. To end it, its time limit is moved to the present."""
         if sum(map(len, self._by_address.values())) >= self._most:
             oldest, _ = max(self._by_address.values(), key=len).popitem(last=False)

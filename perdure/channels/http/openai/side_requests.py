@@ -70,7 +70,7 @@ class SideRequests:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
         finally:
             self._running -= 1
-        turn = {"usage": None if reply.usage is None else reply.usage.record(), "reply": {"stop_reason": mark(reply)}}
+        turn = {"usage": None if reply.usage is None else reply.usage.to_dict(), "reply": {"stop_reason": mark(reply)}}
         now = int(self._runtime.clock.now().timestamp())
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 
@@ -86,7 +86,7 @@ class SideRequests:
         model = runtime.models(settings.summary_model or settings.model)
         call = ModelCall(runtime.clock, settings.model_timeout_s)
         reply = model.respond(ModelRequest((Message(Role.USER, message.text),)), call)
-        used = {"request_id": request_id, "model": reply.model, "usage": reply.usage and as_json(reply.usage.record())}
+        used = {"request_id": request_id, "model": reply.model, "usage": reply.usage and as_json(reply.usage.to_dict())}
         runtime.database.run(queries.METER_USAGE, used)
         return reply
 

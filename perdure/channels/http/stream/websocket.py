@@ -90,7 +90,7 @@ async def socket(connection: WebSocket) -> None:
         if signed_in is None:
             return
         try:
-            with gateway.requests.held(signed_in[0].user):
+            with gateway.requests.taken(signed_in[0].user):
                 await _Client(connection, gateway, *signed_in).serve()
         except RateLimited as error:
             await connection.close(NO_ROOM, error.message[:100])
@@ -332,7 +332,7 @@ async def _signed_request(connection: WebSocket, gateway: Gateway) -> Request:
     """
     address = connection.client.host if connection.client else ""
     async with asyncio.timeout(AUTH_S) as limit:
-        with gateway.newcomers.held(address, limit):
+        with gateway.newcomers.taken(address, limit):
             frame = _parsed(await _received(connection))
     if frame.type != "auth":
         raise Unauthorized('The first frame must be {"type": "auth", "token": "…"}.')
