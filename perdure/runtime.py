@@ -67,9 +67,7 @@ class AcceptingRuntime(Protocol):
     """The part of a `Runtime` that a process needs to accept messages."""
 
     @property
-    def settings(self) -> Settings:
-        """The settings."""
-        ...
+    def settings(self) -> Settings: ...
 
     @property
     def clock(self) -> Clock:
@@ -77,9 +75,7 @@ class AcceptingRuntime(Protocol):
         ...
 
     @property
-    def database(self) -> Database:
-        """Perdure's database."""
-        ...
+    def database(self) -> Database: ...
 
     @property
     def agents(self) -> Agents:

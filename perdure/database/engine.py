@@ -150,9 +150,7 @@ Observer = Callable[[Moment, str], None]
 class Executor(Protocol):
     """Runs statements: a `Database` or a `Transaction`."""
 
-    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Run a statement and return its rows."""
-        ...
+    def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]: ...
 
 
 class Transaction:

@@ -253,7 +253,6 @@ class EventWriter:
             self._condition.notify()
 
     def next_number(self) -> int:
-        """A number greater than all numbers that this method has returned."""
         return next(self._numbers)
 
     def _on_listener(self, turn_id: UUID) -> None:

@@ -83,9 +83,7 @@ class Server(Protocol):
         """The id of the server's main process, verified by its command line; `None` if it is not found."""
         ...
 
-    def url(self) -> str:
-        """The server's address."""
-        ...
+    def url(self) -> str: ...
 
     def remedy(self, log: str) -> str:
         """One or two sentences of advice after a failed start. `log` is the end of the server's log."""

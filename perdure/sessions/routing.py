@@ -22,7 +22,6 @@ def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> s
 
 
 def conversation_of(scope: str) -> str | None:
-    """The conversation's key in a session's scope; `None` if the scope contains no key."""
     return scope[1:] if scope.startswith("/") else None
 
 

@@ -21,7 +21,6 @@ class QuietHours:
 
     @classmethod
     def of(cls, settings: ScheduleSettings) -> QuietHours | None:
-        """The quiet hours of `settings`; `None` if no quiet hours are set."""
         return None if settings.quiet_times is None else cls(*settings.quiet_times)
 
     def over(self, at: datetime, zone: ZoneInfo) -> datetime:

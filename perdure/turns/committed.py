@@ -40,7 +40,6 @@ class Committed:
 
     @property
     def settled(self) -> bool:
-        """Whether the turn is settled."""
         return self.turn["status"] in SETTLED
 
     @property

@@ -102,11 +102,7 @@ class Unfinished:
 
 
 def is_active(executor: Executor) -> bool:
-    """Whether the intake is closed.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Whether the intake is closed."""
     return bool(executor.run(_READ, {})[0].closed)
 
 
@@ -126,7 +122,6 @@ def running(executor: Executor) -> list[UUID]:
 
 
 def settled(executor: Executor, turn_ids: Sequence[UUID]) -> int:
-    """The number of turns in `turn_ids` that are settled."""
     return int(executor.run(_SETTLED, {"turn_ids": list(turn_ids)})[0].settled)
 
 
@@ -137,5 +132,4 @@ def unfinished(executor: Executor) -> Unfinished:
 
 
 def live_sessions(executor: Executor) -> list[UUID]:
-    """The sessions that have not ended."""
     return [row.session_id for row in executor.run(_LIVE, {})]

@@ -48,11 +48,9 @@ class Failed:
     rejected: Entry | None = None
 
     def last_entries(self, turn_id: UUID) -> list[Entry]:
-        """What ends the turn's transcript: the error's message."""
         return [Entry(turn_id, Role.ASSISTANT, storable(self.error.message))]
 
     def last_step(self) -> list[Entry]:
-        """The model's reply that ended the turn, if one did."""
         return [] if self.rejected is None else [self.rejected]
 
 
@@ -64,15 +62,12 @@ class Cancelled:
 
     @property
     def error(self) -> PerdureError:
-        """The error that is stored with the turn."""
         return TurnCancelled(CANCELLED)
 
     def last_entries(self, _turn_id: UUID) -> list[Entry]:
-        """What ends the turn's transcript: nothing."""
         return []
 
     def last_step(self) -> list[Entry]:
-        """The model's reply that ended the turn, if one did."""
         return []
 
 

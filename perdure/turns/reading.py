@@ -256,11 +256,7 @@ class Delays:
         self._reported = False
 
     def look(self) -> str | None:
-        """The message for a waiting caller; `None` if the turn is not delayed, or if this delay was already reported.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """The message for a waiting caller; `None` if the turn is not delayed, or this delay was already reported."""
         message = delay_message(read_turn(self._executor, self._turn_id))
         reported, self._reported = self._reported, message is not None
         return None if reported else message

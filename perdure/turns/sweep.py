@@ -108,9 +108,6 @@ def sweep(
     Each of `DUTIES` runs, even if others fail. `turns` and `stopped_after`: see `Round`. If more is due of a kind than
     `MOST_A_ROUND`, the round goes on until the next one is due, and publishes further wake-ups as workers take the
     earlier ones.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.turn
     taken = runtime.database.run(queries.TAKE_SWEEP, {"name": "turns", "every_s": limits.sweep_s})

@@ -97,7 +97,6 @@ class Entry:
         return (len(self.content.encode()) + calls) // 3 + 4
 
     def message(self) -> Message:
-        """The entry as a message for a model."""
         return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
 
     def to_dict(self, position: int) -> dict[str, Any]:
@@ -161,7 +160,6 @@ class Transcript:
 
     @property
     def present(self) -> list[Entry]:
-        """The entries of the present turn."""
         return [entry for entry in self._entries if entry.turn_id == self.turn_id]
 
     @property
@@ -171,7 +169,6 @@ class Transcript:
 
     @property
     def steps(self) -> int:
-        """The number of model replies in the present turn."""
         return steps_in(self.present)
 
     @property
@@ -243,7 +240,6 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
 
 
 def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
-    """A tool's result as a storable entry."""
     return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
 
 

@@ -101,11 +101,9 @@ class _Turns(_Sessions):
     """Sessions with their effective priorities, whose turns are woken."""
 
     def publish(self, one: tuple[UUID, int], /) -> bool:
-        """See `WakeSource.publish`."""
         return self._runtime.wake.session(*one)
 
     def requeue(self, refused: list[tuple[UUID, int]]) -> None:
-        """See `WakeSource.requeue`."""
         self._runtime.database.run(queries.UNWAKE, {"session_ids": [session_id for session_id, _ in refused]})
 
     def untaken(self, pending: list[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
@@ -180,11 +178,9 @@ class DueEndings(_Sessions):
         return due, len(due) >= most
 
     def publish(self, one: UUID, /) -> bool:
-        """See `WakeSource.publish`."""
         return self._runtime.wake.ending(one)
 
     def requeue(self, refused: list[UUID]) -> None:
-        """See `WakeSource.requeue`."""
         self._runtime.database.run(queries.UNWAKE, {"session_ids": refused})
 
     def untaken(self, pending: list[UUID]) -> list[UUID]:
@@ -205,13 +201,10 @@ class DueDeliveries:
         return due, len(due) >= most
 
     def publish(self, one: UUID, /) -> bool:
-        """See `WakeSource.publish`."""
         return self._runtime.wake.delivery(one)
 
     def requeue(self, refused: list[UUID]) -> None:
-        """See `WakeSource.requeue`."""
         outbox.requeue(self._runtime.database, refused)
 
     def untaken(self, pending: list[UUID]) -> list[UUID]:
-        """See `WakeSource.untaken`."""
         return outbox.untaken(self._runtime.database, pending)

@@ -32,7 +32,7 @@ from perdure.turns.run.loop import Runner
 from perdure.workers.celery_application import load_tasks
 from tests.casebank.bank import NOW, column, put, statuses, use
 from tests.channels.test_callback import Receiver, receiver
-from tests.turns.test_briefing import _Away
+from tests.turns.prompt.test_briefing import _Away
 
 __all__ = ["receiver"]
 

@@ -23,8 +23,8 @@ from perdure.turns.lease.claim import Ran
 from tests.casebank.bank import bank
 from tests.casebank.questions import TOPICS
 from tests.turns.harness import PATIENCE_S, Harness, until
+from tests.turns.prompt.test_briefing import _Away
 from tests.turns.scripted import calls, says
-from tests.turns.test_briefing import _Away
 from tests.turns.test_cost import counted
 
 QUESTION = "how do I reset the router"

@@ -130,7 +130,6 @@ class CutsOffUnread:
 
 
 def unescaped(segment: str) -> str:
-    """A segment of the path, fully unescaped."""
     return segment.replace("%2F", "/").replace("%25", "%") if "%" in segment else segment
 
 

@@ -78,7 +78,6 @@ class Decider:
 
     @classmethod
     def user(cls, key: str, *, is_staff: bool = False) -> Decider:
-        """The user with this key."""
         return cls(f"user:{key}", is_staff)
 
 
@@ -123,7 +122,6 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
         Forbidden: staff approves the call, or a call with the edited arguments.
         Conflict: the call does not wait for a decision, or the agent no longer has the call's tool.
         InvalidRequest: the arguments do not fit the tool.
-        Unavailable: the database cannot be reached.
     """
     wanted = {"turn_id": turn_id, "call_id": decision.call_id}
     # Before the transaction: the tool checks edited arguments, and its author's function may name the approver.

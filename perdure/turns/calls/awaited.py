@@ -15,6 +15,8 @@ is unknown, and the sweeper revokes the task.
 
 Recording a result, parking a turn, ending the session and cancelling a turn each lock the session's row first, so they
 are serialised.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -75,9 +77,6 @@ def send(runtime: Runtime, tenure: Tenure, planned: Planned) -> Result | None:
 
     Returns a failed result if the broker refused an `unsafe` task, otherwise `None`. A refused task that is not
     `unsafe` is sent again later.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     tool = planned.tool
     if not isinstance(tool, CeleryTool):
@@ -110,9 +109,6 @@ def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) ->
     """The result of a call that an earlier worker began.
 
     Returns `None` if the call still waits, and the planned call if its task must be sent.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     is_task, position = row.waits_for == "task", planned.position
     if row.undecided_s <= 0:
@@ -150,9 +146,6 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
     stopped waiting is recorded in the effect's row, but does not enter the transcript.
 
     Returns False if the call already has a result, or does not exist.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     with runtime.database.transaction("turns.finish_task") as transaction:
         row = fan_out.locked_call(transaction, effect_id)
@@ -188,9 +181,6 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
     """Probe the result backend for due tasks, and revoke tasks for which no turn waits.
 
     Returns the number of calls whose tasks were due.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     if runtime.calls is None:
         return 0

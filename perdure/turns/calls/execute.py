@@ -96,7 +96,6 @@ class CallThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is still running."""
         return self.thread.is_alive()
 
     def _go(self) -> None:

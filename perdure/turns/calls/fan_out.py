@@ -5,6 +5,8 @@ arguments. A part is first `waiting`, then `taken` (a process is about to send i
 `done` or `failed`. A part is committed as `taken` before its task is sent. If the process crashes after this commit, it
 is unknown whether the task was sent. The sweeper sends a `pure` or `idempotent` part again with the same id; an
 `unsafe` part counts as sent. When a part ends, the next waiting part is sent.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Whether the part has a result."""
         return self.status in {"done", "failed"}
 
 
@@ -60,9 +61,6 @@ def begin(runtime: Runtime, effect_id: UUID, count: int) -> None:
     """Store the parts of a call, unless they are stored already. In either case, send waiting parts (`advance`).
 
     The call's intent must be committed.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     made = _dump([Part() for _ in range(count)])
     runtime.database.run(queries.MAKE_PARTS, {"effect_id": effect_id, "parts": made})
@@ -73,9 +71,6 @@ def advance(runtime: Runtime, effect_id: UUID, *, again: bool = False) -> None:
     """Send waiting parts until `max_parallel` parts are queued or running.
 
     With `again`, parts that are already `taken` are also sent, unless the tool is `unsafe`.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     with runtime.database.transaction("turns.take_parts") as transaction:
         row = locked_call(transaction, effect_id)

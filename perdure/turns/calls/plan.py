@@ -42,7 +42,6 @@ class Planned:
 
     @property
     def needs_approval(self) -> bool:
-        """Whether the call needs a person's approval."""
         return self.approver is not None
 
     @property

@@ -99,7 +99,6 @@ def unbegun_result(planned: Planned, row: Row[Any] | None) -> Result:
 
 
 def refused_result(planned: Planned) -> Result:
-    """The failed result of a refused call."""
     return Result(planned.position, "failed", f"Error: {planned.refusal}")
 
 
@@ -128,5 +127,4 @@ def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:
 
 
 def in_call_order(results: list[Result]) -> list[Result]:
-    """The results in the order of their calls."""
     return sorted(results, key=lambda result: result.position)

@@ -80,7 +80,6 @@ class CallRunner:
         Raises:
             LeaseLost: another worker has the session.
             Interrupted: the turn must stop before a call in doubt can be resolved.
-            Unavailable: the database cannot be reached.
         """
         message_seq = asking.seq or 0
         try:

@@ -20,7 +20,6 @@ _MINUTE_S, _HOUR_S = 60, 3_600
 
 
 def is_on(guard: GuardSettings) -> bool:
-    """Whether any rate limit is set."""
     return guard.per_minute > 0 or guard.per_hour > 0
 
 

@@ -8,6 +8,8 @@ routed in the order of insertion, by one process at a time.
 
 A message that a rate limit refuses waits until the limit allows it. Any other refusal is final: the API shows the
 message as a failed turn, and the error is delivered to the message's `reply_to`.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -46,9 +48,6 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     Reads the oldest `most` due messages, and routes all messages of their users. If more messages are due, considers
     `most` users instead, and the next call considers the next users. Each user has an equal share of the time. A user
     whose rows are locked does not delay other users.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     until = time.monotonic() + _LONGEST_S
     rows = runtime.database.run(queries.DUE_USERS, {"most": most})
@@ -71,9 +70,6 @@ def route_user(runtime: Runtime, user: str, until: float | None = None) -> None:
     """Route this user's messages in order; returns immediately if another process is routing them.
 
     `user` is a user's key. No message is begun after `until`, a time of the monotonic clock.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     # Read again after the last row: a process that was woken for a newer message may have skipped it because of the
     # lock that this process held.
@@ -94,9 +90,6 @@ def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
     """The turn of an application's message: `turn_id`, or the earlier turn that the message joined or repeated.
 
     A message that is not routed yet is routed now, unless it or an earlier message of its user must wait.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     row = _read(runtime.database, turn_id)
     if row is not None and row.settled_at is None:
@@ -146,7 +139,6 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
 
     Raises:
         SourceTaken: another process routes or has routed the message, or it was erased.
-        Unavailable: the database cannot be reached.
     """
     turn_id = row.turn_id
     try:

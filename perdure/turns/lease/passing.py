@@ -34,11 +34,7 @@ class Passing:
         self._until: dict[UUID, float] = {}
 
     def has_left(self, session_id: UUID) -> bool:
-        """Whether the session was just left here, and its turn still waits for another worker.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Whether the session was just left here, and its turn still waits for another worker."""
         if self._until.get(session_id, 0.0) <= self._runtime.clock.monotonic():
             return False
         given = {"session_id": session_id, "unknown_agent_s": self._runtime.settings.turn.unknown_agent_s}

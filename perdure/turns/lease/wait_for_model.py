@@ -48,7 +48,6 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
 
 
 def may_wait(turn: TurnRow, clock: Clock) -> bool:
-    """Whether the turn is younger than `LONGEST`."""
     return turn.started_at is None or clock.now() - turn.started_at < LONGEST
 
 

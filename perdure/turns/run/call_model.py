@@ -71,7 +71,6 @@ class ModelCaller:
             ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
             PerdureError: the model failed.
             CallAborted: the turn must stop; the tenure has the reason.
-            Unavailable: the database cannot be reached.
         """
         request = self._request()
         while True:

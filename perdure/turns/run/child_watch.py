@@ -3,6 +3,8 @@
 While a tool holds the GIL, the child cannot react to a cancellation, a lost lease or a time limit. So the worker
 decides when to kill the child. `Watch.see` makes the decision. `perdure.workers.isolated.kill` kills the child and
 settles the turn.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -127,9 +129,6 @@ def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence
 
     `fence` is the session's fence before the start. The child's time counts towards the turn's time limit. A charged
     error also counts as a failed attempt.
-
-    Raises:
-        Unavailable: the database cannot be reached.
     """
     limits = runtime.settings.turn
     given = {
@@ -153,11 +152,7 @@ def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:
-    """Read the state of sessions in one statement. Sessions that do not exist are not in the result.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """Read the state of sessions in one statement. Sessions that do not exist are not in the result."""
     limits = runtime.settings.turn
     timeouts = {agent.name: agent.timeout_s for agent in runtime.agents}
     unrenewed_s = limits.heartbeat_s + GRACE_S

@@ -61,17 +61,14 @@ def _unread_verdict(runtime: Runtime, tenure: Tenure, ending: Ending) -> Verdict
 
 
 def out_of_time(limit_s: float) -> DeadlineExceeded:
-    """The error of a turn that has reached its time limit."""
     return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
 
 
 def misconfigured() -> PerdureError:
-    """The error of a turn whose model or settings cannot be used."""
     return PerdureError("I cannot answer: this installation is not set up for it. The operator's log says why.")
 
 
 def unknown_agent(agent: str, waited_s: float) -> PerdureError:
-    """The error of a turn for which no worker with its agent was found."""
     return InvalidRequest(f"There is no agent {agent!r}: no worker with it took the turn within {waited_s:g} s.")
 
 

@@ -128,7 +128,6 @@ class Leaving:
 
         Raises:
             LeaseLost: another worker has the session, or the database is lost for the duration of a lease.
-            Unavailable: the database cannot be reached.
         """
         if isinstance(outcome, SliceOver):
             return self._release(tenure)

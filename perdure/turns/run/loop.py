@@ -320,7 +320,6 @@ class Turn:
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """The ids of the cases in the prompt."""
         return self._model.case_ids
 
     def run(self) -> Outcome:

@@ -8,6 +8,8 @@ runner takes three steps at the end of a turn:
 3. It settles the turn.
 
 If the worker crashes after step 1, the next worker repeats steps 2 and 3 without calling the model again.
+
+Each function that runs a statement raises `Unavailable` if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -58,18 +60,13 @@ def hydrate(runtime: Runtime, tenure: Tenure) -> VariableSet:
 
     Raises:
         LeaseLost: another worker has the session.
-        Unavailable: the database cannot be reached.
     """
     found = _stored(runtime, tenure) if is_elsewhere(runtime.snapshots) else None
     return VariableSet(kept_variables(runtime.database, tenure) if found is None else found.memory.working_variables)
 
 
 def kept_variables(database: Database, tenure: Tenure) -> Mapping[str, Any]:
-    """The working variables in PostgreSQL. Runs a statement only if `tenure` does not have valid variables.
-
-    Raises:
-        Unavailable: the database cannot be reached.
-    """
+    """The working variables in PostgreSQL. Runs a statement only if `tenure` does not have valid variables."""
     if tenure.variables_tick is None:
         return {}
     if tenure.variables is not None:
@@ -90,7 +87,6 @@ def save(runtime: Runtime, tenure: Tenure, verdict: Verdict, memory: Memory) -> 
 
     Raises:
         LeaseLost: another worker has the session.
-        Unavailable: the database cannot be reached.
     """
     rows = persist(runtime, tenure, lambda: _store_verdict(runtime, tenure, verdict))
     if rows is None:  # another runner has settled the turn

@@ -80,7 +80,6 @@ class CommittedAnswer:
 
     @property
     def text(self) -> str:
-        """The answer's text."""
         return _BETWEEN.join(self.texts)
 
     def add(self, messages: list[dict[str, Any]]) -> None:

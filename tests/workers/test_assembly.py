@@ -14,7 +14,7 @@ from perdure.errors import CircuitBreakerOpen, ProviderError, SettingsError
 from perdure.settings import Settings
 from tests.conftest import RecordingWaker
 
-PROGRAM = Path(__file__).with_name("tools") / "mcp_server.py"
+PROGRAM = Path(__file__).parents[1] / "tools" / "mcp_server.py"
 NOWHERE = "postgresql://127.0.0.1:1/none"
 
 

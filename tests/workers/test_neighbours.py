@@ -1,6 +1,6 @@
 """perdure in a Redis that other programs also use.
 
-These tests run in one process. `processes/test_neighbour.py` runs several processes.
+These tests run in one process. `tests/processes/test_neighbour.py` runs several processes.
 """
 
 from __future__ import annotations

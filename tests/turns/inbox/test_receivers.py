@@ -7,8 +7,8 @@ import pytest
 from perdure.errors import InvalidRequest
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
-from tests.test_egress import SPELLINGS
-from tests.test_queues import NOT_FOR_REPLIES
+from tests.network.test_egress import SPELLINGS
+from tests.network.test_queues import NOT_FOR_REPLIES
 from tests.turns.harness import Harness
 
 

@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 from perdure import Sent, ToolContext, required, result, send, tool
 from perdure.errors import DeadlineExceeded, InvalidRequest
 from tests.turns.harness import Harness
+from tests.turns.inbox.test_sending import application, routed, woken
 from tests.turns.scripted import calls, says
-from tests.turns.test_sending import application, routed, woken
 
 __all__ = ["application", "woken"]
 

@@ -21,7 +21,7 @@ from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
-PROGRAM = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+PROGRAM = Path(__file__).parents[2] / "tools" / "mcp_server.py"
 PATIENCE_S = 60.0
 SERVER = McpServer(
     "local",

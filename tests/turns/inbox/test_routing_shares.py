@@ -12,7 +12,7 @@ from perdure import send
 from perdure.turns.inbox import route_unrouted
 from perdure.turns.inbox.accept import accept
 from tests.turns.harness import Harness
-from tests.turns.test_sending import application, woken
+from tests.turns.inbox.test_sending import application, woken
 
 __all__ = ["application", "woken"]
 

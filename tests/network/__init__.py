@@ -1,0 +1,1 @@
+"""Tests of the network: permitted addresses and queues, and TLS."""

@@ -1,0 +1,1 @@
+"""Tests of tool calls: running, approving, awaiting and repeating them."""

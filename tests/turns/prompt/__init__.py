@@ -1,0 +1,1 @@
+"""Tests of the prompt: which turns, memories and events it contains."""
