@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from perdure import retention
+from perdure.access.tenants import UserKey
 from perdure.casebank.executions import count
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
@@ -197,7 +198,7 @@ def test_every_page_of_a_walk_is_visited(runtime: Runtime, clock: MovedClock, mo
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):
-        accept(runtime, Incoming(user_id="ben", text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
+        accept(runtime, Incoming(user=UserKey("ben"), text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
         clock.advance(timedelta(seconds=1))
     for _ in range(5):
         _answered(runtime)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.database.fencing import Fence
@@ -261,8 +262,8 @@ class Consolidator:
             except PerdureError as error:
                 return self._failed(fenced, claim.runs, error)
             hold.step_within(self.lease_s)
-            merge_arguments = {
-                "user_id": claim.user_id,
+            merge_arguments: dict[str, Any] = {
+                "user_id": UserKey(claim.user_id),
                 "embedder": self.embedder.name,
                 "found": found,
                 "limits": self.limits,
