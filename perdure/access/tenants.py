@@ -95,6 +95,12 @@ def user_of(key: UserKey) -> str:
     return key.partition(SEPARATOR)[2] if SEPARATOR in key else key
 
 
+def decider_of(stored: str) -> str:
+    """Who decided about a tool call, as shown: the stored `user:KEY` becomes `user:ID`, others stay the same."""
+    kind, colon, key = stored.partition(":")
+    return f"{kind}{colon}{user_of(UserKey(key))}"
+
+
 def author_of(key: UserKey | None) -> str | None:
     """The id of a case's author, from the case's user key; `None` if the case belongs to all users of a tenant.
 

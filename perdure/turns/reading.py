@@ -19,7 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, tenant_of, user_of
+from perdure.access.tenants import UserKey, decider_of, tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, TurnCancelled, Unavailable
 from perdure.sessions.routing import conversation_of
@@ -199,19 +199,13 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
         ],
-        "decisions": [{**each, "decided_by": _decider(each["decided_by"])} for each in row.decisions or ()],
+        "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
         "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
         **_metadata(row.metadata),
     }
-
-
-def _decider(stored: str) -> str:
-    """Who decided, as shown: a user's key is replaced by the user's id."""
-    kind, colon, key = stored.partition(":")
-    return f"{kind}{colon}{user_of(UserKey(key))}"
 
 
 def _reply(row: Row[Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, user_of
+from perdure.access.tenants import UserKey, decider_of, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.database.paging import pages
@@ -59,4 +59,6 @@ def _place(key: dict[str, str], row: Row[Any]) -> dict[str, Any]:
 
 
 def _with_id(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "user_id": user_of(row["user_id"])} if row.get("user_id") else row
+    user = {"user_id": user_of(UserKey(row["user_id"]))} if row.get("user_id") else {}
+    decider = {"decided_by": decider_of(row["decided_by"])} if row.get("decided_by") else {}
+    return {**row, **user, **decider}

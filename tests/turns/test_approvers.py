@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from perdure import Agent, ApprovalWaiting, McpServer, celery_tool, tool
-from perdure.access.tenants import UserKey
+from perdure.access.tenants import UserKey, user_key
 from perdure.errors import Forbidden, GuardRejected, SettingsError
 from perdure.hooks import required
 from perdure.testing import Scripted, ask, call
@@ -17,6 +18,7 @@ from perdure.turns.calls import queries
 from perdure.turns.calls.approvals import OPERATOR, Decider, decide, parse_decision
 from perdure.turns.calls.waiting import find_waiting, list_waiting
 from perdure.turns.outbox import Delivered, deliver
+from perdure.users.export import export_user
 from perdure.users.queries import FORGET_DECIDER
 from tests.plans import plans
 from tests.turns.harness import Harness
@@ -281,3 +283,13 @@ def test_an_erased_user_is_no_longer_named_in_decisions(harness: Harness) -> Non
     harness.runtime.eraser.erase(UserKey("boss"))
     [decided] = harness.turn(UUID(turn["turn_id"]))["decisions"]
     assert decided["decided_by"] == "user:"
+
+
+def test_an_export_names_a_decider_without_the_tenant(harness: Harness) -> None:
+    """`decided_by` is stored with the decider's key, and no document contains a key."""
+    ana, boss = user_key("acme", "ana"), user_key("acme", "boss")
+    turn = _waiting(harness, "refund", {"cents": 5}, user_id=ana)
+    _decide(harness, turn, Decider.user(boss, is_staff=True))
+    document = export_user(harness.database, harness.clock, None, ana)
+    assert [each["decided_by"] for each in document["tables"]["tool_effects"]] == ["user:boss"]
+    assert "\\u001f" not in json.dumps(document)

@@ -328,9 +328,9 @@ class Consolidator:
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:
     """A batch of due sessions, grouped by user. In each group, the session that ended first comes first."""
     rows = database.run(queries.DUE, {"most": limits.batch_size, "max_runs": limits.max_runs, "lease_s": lease_s})
-    by_user: dict[str, list[UUID]] = {}
+    by_user: dict[UserKey, list[UUID]] = {}
     for row in rows:
-        by_user.setdefault(row.user_id, []).append(row.session_id)
+        by_user.setdefault(UserKey(row.user_id), []).append(row.session_id)
     return list(by_user.values())
 
 
