@@ -43,7 +43,7 @@ def make_app(engine: Engine) -> FastAPI:
     def commit(message: Incoming) -> dict[str, Any]:
         made = str(uuid.uuid4())
         with engine.connect() as connection:
-            row = {"id": made, "user_id": message.user_id, "text": message.text}
+            row = {"id": made, "user_id": message.user, "text": message.text}
             connection.exec_driver_sql(_INSERT, row)
         return _accepted(made)
 

@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from benchmarks import floor
 from benchmarks.agents import QUESTION
 from benchmarks.setup import connected
+from perdure.access.tenants import UserKey
 from perdure.assembly import addresses, assemble
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
@@ -53,7 +54,7 @@ def perdure_messages(total: int, window: int, users: int) -> None:
     runtime = assemble(settings, where.database_url, waker)
 
     def send(number: int) -> object:
-        return accept(runtime, Incoming(user_id=f"user-{number % users}", text=QUESTION))
+        return accept(runtime, Incoming(user=UserKey(f"user-{number % users}"), text=QUESTION))
 
     with connected(make_url(where.database_url)) as connection:
         settled = text("SELECT coalesce(sum(turn_count), 0)::int FROM sessions")

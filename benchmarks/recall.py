@@ -39,6 +39,7 @@ from sqlalchemy.engine import URL
 
 from benchmarks.report import Section, console
 from benchmarks.setup import Setup
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
@@ -201,7 +202,9 @@ def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str,
         if not evidence:
             continue
         begun = time.perf_counter()
-        found = recall.search(str(sample["sample_id"]), question["question"], k, [Layer.EPISODIC], record=False)
+        found = recall.search(
+            UserKey(str(sample["sample_id"])), question["question"], k, [Layer.EPISODIC], record=False
+        )
         ms = (time.perf_counter() - begun) * 1000
         yield Answered(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
 

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine
 
 from benchmarks.report import Section
 from benchmarks.setup import Setup, connected
+from perdure.access.tenants import UserKey
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.ids import new_id
@@ -221,7 +222,7 @@ def _measure(setup: Setup, database: Database, owners: dict[str, int], embedder_
         chance = random.Random(2)  # noqa: S311 (no secret)
         sample = [_question(chance) for _ in range(questions)]
         for question in sample[:20]:  # warm up: plans and pages
-            recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
+            recall.search(UserKey(user_id), question, K, [Layer.SEMANTIC], record=False)
         took = sorted(_timed(recall, user_id, question) for question in sample)
         hits = sum(_found(database, recall, user_id, question, embedder_id) for question in sample)
         figures[f"{user_id} recall@{K}"] = hits / (K * questions)
@@ -254,7 +255,7 @@ def _found(database: Database, recall: Recall, user_id: str, question: str, embe
     """How many of the ten nearest memories are among the first ten results of the vector search."""
     given = {"user_id": user_id, "vector": vector_literal(_EMBEDDER.embed([question])[0]), "embedder_id": embedder_id}
     exact = database.run(queries.MEMORIES_NEAR, {**given, "most": CANDIDATES})
-    seen = recall.nearest_memories(user_id, question)
+    seen = recall.nearest_memories(UserKey(user_id), question)
     # Ties with the tenth nearest count as found.
     floor = exact[K - 1].similarity - 1e-6
     return sum(row.similarity >= floor for row in seen[:K])
@@ -262,6 +263,6 @@ def _found(database: Database, recall: Recall, user_id: str, question: str, embe
 
 def _timed(recall: Recall, user_id: str, question: str) -> float:
     begun = time.perf_counter()
-    found: Sequence[object] = recall.search(user_id, question, K, [Layer.SEMANTIC], record=False)
+    found: Sequence[object] = recall.search(UserKey(user_id), question, K, [Layer.SEMANTIC], record=False)
     assert len(found) == K
     return (time.perf_counter() - begun) * 1000

@@ -21,6 +21,7 @@ from sqlalchemy.engine import URL
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.setup import Setup, connected, scalar, until
+from perdure.access.tenants import UserKey
 from perdure.assembly import Addresses, assemble
 from perdure.settings import Scope, SessionSettings, Settings, TurnSettings
 from perdure.turns.inbox.accept import accept
@@ -139,7 +140,7 @@ def _play(setup: Setup, url: URL, kind: Kind, start: Callable[[], None]) -> None
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
 
     def send(user: str, channel: str, content: str) -> None:
-        accept(runtime, Incoming(user_id=user, channel=channel, text=content))
+        accept(runtime, Incoming(user=UserKey(user), channel=channel, text=content))
 
     for number in range(setup.scaled(_FLOOD) if kind.conversations else 0):
         send("flood", f"channel {number % kind.conversations}", PATIENT + QUESTION)

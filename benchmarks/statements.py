@@ -19,6 +19,7 @@ from sqlalchemy.engine import URL
 from benchmarks.agents import QUESTION, InProcessModel, assistant
 from benchmarks.report import Section
 from benchmarks.setup import Setup, ledger
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
@@ -107,7 +108,7 @@ class Bench:
 
     def turn(self, user_id: str = "ana") -> None:
         """Accept a message and run its turn."""
-        accepted = accept(self._runtime, Incoming(user_id=user_id, text=QUESTION))
+        accepted = accept(self._runtime, Incoming(user=UserKey(user_id), text=QUESTION))
         assert self._runner.run(accepted.session_id) == Ran(1)
 
 

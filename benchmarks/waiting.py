@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL
 from benchmarks.agents import PATIENT, QUESTION
 from benchmarks.report import Section
 from benchmarks.setup import Setup, scalar, until
+from perdure.access.tenants import UserKey
 from perdure.assembly import Addresses, assemble
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import Accepted, accept
@@ -115,7 +116,7 @@ def _sender(setup: Setup, url: URL) -> Iterator[Callable[[str, str], Accepted]]:
     broker = setup.servers.redis.url
     waker = CeleryWaker(settings, Addresses(str(url), broker, broker))
     runtime = assemble(settings, url.render_as_string(hide_password=False), waker)
-    yield lambda user_id, content: accept(runtime, Incoming(user_id=user_id, text=content))
+    yield lambda user_id, content: accept(runtime, Incoming(user=UserKey(user_id), text=content))
     waker.close()
     runtime.database.close()
 

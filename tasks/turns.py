@@ -10,7 +10,7 @@ import logging
 from typing import Any, assert_never
 from uuid import UUID
 
-from perdure.access.tenants import parse_tenant
+from perdure.access.tenants import UserKey, parse_tenant
 from perdure.errors import InvalidRequest
 from perdure.ids import part_task_id
 from perdure.tasks.task import PerdureTask, declare
@@ -59,7 +59,7 @@ def route(self: PerdureTask, user: str) -> None:
     """Route the messages that applications inserted for the user with the key `user`."""
     if not isinstance(user, str):
         raise InvalidRequest("user: must be text.")
-    route_user(self.process.runtime, user)
+    route_user(self.process.runtime, UserKey(user))
 
 
 @declare("turns.tool_result", base=PerdureTask, hint=False, acks_late=True, reject_on_worker_lost=True)

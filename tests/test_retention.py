@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from perdure import retention
+from perdure.access.tenants import UserKey
 from perdure.casebank.executions import count
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
@@ -19,7 +20,7 @@ from perdure.database.engine import Database, Statement
 from perdure.runtime import Runtime
 from perdure.settings import OnBusy
 from perdure.turns.inbox.accept import Accepted, accept
-from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.inbox.incoming import Incoming, parse_incoming
 from perdure.turns.run.loop import Runner
 from tests.casebank.bank import put, use
 
@@ -39,7 +40,7 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
 def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
     """Run a turn whose message requests a callback; returns the session's id."""
     message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
-    sent = accept(runtime, Incoming.model_validate(message))
+    sent = accept(runtime, parse_incoming(message))
     Runner(runtime, "tests").run(sent.session_id)
     return sent.session_id
 
@@ -152,7 +153,7 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
 
     def send(words: str, user_id: str = "ana", **given: Any) -> Accepted:
         incoming = {"user_id": user_id, "text": words, "message_id": words, **given}
-        return accept(runtime, Incoming.model_validate(incoming))
+        return accept(runtime, parse_incoming(incoming))
 
     answered = send("answered")
     send("merged into it", on_busy="merge")
@@ -197,7 +198,7 @@ def test_every_page_of_a_walk_is_visited(runtime: Runtime, clock: MovedClock, mo
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 2)
     for number in range(5):
-        accept(runtime, Incoming(user_id="ben", text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
+        accept(runtime, Incoming(user=UserKey("ben"), text=f"kept {number}", on_busy=OnBusy.INTERRUPT))
         clock.advance(timedelta(seconds=1))
     for _ in range(5):
         _answered(runtime)

@@ -11,8 +11,12 @@ the rows of a user therefore also selects by tenant. Each response splits the us
 from __future__ import annotations
 
 import string
+from typing import NewType
 
 from perdure.errors import InvalidRequest
+
+UserKey = NewType("UserKey", str)
+"""A user key. An id, as callers know it, is a `str`, so a type checker reports an id in place of a key."""
 
 SEPARATOR = "\x1f"
 
@@ -64,7 +68,7 @@ def line_tenant(named: object, given: str | None) -> str | None:
     return tenant or given
 
 
-def user_key(tenant: str | None, user_id: str) -> str:
+def user_key(tenant: str | None, user_id: str) -> UserKey:
     """The key that a user is stored under.
 
     Raises:
@@ -72,26 +76,32 @@ def user_key(tenant: str | None, user_id: str) -> str:
     """
     if SEPARATOR in user_id:
         raise InvalidRequest(NOT_A_USER)
-    return user_id if tenant is None else f"{tenant}{SEPARATOR}{user_id}"
+    return UserKey(user_id if tenant is None else f"{tenant}{SEPARATOR}{user_id}")
 
 
-def everybodys(tenant: str) -> str:
+def everybodys(tenant: str) -> UserKey:
     """The user key of a case that belongs to all users of `tenant`. No user has this key."""
-    return f"{tenant}{SEPARATOR}{SEPARATOR}"
+    return UserKey(f"{tenant}{SEPARATOR}{SEPARATOR}")
 
 
-def tenant_of(key: str | None) -> str | None:
+def tenant_of(key: UserKey | None) -> str | None:
     """The tenant of a stored user key; `None` if the user has no tenant."""
     if key is None or SEPARATOR not in key:
         return None
     return key.partition(SEPARATOR)[0]
 
 
-def user_of(key: str) -> str:
+def user_of(key: UserKey) -> str:
     return key.partition(SEPARATOR)[2] if SEPARATOR in key else key
 
 
-def author_of(key: str | None) -> str | None:
+def decider_of(stored: str) -> str:
+    """Who decided about a tool call, as shown: the stored `user:KEY` becomes `user:ID`, others stay the same."""
+    kind, colon, key = stored.partition(":")
+    return f"{kind}{colon}{user_of(UserKey(key))}"
+
+
+def author_of(key: UserKey | None) -> str | None:
     """The id of a case's author, from the case's user key; `None` if the case belongs to all users of a tenant.
 
     Also returns `None` for the user key `None`: the case belongs to all users without a tenant.

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 import jwt
 
-from perdure.access.tenants import tenant_of, user_key, user_of
+from perdure.access.tenants import UserKey, tenant_of, user_key, user_of
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.text.patterns import compiled
@@ -39,7 +39,7 @@ class Tokens:
         self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
         self._clock = clock
 
-    def mint(self, user: str, ttl_s: int) -> tuple[str, datetime]:
+    def mint(self, user: UserKey, ttl_s: int) -> tuple[str, datetime]:
         """A token for `user` (a user key) that is valid for `ttl_s` seconds, and the token's expiry time."""
         now = self._clock.now().replace(microsecond=0)
         expires_at = now + timedelta(seconds=ttl_s)
@@ -49,7 +49,7 @@ class Tokens:
             claims["tenant"] = tenant
         return jwt.encode(claims, self._key, _ALGORITHM), expires_at
 
-    def user(self, token: str) -> str:
+    def user(self, token: str) -> UserKey:
         """The user key that `token` was minted for.
 
         Raises:

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import cached_property
 
+from perdure.access.tenants import UserKey
 from perdure.application.queues import broker_url, publisher
 from perdure.assembly import Addresses, addresses, database_address, open_database
 from perdure.clock import SystemClock
@@ -37,7 +38,7 @@ class Parts:
         self.clock = SystemClock()
         self._publishing: BackgroundWaker | None = None
         self._changed = threading.Condition()
-        self._later: list[tuple[float, tuple[str, ...]]] = []
+        self._later: list[tuple[float, tuple[UserKey, ...]]] = []
         self._thread: threading.Thread | None = None
 
     @cached_property
@@ -71,7 +72,7 @@ class Parts:
         self._publishing = waker
         return waker
 
-    def wake(self, *users: str) -> None:
+    def wake(self, *users: UserKey) -> None:
         """Publish a wake-up (a `turns.route` task) for each user key. Does not wait for the broker. Never raises."""
         try:
             if (waker := self._waker) is not None:
@@ -80,7 +81,7 @@ class Parts:
         except Exception:
             log.exception("a wake-up is not published; the sweeper routes the messages")
 
-    def wake_soon(self, *users: str) -> None:
+    def wake_soon(self, *users: UserKey) -> None:
         """Call `wake` in a thread after each delay in `_LATER_S`, for messages that commit soon. Never raises."""
         if not users:
             return

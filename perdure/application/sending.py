@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, MetaData, Table, event
 from sqlalchemy import text as sql
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from perdure.access.tenants import parse_tenant
+from perdure.access.tenants import UserKey, parse_tenant
 from perdure.application.process import Parts, parts
 from perdure.database.engine import as_json
 from perdure.database.schema import quoted
@@ -48,7 +48,7 @@ _ON_COMMIT = "perdure: users to wake"
 _checked: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
 """For each engine, the schema in which `send` found perdure's tables. `send` checks each engine once."""
 
-_on_commit: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
+_on_commit: WeakKeyDictionary[Connection, set[UserKey]] = WeakKeyDictionary()
 """For each connection, the users to wake after its transaction commits."""
 
 
@@ -97,16 +97,16 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         connection = connection()
     if isinstance(connection, Session):
         _insert(own, connection.connection(), turn_id, message)
-        _wake_after_session(own, connection, message.user_id)
+        _wake_after_session(own, connection, message.user)
     elif isinstance(connection, Connection):
         _insert(own, connection, turn_id, message)
-        _wake_after_connection(own, connection, message.user_id)
+        _wake_after_connection(own, connection, message.user)
     elif hasattr(connection, "vendor") and hasattr(connection, "on_commit"):
         _insert_with_django(own, connection, turn_id, message)
         if connection.in_atomic_block or connection.get_autocommit():
-            connection.on_commit(lambda: own.wake(message.user_id))
+            connection.on_commit(lambda: own.wake(message.user))
         else:  # outside `atomic`, with autocommit off: Django has no hook for the application's own commit
-            own.wake_soon(message.user_id)
+            own.wake_soon(message.user)
     else:
         raise TypeError(
             f"perdure.send takes a SQLAlchemy Connection or Session or a Django connection, not {type(connection)!r}; "
@@ -152,7 +152,7 @@ def _insert(own: Parts, connection: Connection, turn_id: UUID, message: Incoming
         state = sql(_STATE.format(schema=":schema"))
         _require(schema, *connection.execute(state, {"schema": schema}).one())
         _checked[connection.engine] = schema
-    values = {"turn_id": turn_id, "user_id": message.user_id, "message": _fields(message)}
+    values = {"turn_id": turn_id, "user_id": message.user, "message": _fields(message)}
     connection.execute(_table(schema).insert().inline(), values)
 
 
@@ -168,12 +168,12 @@ def _insert_with_django(own: Parts, connection: Any, turn_id: UUID, message: Inc
     with connection.cursor() as cursor:
         cursor.execute(_STATE.format(schema="%s"), [schema])
         _require(schema, *cursor.fetchone())
-        given = [str(turn_id), message.user_id, as_json(_fields(message))]
+        given = [str(turn_id), message.user, as_json(_fields(message))]
         cursor.execute(_INSERT.format(schema=quoted(schema)), given)
 
 
 def _fields(message: Incoming) -> Mapping[str, Any]:
-    return message.model_dump(mode="json", exclude={"user_id"}, exclude_none=True)
+    return message.model_dump(mode="json", exclude={"user"}, exclude_none=True)
 
 
 def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noqa: FBT001 (a row's columns)
@@ -189,7 +189,7 @@ def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noq
         )
 
 
-def _wake_after_session(own: Parts, session: Session, user: str) -> None:
+def _wake_after_session(own: Parts, session: Session, user: UserKey) -> None:
     """Wake the user after the session's outermost transaction commits; a rollback discards the wake-up."""
     users = session.info.get(_ON_COMMIT)
     if users is None:
@@ -215,7 +215,7 @@ def _forget_users(session: Session, previous: SessionTransaction) -> None:
         session.info.get(_ON_COMMIT, set()).clear()
 
 
-def _wake_after_connection(own: Parts, connection: Connection, user: str) -> None:
+def _wake_after_connection(own: Parts, connection: Connection, user: UserKey) -> None:
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         own.wake(user)
         return

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import author_of, tenant_of
+from perdure.access.tenants import UserKey, author_of, tenant_of
 from perdure.casebank import COMMON, queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.clock import Clock
@@ -60,7 +60,7 @@ class NewCase:
     last_accessed_at: datetime | None = None
     status: str = "active"
     created_at: datetime | None = None
-    user_id: str | None = None
+    user_id: UserKey | None = None
     turn_id: UUID | None = None
     bank: str = COMMON
     shared_at: datetime | None = None
@@ -104,7 +104,7 @@ def learn(
     clock: Clock,
     *,
     turn_id: UUID,
-    user_id: str,
+    user_id: UserKey,
     query: str,
     response_text: str,
     bank: str = COMMON,

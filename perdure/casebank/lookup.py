@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perdure.access.tenants import tenant_of
+from perdure.access.tenants import UserKey, tenant_of
 from perdure.casebank.search import FoundCase, Within, search, search_for_user
 from perdure.database.engine import Database
 from perdure.models.embedders.protocol import Embedder, Vector, embedded_text
@@ -50,7 +50,7 @@ class CaseLookup:
     banks: Callable[[], Sequence[str]]
 
     def for_prompt(
-        self, user: str, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
+        self, user: UserKey, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
     ) -> list[FoundCase]:
         """At most `k` cases in `bank` for the prompt of `user` (a user key), nearest first.
 
@@ -64,7 +64,7 @@ class CaseLookup:
         least = least_similarity(embedder.name, self.settings.min_similarity)
         return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
 
-    def visible_to(self, user: str, question: str, k: int, *, bank: str | None = None) -> list[FoundCase]:
+    def visible_to(self, user: UserKey, question: str, k: int, *, bank: str | None = None) -> list[FoundCase]:
         """The `k` nearest active cases that `user` (a user key) may see, including cases below the similarity floor.
 
         Searches `bank` or, if `bank` is `None`, the banks of all agents. Returns an empty list if no agent uses `bank`.
@@ -90,7 +90,7 @@ class CaseLookup:
         return search(self.database, vector, name, k, within, banks=banks, include_archived=include_archived)
 
     def _visible(
-        self, user: str, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
+        self, user: UserKey, vector: Vector, embedder: str, k: int, *, banks: Sequence[str], least: float | None = None
     ) -> list[FoundCase]:
         """The `k` nearest active cases in `banks` that `user` may see under `PERDURE_CASEBANK__SCOPE`."""
         if self.settings.scope is CaseScope.ALL:

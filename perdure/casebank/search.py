@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import author_of, everybodys, tenant_of
+from perdure.access.tenants import UserKey, author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.casebank.search_queries import SearchScope
@@ -51,7 +51,7 @@ class FoundCase:
     success_rate: float | None
     status: str
     similarity: float
-    author: str | None = None
+    author: UserKey | None = None
     """The user key of the author; `None`: the case belongs to all users without a tenant."""
     bank: str = COMMON
     shared_at: str | None = None
@@ -122,7 +122,7 @@ def search(
 
 def search_for_user(
     database: Database,
-    user: str,
+    user: UserKey,
     vector: Sequence[float],
     embedder: str,
     k: int,
@@ -153,7 +153,7 @@ def search_for_user(
     return [_found(row) for row in database.run(statement, parameters)]
 
 
-def authors(user: str) -> list[str]:
+def authors(user: UserKey) -> list[UserKey]:
     """The user keys whose cases `user` may see: `user` and, if the user has a tenant, `everybodys(tenant)`."""
     tenant = tenant_of(user)
     return [user] if tenant is None else [user, everybodys(tenant)]
@@ -206,7 +206,7 @@ def _found(row: Row[Any]) -> FoundCase:
         row.success_rate,
         row.status,
         row.similarity,
-        row.user_id,
+        None if row.user_id is None else UserKey(row.user_id),
         row.bank,
         None if row.shared_at is None else row.shared_at.isoformat(),
     )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Row
 
-from perdure.access.tenants import author_of, everybodys, line_tenant, tenant_of, user_key
+from perdure.access.tenants import UserKey, author_of, everybodys, line_tenant, tenant_of, user_key
 from perdure.casebank import COMMON, queries
 from perdure.casebank.cases import NewCase, add
 from perdure.database.engine import Executor
@@ -116,7 +116,7 @@ def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None,
     return False
 
 
-def _author(tenant: str | None, user_id: str | None) -> str | None:
+def _author(tenant: str | None, user_id: str | None) -> UserKey | None:
     if user_id is None:
         return None if tenant is None else everybodys(tenant)
     return user_key(tenant, user_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from perdure.access.tenants import UserKey
 from perdure.channels import queries
 from perdure.errors import Unavailable
 from perdure.memory.redis.stream import StreamAuthor, StreamEvent, StreamEventKind
@@ -20,7 +21,7 @@ AGENT = StreamAuthor.AGENT
 
 
 def note_activity(
-    runtime: Runtime, user: str, channel: str, kind: StreamEventKind, by: StreamAuthor = StreamAuthor.USER
+    runtime: Runtime, user: UserKey, channel: str, kind: StreamEventKind, by: StreamAuthor = StreamAuthor.USER
 ) -> bool:
     """Append an event to a user's stream; returns whether the event was appended. `user` is the user key.
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.channels import CLI
 from perdure.channels.activity import PRESENCE, note_activity
 from perdure.channels.http.stream.follow import Follower
@@ -60,7 +60,7 @@ class Speaker:
     agent: str | None = None
 
     @property
-    def user(self) -> str:
+    def user(self) -> UserKey:
         return user_key(self.tenant, self.user_id)
 
 

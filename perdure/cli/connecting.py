@@ -14,7 +14,7 @@ from uuid import UUID
 
 import typer
 
-from perdure.access.tenants import parse_tenant, user_key
+from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.errors import Unavailable
 from perdure.workers import logs
@@ -134,7 +134,7 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
         waker.close()
 
 
-def parse_user(user: str | None, tenant: str | None) -> tuple[str | None, str | None]:
+def parse_user(user: str | None, tenant: str | None) -> tuple[UserKey | None, str | None]:
     """The user's key (`None` if `user` is `None`) and the tenant.
 
     Raises:

@@ -22,7 +22,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from sqlalchemy import Row
 
-from perdure.access.tenants import line_tenant, tenant_of, user_key, user_of
+from perdure.access.tenants import UserKey, line_tenant, tenant_of, user_key, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
@@ -142,18 +142,21 @@ def import_messages(
     result = ImportResult()
     numbered = enumerate(lines, start=1)
     while portion := list(islice(numbered, _LINES_PER_PORTION)):
-        grouped: dict[tuple[str, str], list[tuple[int, ImportLine]]] = {}
+        grouped: dict[tuple[UserKey, str], list[tuple[int, ImportLine]]] = {}
         for number, text in portion:
-            line = _parsed(number, text, tenant, result)
-            if line is not None:
-                grouped.setdefault((line.user_id, line.session), []).append((number, line))
-        for numbered_lines in grouped.values():
+            parsed = _parsed(number, text, tenant, result)
+            if parsed is not None:
+                user, line = parsed
+                grouped.setdefault((user, line.session), []).append((number, line))
+        for (user, _), numbered_lines in grouped.items():
             with database.transaction("exchange.import") as transaction:
-                _import_session(transaction, clock, agent, numbered_lines, result)
+                _import_session(transaction, clock, agent, numbered_lines, result, user=user)
         yield result
 
 
-def export_messages(database: Database, user: str | None = None, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+def export_messages(
+    database: Database, user: UserKey | None = None, tenant: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the messages of all users, of one user or of one tenant, as JSON objects for the lines of an import file.
 
     `user` is a user key (see `perdure.access.tenants`).
@@ -178,7 +181,7 @@ def _all_messages(database: Database) -> Iterator[Row[Any]]:
     return _paged(database, queries.EXPORT, {})
 
 
-def _messages_of(database: Database, user: str | None, tenant: str | None) -> Iterator[Row[Any]]:
+def _messages_of(database: Database, user: UserKey | None, tenant: str | None) -> Iterator[Row[Any]]:
     """The messages of a user or a tenant.
 
     No index serves all messages of a user in the order of the export. Each statement therefore reads only a few
@@ -202,8 +205,8 @@ def _paged(database: Database, statement: Statement, parameters: dict[str, Any])
         after = (rows[-1].session_id, rows[-1].seq)
 
 
-def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> ImportLine | None:
-    """Parse a line, and replace its user id by the user key. Returns `None` if the line is blank or refused."""
+def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> tuple[UserKey, ImportLine] | None:
+    """Parse a line; returns the user's key and the line, or `None` if the line is blank or refused."""
     if not text.strip():
         return None
     if len(text) > MAX_LINE_CHARS:
@@ -211,7 +214,7 @@ def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) ->
         return None
     try:
         line = ImportLine.model_validate(load_object(text))
-        return line.model_copy(update={"user_id": user_key(line_tenant(line.tenant, tenant), line.user_id)})
+        return user_key(line_tenant(line.tenant, tenant), line.user_id), line
     except InvalidRequest as error:
         result.refuse(number, error.message)
     except ValidationError as error:
@@ -228,11 +231,13 @@ def _import_session(
     agent: str,
     numbered_lines: Sequence[tuple[int, ImportLine]],
     result: ImportResult,
+    *,
+    user: UserKey,
 ) -> None:
     """Add the new lines of one session."""
-    user_id, name = numbered_lines[0][1].user_id, numbered_lines[0][1].session
+    name = numbered_lines[0][1].session
     times = [line.occurred_at for _, line in numbered_lines]
-    session = {"user_id": user_id, "name": name, "own_id": _as_id(name)}
+    session = {"user_id": user, "name": name, "own_id": _as_id(name)}
     span = {"first_at": min(times), "last_at": max(times)}
     transaction.run(queries.ENSURE_USER, session)
     transaction.run(queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": agent})

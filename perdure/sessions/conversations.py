@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of, user_of
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
@@ -23,7 +23,7 @@ _ARCHIVED = "its conversation was archived"
 
 
 def list_conversations(
-    executor: Executor, user: str, limit: int, *, archived: bool | None = None
+    executor: Executor, user: UserKey, limit: int, *, archived: bool | None = None
 ) -> list[dict[str, Any]]:
     """The conversations of the user with the key `user`, the most recently active first.
 
@@ -34,7 +34,7 @@ def list_conversations(
     return [_conversation(row) for row in rows]
 
 
-def read_conversation(executor: Executor, user: str, conversation: str) -> dict[str, Any]:
+def read_conversation(executor: Executor, user: UserKey, conversation: str) -> dict[str, Any]:
     """The user's conversation with the key `conversation`.
 
     Raises:
@@ -47,7 +47,7 @@ def read_conversation(executor: Executor, user: str, conversation: str) -> dict[
 
 
 def change_conversation(
-    database: Database, wake: EndWaker, user: str, conversation: str, *, title: str | None, archived: bool | None
+    database: Database, wake: EndWaker, user: UserKey, conversation: str, *, title: str | None, archived: bool | None
 ) -> dict[str, Any]:
     """Change a conversation's title, or archive or restore the conversation; returns the conversation.
 

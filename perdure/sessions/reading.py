@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of, user_of
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.database.engine import Executor
 from perdure.database.paging import pages
 from perdure.errors import NotFound
@@ -29,7 +29,7 @@ def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
     return _session(rows[0])
 
 
-def owner(executor: Executor, session_id: UUID) -> str:
+def owner(executor: Executor, session_id: UUID) -> UserKey:
     """The key of the session's user.
 
     Raises:
@@ -38,10 +38,10 @@ def owner(executor: Executor, session_id: UUID) -> str:
     rows = executor.run(queries.OWNER, {"session_id": session_id})
     if not rows:
         raise NotFound("There is no such session.")
-    return str(rows[0].user_id)
+    return UserKey(rows[0].user_id)
 
 
-def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tuple[UUID, int] | None:
+def find_live(executor: Executor, user_id: UserKey, scope: str, idle_s: float) -> tuple[UUID, int] | None:
     """The session that gets the user's next message, and the session's message count.
 
     Returns `None` if that message would open a new session.
@@ -52,7 +52,7 @@ def find_live(executor: Executor, user_id: str, scope: str, idle_s: float) -> tu
 
 def list_sessions(
     executor: Executor,
-    user: str | None = None,
+    user: UserKey | None = None,
     limit: int = 100,
     *,
     tenant: str | None = None,

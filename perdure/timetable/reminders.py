@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of, user_of
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound
@@ -56,7 +56,7 @@ class NewReminder:
     """
 
     schedule_id: UUID
-    user: str
+    user: UserKey
     text: str
     moment: Moment
     channel: str
@@ -135,7 +135,7 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
     }
 
 
-def list_reminders(executor: Executor, user: str | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
+def list_reminders(executor: Executor, user: UserKey | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
     """The schedules of one user or of all users, ordered by next due time.
 
     `user` is the user's key; `None` means all users.
@@ -149,13 +149,13 @@ def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:
     return _shown(rows[0]) if rows else None
 
 
-def owner(executor: Executor, schedule_id: UUID) -> str:
+def owner(executor: Executor, schedule_id: UUID) -> UserKey:
     """The key of the schedule's user.
 
     Raises:
         NotFound: there is no such schedule.
     """
-    return str(_read(executor, schedule_id).user_id)
+    return UserKey(_read(executor, schedule_id).user_id)
 
 
 def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUID, *, paused: bool) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def pause(database: Database, clock: Clock, settings: Settings, schedule_id: UUI
     return _shown(rows[0])
 
 
-def remove(executor: Executor, schedule_id: UUID, user: str) -> None:
+def remove(executor: Executor, schedule_id: UUID, user: UserKey) -> None:
     """Remove a schedule of the user with the key `user`.
 
     Raises:

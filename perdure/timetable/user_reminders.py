@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest
@@ -26,7 +27,7 @@ class UserReminders:
     database: Database
     clock: Clock
     settings: Settings
-    user: str
+    user: UserKey
     turn_id: UUID
     effect_id: UUID
 

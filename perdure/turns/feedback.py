@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from perdure.access.tenants import UserKey
 from perdure.casebank import cases, executions
 from perdure.casebank.embedding import embed_case
 from perdure.database.engine import as_json
@@ -69,7 +70,7 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
                 transaction,
                 runtime.clock,
                 turn_id=turn_id,
-                user_id=rated.user_id,
+                user_id=UserKey(rated.user_id),
                 query=asked,
                 response_text=rated.reply,
                 bank=bank,

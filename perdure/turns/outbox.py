@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of, user_of
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.turns import outbox_queries as queries
@@ -158,13 +158,13 @@ class Sharers:
     """
 
     service: str
-    user_id: str
+    user_id: UserKey
 
 
 def sharers_of(executor: Executor, delivery_id: UUID) -> Sharers | None:
     """The service and the user of a delivery. `None`: it is erased."""
     rows = executor.run(queries.SHARERS, {"delivery_id": delivery_id})
-    return Sharers(rows[0].service, rows[0].user_id) if rows else None
+    return Sharers(rows[0].service, UserKey(rows[0].user_id)) if rows else None
 
 
 def leave_to_sweeper(database: Database, delivery_id: UUID) -> None:

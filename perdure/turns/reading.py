@@ -19,7 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of, user_of
+from perdure.access.tenants import UserKey, decider_of, tenant_of, user_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, TurnCancelled, Unavailable
 from perdure.sessions.routing import conversation_of
@@ -86,7 +86,7 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def owner(executor: Executor, turn_id: UUID) -> str:
+def owner(executor: Executor, turn_id: UUID) -> UserKey:
     """The key of the turn's user.
 
     Raises:
@@ -98,13 +98,13 @@ def owner(executor: Executor, turn_id: UUID) -> str:
     return found[0]
 
 
-def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
+def find_owner(executor: Executor, turn_id: UUID) -> tuple[UserKey, bool] | None:
     """The key of the turn's user, and whether the turn's message is routed; `None` if there is no such turn."""
     given = {"turn_id": turn_id}
     # The third statement repeats the first, because the message may be routed between the first two statements.
     for statement in (queries.OWNER, route_queries.READ, queries.OWNER):
         if rows := executor.run(statement, given):
-            return str(rows[0].user_id), statement is queries.OWNER
+            return UserKey(rows[0].user_id), statement is queries.OWNER
     return None
 
 
@@ -112,7 +112,7 @@ def find_owner(executor: Executor, turn_id: UUID) -> tuple[str, bool] | None:
 class TurnPlace:
     """The user's key, the agent and the conversation of a turn."""
 
-    user: str
+    user: UserKey
     agent: str
     conversation: str | None
 
@@ -126,13 +126,13 @@ def read_place(executor: Executor, turn_id: UUID) -> TurnPlace:
     rows = executor.run(queries.PLACE, {"turn_id": turn_id})
     if not rows:
         raise NotFound("There is no such turn.")
-    return TurnPlace(rows[0].user_id, rows[0].agent, conversation_of(rows[0].scope))
+    return TurnPlace(UserKey(rows[0].user_id), rows[0].agent, conversation_of(rows[0].scope))
 
 
 def list_turns(
     executor: Executor,
     *,
-    user: str | None = None,
+    user: UserKey | None = None,
     tenant: str | None = None,
     session_id: UUID | None = None,
     status: str | None = None,
@@ -199,19 +199,13 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [
             {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
         ],
-        "decisions": [{**each, "decided_by": _decider(each["decided_by"])} for each in row.decisions or ()],
+        "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
         "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
         **_metadata(row.metadata),
     }
-
-
-def _decider(stored: str) -> str:
-    """Who decided, as shown: a user's key is replaced by the user's id."""
-    kind, colon, key = stored.partition(":")
-    return f"{kind}{colon}{user_of(key)}"
 
 
 def _reply(row: Row[Any]) -> dict[str, str]:

@@ -119,13 +119,13 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
         NotFound: the session exists and is another user's; nothing was changed.
     """
     first = messages[0]
-    if any(message.user_id != first.user_id for message in messages):
+    if any(message.user != first.user for message in messages):
         raise InvalidRequest("The pending messages are from several users, but a session belongs to one.")
     runtime.database.run(
         sessions.OPEN_RESTORED,
         {
             "session_id": snapshot.agent_id,
-            "user_id": first.user_id,
+            "user_id": first.user,
             "scope": scope_of(runtime.settings.session.scope, first.channel),
             "agent": first.agent or runtime.agents.default.name,
             "channel": first.channel,
@@ -133,5 +133,5 @@ def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[
         },
     )
     [owner] = runtime.database.run(sessions.OWNER, {"session_id": snapshot.agent_id})
-    if owner.user_id != first.user_id:
+    if owner.user_id != first.user:
         raise NotFound("There is no such session.")

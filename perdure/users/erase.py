@@ -23,6 +23,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable, loggable
@@ -81,7 +82,7 @@ class Eraser:
     file: RedisFile | None = None
     revoke: Callable[[Sequence[UUID]], bool] | None = None
 
-    def erase(self, user_id: str) -> ErasureResult:
+    def erase(self, user_id: UserKey) -> ErasureResult:
         """Erase all data of a user. An unknown user is not an error.
 
         Raises:
@@ -118,7 +119,7 @@ class Eraser:
             row.erasure_id
             for row in due
             if self.redis_memory is not None
-            and self._clean(row.user_id, row.session_ids, row.erased_at)
+            and self._clean(UserKey(row.user_id), row.session_ids, row.erased_at)
             and (revoked or not row.task_ids)
         }
         finished = self._purge_file(clean) if clean else clean
@@ -155,7 +156,7 @@ class Eraser:
             log.warning("erased texts are still in Redis's file; the next pass retries: %s", error.message)
             return ()
 
-    def _clean(self, user_id: str, sessions: Sequence[UUID], until: datetime) -> bool:
+    def _clean(self, user_id: UserKey, sessions: Sequence[UUID], until: datetime) -> bool:
         """Delete a user's data outside PostgreSQL; returns whether that succeeded.
 
         Events in the user's stream that are later than `until` are kept.

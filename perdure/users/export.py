@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, decider_of, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.database.paging import pages
@@ -20,13 +20,13 @@ from perdure.text.chunks import json_list
 from perdure.users import queries
 
 
-def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> dict[str, Any]:
+def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: UserKey) -> dict[str, Any]:
     """The document of `export_text`."""
     document: dict[str, Any] = json.loads("".join(export_text(executor, clock, redis_memory, user)))
     return document
 
 
-def export_text(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: str) -> Iterator[str]:
+def export_text(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: UserKey) -> Iterator[str]:
     """Yield the text of a JSON document with the user's rows, by table, and the events of the user's Redis stream.
 
     `user` is the user key; the document shows only the user's id, without the tenant. It omits working memory and
@@ -59,4 +59,6 @@ def _place(key: dict[str, str], row: Row[Any]) -> dict[str, Any]:
 
 
 def _with_id(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "user_id": user_of(row["user_id"])} if row.get("user_id") else row
+    user = {"user_id": user_of(UserKey(row["user_id"]))} if row.get("user_id") else {}
+    decider = {"decided_by": decider_of(row["decided_by"])} if row.get("decided_by") else {}
+    return {**row, **user, **decider}

@@ -22,7 +22,7 @@ from datetime import datetime
 
 from sqlalchemy.exc import IntegrityError
 
-from perdure.access.tenants import tenant_of
+from perdure.access.tenants import UserKey, tenant_of
 from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, NotFound, RateLimited
 from perdure.text.untrusted import is_identifier, is_storable
@@ -63,7 +63,7 @@ class Link:
     created_at: datetime
 
 
-def mint_code(database: Database, user: str) -> Code:
+def mint_code(database: Database, user: UserKey) -> Code:
     """Return a new one-time code for the user with the key `user`. The user's earlier code becomes invalid.
 
     Creates the user if it does not exist.
@@ -79,7 +79,7 @@ def mint_code(database: Database, user: str) -> Code:
     raise AssertionError("unreachable")
 
 
-def redeem(database: Database, channel: str, external_id: str, code: str, tenant: str | None) -> str:
+def redeem(database: Database, channel: str, external_id: str, code: str, tenant: str | None) -> UserKey:
     """Link an identity to the user who minted `code`; returns the user's key. Replaces an earlier link.
 
     Each call counts as an attempt. The count is committed before the code is checked. The code may be written in any
@@ -98,26 +98,26 @@ def redeem(database: Database, channel: str, external_id: str, code: str, tenant
     rows = database.run(queries.REDEEM_CODE, {**identity, "code_hash": _hashed(code)})
     if not rows:
         raise NotFound("That code is wrong, has expired or was used already. Get a new one.")
-    return str(rows[0].user_id)
+    return UserKey(rows[0].user_id)
 
 
-def user_of_identity(executor: Executor, tenant: str | None, channel: str, external_id: str) -> str | None:
+def user_of_identity(executor: Executor, tenant: str | None, channel: str, external_id: str) -> UserKey | None:
     """The key of the user that an identity is linked to; `None` if the identity is not linked.
 
     Raises:
         InvalidRequest: the channel or the external id cannot be stored.
     """
     rows = executor.run(queries.USER_OF_IDENTITY, _identity(tenant, channel, external_id))
-    return str(rows[0].user_id) if rows else None
+    return UserKey(rows[0].user_id) if rows else None
 
 
-def list_links(executor: Executor, user: str) -> list[Link]:
+def list_links(executor: Executor, user: UserKey) -> list[Link]:
     """The identities that are linked to a user, ordered by channel and external id; at most `MOST_LISTED`."""
     rows = executor.run(queries.LINKS, {"user_id": user, "most": MOST_LISTED})
     return [Link(row.channel, row.external_id, row.created_at) for row in rows]
 
 
-def remove_link(executor: Executor, user: str, channel: str, external_id: str) -> bool:
+def remove_link(executor: Executor, user: UserKey, channel: str, external_id: str) -> bool:
     """Remove a user's link; returns whether there was one. Earlier messages stay with the user."""
     if not _is_identity(channel, external_id):
         return False

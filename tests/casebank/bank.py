@@ -12,6 +12,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import TextClause, text
 
+from perdure.access.tenants import UserKey
 from perdure.casebank.plan.compute import PruneCandidate
 from perdure.casebank.plan.cosines import Vector
 from perdure.casebank.plan.duplicates import Content
@@ -58,7 +59,7 @@ def candidate(
     vector: Sequence[float] | None = None,
     query: str = "how to do it",
     embedder: str = "hash:4",
-    user_id: str | None = None,
+    user_id: UserKey | None = None,
     **more: Any,
 ) -> KnownCase:
     """A case as the planner reads it."""

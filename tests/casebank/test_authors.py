@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
+from perdure.access.tenants import UserKey
 from perdure.casebank import executions, search, search_queries, transfer
 from perdure.casebank.cases import NewCase, add
 from perdure.casebank.runs import prune, state
@@ -26,7 +27,7 @@ def found(database: Database, user_id: str, k: int = 9, least: float | None = No
     """The ids of the cases that a search on behalf of `user_id` finds."""
     return [
         each.case_id
-        for each in search.search_for_user(database, user_id, NEAR, "hash:4", k, banks=["common"], least=least)
+        for each in search.search_for_user(database, UserKey(user_id), NEAR, "hash:4", k, banks=["common"], least=least)
     ]
 
 
@@ -199,7 +200,7 @@ def test_uncounted_uses_are_added_to_the_keeper(database: Database, clock: Moved
 def test_authors_survive_export_and_import(database: Database, clock: MovedClock) -> None:
     """An export keeps authors, so that an import does not make one user's cases visible to all users."""
     now = clock.now()
-    assert add(database, NewCase("learnt", "q", "a", user_id="ana", turn_id=uuid4()), now=now)
+    assert add(database, NewCase("learnt", "q", "a", user_id=UserKey("ana"), turn_id=uuid4()), now=now)
     assert add(database, NewCase("imported", "q", "a"), now=now)
     use(database, ["learnt"], uuid4())
     lines = [json.dumps(line) for line in transfer.export_lines(database)]

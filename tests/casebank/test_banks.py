@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.casebank import archive, cases, search, search_queries, sharing, transfer
 from perdure.casebank.cases import NewCase, add
 from perdure.casebank.runs import prune, state
@@ -22,7 +23,7 @@ NEAR = [1.0, 0.0, 0.0, 0.0]
 
 def found(database: Database, user_id: str, *banks: str) -> set[str]:
     """The ids of the cases that a search in `banks` on behalf of `user_id` finds."""
-    return {each.case_id for each in search.search_for_user(database, user_id, NEAR, "hash:4", 9, banks=banks)}
+    return {each.case_id for each in search.search_for_user(database, UserKey(user_id), NEAR, "hash:4", 9, banks=banks)}
 
 
 def _filled(database: Database) -> None:
@@ -41,7 +42,7 @@ def test_a_search_finds_cases_of_the_given_banks_only(database: Database) -> Non
     assert found(database, "bob", "common") == {"anas shared", "imported"}
     assert found(database, "bob", "support") == {"shared in support", "imported to support"}
     assert found(database, "bob", "sales") == found(database, "bob") == set()
-    every = search.search_for_user(database, "ana", NEAR, "hash:4", 9, banks=["common", "support"])
+    every = search.search_for_user(database, UserKey("ana"), NEAR, "hash:4", 9, banks=["common", "support"])
     assert len(every) == len({each.case_id for each in every}) == 6
     assert {each.bank: bool(each.shared_at) for each in every if each.case_id.startswith("shared")} == {"support": True}
     of_all = search.search(database, NEAR, "hash:4", 9, banks=["support"])

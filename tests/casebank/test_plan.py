@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.access.tenants import UserKey
 from perdure.casebank.plan import duplicates, policy
 from perdure.casebank.plan.compute import compute
 from perdure.casebank.plan.cosines import cosine
@@ -135,7 +136,7 @@ def banks(draw: st.DrawFn) -> list[KnownCase]:
         length = draw(st.sampled_from([1.0, 0.01, 7.0]))
         vector = None if draw(st.integers(0, 9)) == 0 else list(length * (direction + amount * nudge))
         embedder = draw(st.sampled_from(["hash:6", "hash:6", "hash:6", "other:6"]))
-        author = draw(st.sampled_from([None, None, "ana", "ana", "bob"]))
+        author = draw(st.sampled_from([None, None, UserKey("ana"), UserKey("ana"), UserKey("bob")]))
         made.append(candidate(case, vector, draw(st.sampled_from(QUERIES)), embedder, author))
     return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.casebank import archive, cases, executions, reflection, search
 from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
@@ -20,7 +21,7 @@ def test_a_case_that_fails_often_enough_is_archived_by_the_next_weekly_run(
         database,
         clock,
         turn_id=UUID(int=1),
-        user_id="ana",
+        user_id=UserKey("ana"),
         query="how do I reset it",
         response_text="press the button",
         query_vector=[1.0, 2.0, 3.0, 4.0],

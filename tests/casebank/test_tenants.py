@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from perdure.access.tenants import everybodys, user_key
+from perdure.access.tenants import UserKey, everybodys, user_key
 from perdure.casebank import search, search_queries
 from perdure.casebank.plan.compute import seen_by
 from perdure.casebank.runs import prune
@@ -74,7 +74,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
         user_key("third", "ana"): set(),
     }
     for user, authors in expected.items():
-        found = search.search_for_user(filled, user, NEAR, "hash:4", 99, banks=["common"])
+        found = search.search_for_user(filled, UserKey(user), NEAR, "hash:4", 99, banks=["common"])
         assert {each.case_id for each in found} == {_name(author) for author in authors}, user
 
 
@@ -136,5 +136,5 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
 def test_seen_by_identifies_the_users_who_see_a_case() -> None:
     """`seen_by` is equal for two authors only if the same users see their cases. Only such cases may be merged."""
     acmes = user_key("acme", "ana")
-    assert [seen_by(each, CaseScope.USER) for each in (acmes, None, "ana")] == [acmes, None, "ana"]
-    assert [seen_by(each, CaseScope.ALL) for each in (acmes, None, "ana")] == ["acme", None, None]
+    assert [seen_by(each, CaseScope.USER) for each in (acmes, None, UserKey("ana"))] == [acmes, None, "ana"]
+    assert [seen_by(each, CaseScope.ALL) for each in (acmes, None, UserKey("ana"))] == ["acme", None, None]

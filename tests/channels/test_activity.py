@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from starlette.testclient import TestClient
 
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
 from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.channels.http.app import create_app
@@ -44,27 +44,27 @@ def remembering(runtime: Runtime, redis_url: str, clock: MovedClock) -> Iterator
 def noted(runtime: Runtime, user: str) -> list[tuple[str, str]]:
     """The kind and channel of each event in the user's stream."""
     assert runtime.redis_memory is not None
-    return [(str(each.kind), each.channel) for each in runtime.redis_memory.stream.recent(user, 100)]
+    return [(str(each.kind), each.channel) for each in runtime.redis_memory.stream.recent(UserKey(user), 100)]
 
 
 def test_events_of_one_kind_are_bounded(remembering: Runtime, clock: MovedClock) -> None:
     """Events of one kind and channel are rate-limited, because a client may report every key press."""
-    assert [note_activity(remembering, "ann", "web", TYPING) for _ in range(5)] == [True] + [False] * 4
-    assert note_activity(remembering, "ann", "web", PRESENCE)
-    assert note_activity(remembering, "ann", "discord", TYPING)
+    assert [note_activity(remembering, UserKey("ann"), "web", TYPING) for _ in range(5)] == [True] + [False] * 4
+    assert note_activity(remembering, UserKey("ann"), "web", PRESENCE)
+    assert note_activity(remembering, UserKey("ann"), "discord", TYPING)
     clock.advance(timedelta(seconds=NOTED_EVERY_S))
-    assert note_activity(remembering, "ann", "web", TYPING)
+    assert note_activity(remembering, UserKey("ann"), "web", TYPING)
 
 
 def test_nothing_is_noted_of_an_unknown_user(remembering: Runtime) -> None:
     """No activity is recorded for a person who has never sent a message, because no erasure would find the record."""
-    assert not note_activity(remembering, "zoe", "discord", TYPING)
+    assert not note_activity(remembering, UserKey("zoe"), "discord", TYPING)
     assert noted(remembering, "zoe") == []
 
 
 def test_without_redis_nothing_is_noted(runtime: Runtime) -> None:
     """A process without Redis records no activity and does not fail."""
-    assert not note_activity(runtime, "ann", "web", TYPING)
+    assert not note_activity(runtime, UserKey("ann"), "web", TYPING)
 
 
 def test_typing_on_discord_is_noted(remembering: Runtime) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from perdure.access.tenants import UserKey
 from perdure.assembly import assemble
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.breakers import BreakerList
@@ -70,7 +71,7 @@ def test_a_reset_unparks_turns(
     settings = runtime.settings.model_copy(update={"turn": limits, "redis_url": SecretStr(redis_url)})
     model = Scripted(CircuitBreakerOpen(retry_after_s=600), says("back"))
     parking = replace(runtime, settings=settings, models=lambda _name: model)
-    sent = accept(parking, Incoming(user_id="ana", text="hello"))
+    sent = accept(parking, Incoming(user=UserKey("ana"), text="hello"))
     runner = Runner(parking, "test")
     runner.run(sent.session_id)
     assert isinstance(runner.run(sent.session_id), NotNeeded)

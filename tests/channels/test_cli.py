@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.errors import InvalidRequest, Unavailable
 from perdure.runtime import Runtime
@@ -67,7 +68,7 @@ def test_replies_to_other_channels_are_not_shown(
     conversation: TerminalConversation, runtime: Runtime, worker: Any
 ) -> None:
     """The terminal does not show replies to messages that the user sent on another channel in the same session."""
-    inbox.accept(runtime, Incoming(user_id="local", text="what is 2+2?", channel="http"))
+    inbox.accept(runtime, Incoming(user=UserKey("local"), text="what is 2+2?", channel="http"))
     conversation.say("what is 3*3?")
     worker()
     shown: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.websockets import WebSocketDisconnect
 
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.access.tokens import Tokens
 from perdure.clock import MovedClock
 from perdure.settings import Settings
@@ -40,7 +40,7 @@ class Asked:
 
 
 def _token(tenants: Tenants, user: str, ttl_s: int = 600) -> str:
-    return Tokens(tenants.runtime.settings.signing_key(), tenants.runtime.clock).mint(user, ttl_s)[0]
+    return Tokens(tenants.runtime.settings.signing_key(), tenants.runtime.clock).mint(UserKey(user), ttl_s)[0]
 
 
 def _bad_credential(tenants: Tenants, kind: str, clock: MovedClock) -> str | None:

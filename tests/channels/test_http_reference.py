@@ -12,6 +12,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from perdure import Agent, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.casebank import cases
 from perdure.casebank.cases import NewCase
@@ -121,7 +122,7 @@ class ExampleGateway:
         embedder = self.runtime.embedder
         [vector] = embedder.embed([query])
         case = NewCase(PATH["case_id"], query, "so", query_vector=vector, embedder=embedder.name, status=status)
-        case = replace(case, user_id="ann")
+        case = replace(case, user_id=UserKey("ann"))
         assert cases.add(self.runtime.database, case, now=self.runtime.clock.now())
 
     def add_run(self) -> None:

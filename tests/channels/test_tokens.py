@@ -14,6 +14,7 @@ import jwt
 import pytest
 from starlette.testclient import TestClient
 
+from perdure.access.tenants import UserKey
 from perdure.access.tokens import Tokens
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.tokens import LONGEST_TTL_S
@@ -178,7 +179,7 @@ def test_a_forged_token_is_refused(installation: Installation, kind: str) -> Non
 
 def test_another_secret_revokes_all_tokens(installation: Installation, clock: MovedClock) -> None:
     """A new `PERDURE_SECRET_KEY` revokes all tokens."""
-    old, _ = Tokens(b"the secret before", clock).mint("ana", 60)
+    old, _ = Tokens(b"the secret before", clock).mint(UserKey("ana"), 60)
     assert installation.ask(old, "GET", "/v1/sessions").status_code == 401
 
 

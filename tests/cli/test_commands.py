@@ -15,6 +15,7 @@ from alembic import command
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.cli import main
 from perdure.cli.display import printable
@@ -40,7 +41,7 @@ def test_messages_are_answered_over_the_queue(perdure: Perdure, database: Databa
     assert (sent.returncode, sent.stderr) == (0, "")
     assert "89" in sent.stdout
     assert "4" in piped.stdout
-    later, session = list_sessions(database, "local")
+    later, session = list_sessions(database, UserKey("local"))
     assert "9" in chatted.stdout
     assert session["session_id"] not in chatted.stdout
     assert f"Continuing a conversation of 8 messages.\n{session['session_id']}\n" == chatted.stderr
@@ -62,7 +63,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
     assert document["duplicate"] is True
     assert (other.returncode, other.stdout) == (1, "")
     assert "m1" in other.stderr
-    assert [session["channels"] for session in list_sessions(database, "local")] == [["cli"]]
+    assert [session["channels"] for session in list_sessions(database, UserKey("local"))] == [["cli"]]
 
 
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
@@ -84,7 +85,7 @@ def run(runtime: Runtime) -> Iterator[Callable[[UUID], object]]:
 
 def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
     """Sessions and turns are printed as tab-separated lines, or as JSON with `--json`."""
-    accepted = accept.accept(runtime, Incoming(user_id="ann", text="what is\t12*7+5?", channel="http"))
+    accepted = accept.accept(runtime, Incoming(user=UserKey("ann"), text="what is\t12*7+5?", channel="http"))
     run(accepted.session_id)
     session_id, turn_id = str(accepted.session_id), str(accepted.turn_id)
 
@@ -101,7 +102,7 @@ def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: C
 
 def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
     """If the turn is cancelled, `send --wait` reports the cancellation and exits with 1."""
-    accepted = accept.accept(runtime, Incoming(user_id="local", text="hello", channel="cli", message_id="m1"))
+    accepted = accept.accept(runtime, Incoming(user=UserKey("local"), text="hello", channel="cli", message_id="m1"))
 
     assert perdure("turns", "cancel", str(accepted.turn_id)).returncode == 0
     waited = perdure("send", "hello", "--message-id", "m1", "--wait", "5")
@@ -191,7 +192,7 @@ def test_a_message_is_accepted_without_a_broker(
 
     assert ended.returncode == 0
     assert "Accepted messages are answered once the broker is available." in ended.stderr
-    assert len(list_sessions(database, "local")) == 1
+    assert len(list_sessions(database, UserKey("local"))) == 1
 
 
 @pytest.mark.long

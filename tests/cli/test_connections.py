@@ -15,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
+from perdure.access.tenants import UserKey
 from perdure.cli.serve.connection_limits import Door, Phase
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, bind
 from perdure.runtime import Runtime
@@ -111,7 +112,7 @@ def _signed_in(stack: ExitStack, served: Served) -> ClientConnection:
 
 def test_sockets_leave_room_for_short_requests(runtime: Runtime, served: Served) -> None:
     """Long connections get 503 above three quarters of the limit, so that short requests and probes are served."""
-    turn_id = accept.accept(runtime, Incoming(user_id="ann", text="hello")).turn_id
+    turn_id = accept.accept(runtime, Incoming(user=UserKey("ann"), text="hello")).turn_id
     with ExitStack() as stack:
         for _ in range(_MOST * 3 // 4):
             _signed_in(stack, served)
@@ -130,7 +131,7 @@ def test_sockets_leave_room_for_short_requests(runtime: Runtime, served: Served)
 
 def test_requests_get_503_while_all_connections_are_busy(runtime: Runtime) -> None:
     """If no connection can be closed, a complete request is answered with the gateway's problem document."""
-    turn_id = accept.accept(runtime, Incoming(user_id="ann", text="hello")).turn_id
+    turn_id = accept.accept(runtime, Incoming(user=UserKey("ann"), text="hello")).turn_id
     waiting = f"GET /v1/turns/{turn_id}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with serving(runtime, Door(8)) as full, ExitStack() as stack:
         full.app.state.gateway.is_crowded = lambda: False  # as for requests that do not last, but take their time

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Agent, celery_tool, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ProviderError
 from perdure.resilience.registry import Breakers
@@ -48,7 +49,7 @@ def test_calls_are_shown_and_decided(
     """An operator approves one call with changed arguments and denies another. Invalid arguments are refused."""
     model = Scripted(calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), says("paid"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [pay])]), models=lambda _name: model)
-    sent = accept.accept(paying, Incoming(user_id="ann", text="pay"))
+    sent = accept.accept(paying, Incoming(user=UserKey("ann"), text="pay"))
     runner = Runner(paying, "test")
     runner.run(sent.session_id)
     turn_id = str(sent.turn_id)
@@ -84,7 +85,7 @@ def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> N
         models=lambda _name: model,
         calls=broker,
     )
-    sent = accept.accept(waiting, Incoming(user_id="ann", text="export"))
+    sent = accept.accept(waiting, Incoming(user=UserKey("ann"), text="export"))
     Runner(waiting, "test").run(sent.session_id)
     progress = {"effect_id": broker.sent[0].task_id, "progress": "half\x1b[31m done"}
     runtime.database.run(queries.NOTE_PROGRESS, progress)
@@ -104,7 +105,7 @@ def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis
     parking = replace(
         runtime, settings=runtime.settings.model_copy(update={"turn": limits}), models=lambda _name: model
     )
-    sent = accept.accept(parking, Incoming(user_id="ann", text="hello"))
+    sent = accept.accept(parking, Incoming(user=UserKey("ann"), text="hello"))
     runner = Runner(parking, "test")
     runner.run(sent.session_id)
     assert isinstance(runner.run(sent.session_id), NotNeeded)
@@ -136,7 +137,7 @@ def test_an_operator_lists_and_decides_what_staff_approves(
     refund = tool(requires_approval=True, approver="staff", name="refund")(pay.function)
     model = Scripted(calls(("refund", {"amount": 5})), says("refunded"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [refund])]), models=lambda _name: model)
-    sent = accept.accept(paying, Incoming(user_id="ann", text="refund"))
+    sent = accept.accept(paying, Incoming(user=UserKey("ann"), text="refund"))
     runner = Runner(paying, "test")
     runner.run(sent.session_id)
     runner.close()

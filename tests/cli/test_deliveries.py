@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from perdure.access.tenants import UserKey
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.turns.inbox.accept import accept
@@ -53,7 +54,7 @@ def letters(runtime: Runtime, receiver: Receiver) -> list[str]:
     runner = Runner(runtime, owner="test")
     for user in ("ann", "bob"):
         reply_to: Any = {"url": receiver.url}
-        runner.run(accept(runtime, Incoming(user_id=user, text="hello", reply_to=reply_to)).session_id)
+        runner.run(accept(runtime, Incoming(user=UserKey(user), text="hello", reply_to=reply_to)).session_id)
     runner.close()
     with runtime.database.engine.connect() as connection:
         ids = connection.execute(text("SELECT delivery_id FROM deliveries ORDER BY delivery_id")).scalars().all()

@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.cli.errors import Failure
 from perdure.cli.serve.connection_limits import Door, Phase, connection_limit
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, bind
@@ -52,7 +53,7 @@ def test_connections_queue_while_the_event_loop_is_busy(served: Served) -> None:
 @pytest.fixture
 def path(runtime: Runtime) -> str:
     """The path of a request that waits for a turn. No worker runs the turn."""
-    return f"/v1/turns/{accept.accept(runtime, Incoming(user_id='ann', text='hello')).turn_id}?wait=60"
+    return f"/v1/turns/{accept.accept(runtime, Incoming(user=UserKey('ann'), text='hello')).turn_id}?wait=60"
 
 
 def test_a_shutdown_answers_waiting_requests(served: Served, path: str) -> None:

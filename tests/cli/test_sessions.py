@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Database
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions, read_messages, read_session
@@ -82,7 +83,7 @@ def talked(runtime: Runtime) -> str:
     """The id of a session with two turns, at tick 2."""
     runner = Runner(runtime, owner="test")
     for text in ("hello", "hello again"):
-        found = accept(runtime, Incoming(user_id="local", text=text, channel="cli")).session_id
+        found = accept(runtime, Incoming(user=UserKey("local"), text=text, channel="cli")).session_id
         runner.run(found)
     runner.close()
     return str(found)

@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.limits.reading import Reader, Unread
 from perdure.channels.http.limits.shares import Newcomers, Unsent
 from perdure.cli.serve.connection_limits import Door
@@ -46,7 +47,7 @@ def _token(served: Served, user: str) -> str:
 
 
 def _turn(runtime: Runtime, user: str) -> str:
-    return str(accept.accept(runtime, Incoming(user_id=user, text="hello")).turn_id)
+    return str(accept.accept(runtime, Incoming(user=UserKey(user), text="hello")).turn_id)
 
 
 def _stream(stack: ExitStack, served: Served, key: str, turn_id: str) -> None:
@@ -141,18 +142,18 @@ def test_memory_for_responses_is_shared() -> None:
     async def main() -> None:
         unsent = Unsent(wait_s=0.05, most=30, most_of_user=20)
         reader = Reader()
-        release = await unsent.reserve("ann", 15, reader)
+        release = await unsent.reserve(UserKey("ann"), 15, reader)
         with pytest.raises(RateLimited):
-            await unsent.reserve("ann", 15, reader)
-        waiting = asyncio.ensure_future(unsent.reserve("ann", 15, reader))
-        release_of_other = await unsent.reserve("ben", 15, reader)
+            await unsent.reserve(UserKey("ann"), 15, reader)
+        waiting = asyncio.ensure_future(unsent.reserve(UserKey("ann"), 15, reader))
+        release_of_other = await unsent.reserve(UserKey("ben"), 15, reader)
         release()
         release_again = await waiting
         with pytest.raises(RateLimited):
             await unsent.reserve(None, 1, reader)
         release_of_other()
         release_again()
-        (await unsent.reserve("ann", 1_000, reader))()  # more than the whole memory: alone
+        (await unsent.reserve(UserKey("ann"), 1_000, reader))()  # more than the whole memory: alone
         assert (unsent._in_all, unsent._reserved) == (0, {})
 
     asyncio.run(main())
@@ -166,7 +167,7 @@ async def _respond(unsent: Unsent, user: str, ended: asyncio.Queue[str], *, read
 
     reader = Reader(PATIENCE_S)
     with suppress(Unread):
-        async with unsent.reserved(user, 10, reader):
+        async with unsent.reserved(UserKey(user), 10, reader):
             while True:
                 await reader.send(send, {}, 10)
     ended.put_nowait(user)

@@ -17,6 +17,7 @@ from uuid import UUID
 import psutil
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Database
 from perdure.sessions.reading import list_sessions, read_messages
 from tests.cli.conftest import COMMAND, Environment, Perdure
@@ -149,7 +150,7 @@ def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database
     terminal.type("\x1b[A")
     terminal.see("fourth")
 
-    (session,) = list_sessions(database, "local")
+    (session,) = list_sessions(database, UserKey("local"))
     messages = read_messages(database, UUID(session["session_id"]))
     assert [each["content"] for each in messages if each["role"] == "user"] == ["first\nsecond", "third\nfourth"]
 
@@ -165,7 +166,7 @@ def test_ctrl_c_cancels_the_current_turn(terminal: Terminal, database: Database)
     terminal.type("/exit\n")
 
     assert terminal.ends() == 0
-    assert len(list_sessions(database, "local")) == 1
+    assert len(list_sessions(database, UserKey("local"))) == 1
 
 
 def test_ctrl_c_twice_leaves(terminal: Terminal) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.database.tables import TURN_STATUSES
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
@@ -20,12 +21,12 @@ from tests.cli.conftest import Perdure
 def turns(runtime: Runtime) -> dict[str, Any]:
     """Four turns in order of acceptance: Ann's done, cancelled and waiting turns, and Bob's waiting turn."""
     runner = Runner(runtime, owner="test")
-    made = {"done": accept(runtime, Incoming(user_id="ann", text="hello"))}
+    made = {"done": accept(runtime, Incoming(user=UserKey("ann"), text="hello"))}
     runner.run(made["done"].session_id)
-    made["cancelled"] = accept(runtime, Incoming(user_id="ann", text="never mind"))
+    made["cancelled"] = accept(runtime, Incoming(user=UserKey("ann"), text="never mind"))
     cancel(runtime, made["cancelled"].turn_id)
-    made["waits"] = accept(runtime, Incoming(user_id="ann", text="and now?"))
-    made["bob"] = accept(runtime, Incoming(user_id="bob", text="hello"))
+    made["waits"] = accept(runtime, Incoming(user=UserKey("ann"), text="and now?"))
+    made["bob"] = accept(runtime, Incoming(user=UserKey("bob"), text="hello"))
     runner.close()
     return made
 

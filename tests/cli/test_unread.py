@@ -14,6 +14,7 @@ import psutil
 import pytest
 from websockets.sync.client import connect as connect_socket
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, Unsent
 from perdure.channels.http.openai.answers import read_answer
 from perdure.cli.serve.connection_limits import Door
@@ -123,7 +124,7 @@ def test_events_of_a_long_turn_are_complete(served: Served, database_url: str) -
 def test_streams_reserve_memory_while_they_have_events(runtime: Runtime, database_url: str) -> None:
     """Events that the client has not read take memory of its user; a stream that waits for events takes none."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
-    idle = accept.accept(runtime, Incoming(user_id="ben", text="hello")).turn_id
+    idle = accept.accept(runtime, Incoming(user=UserKey("ben"), text="hello")).turn_id
     with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served, ExitStack() as stack:
         gateway = served.app.state.gateway
         gateway._unsent = Unsent(wait_s=0.1)

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.memory.decay import decay
@@ -39,10 +40,10 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> Sequence[str]:
 
 def test_grants_suffice_for_turns_and_sweeps(poor: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """Turns, each duty of the sweep, embedding, retention, decay and erasures need grants only."""
-    sent = accept(poor, Incoming(user_id="ana", text="hello"))
+    sent = accept(poor, Incoming(user=UserKey("ana"), text="hello"))
     Runner(poor, "tests").run(sent.session_id)
     assert read_turn(poor.database, sent.turn_id)["status"] == "done"
-    poor.eraser.erase("bob")
+    poor.eraser.erase(UserKey("bob"))
     assert sweep(poor) is not None
     assert embed_missing(poor.database, poor.embedder).error is None
     assert decay(poor.database).changed == 0
@@ -55,8 +56,8 @@ def test_upkeep_says_what_the_role_may_not_do(
     poor: Runtime, database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the build of an index and `ANALYZE` need the tables' owner. Each is one line, and the other duties run."""
-    accept(poor, Incoming(user_id="ana", text="hello"))
-    poor.eraser.erase("bob")
+    accept(poor, Incoming(user=UserKey("ana"), text="hello"))
+    poor.eraser.erase(UserKey("bob"))
     with database.engine.connect() as connection:
         name = poor.embedder.name
         connection.exec_driver_sql(

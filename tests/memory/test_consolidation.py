@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Moment
 from perdure.errors import CircuitBreakerOpen, ContentFiltered, ProviderError
 from perdure.memory.consolidation import queries
@@ -255,7 +256,7 @@ def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> 
     for session_id in (first, second):
         assert isinstance(archive.consolidator().consolidate(session_id), ConsolidationFailed)
     assert [each["session_id"] for each in list_sessions(database, given_up=True)] == [str(second), str(first)]
-    [listed] = list_sessions(database, "ana", given_up=True)
+    [listed] = list_sessions(database, UserKey("ana"), given_up=True)
     assert listed["consolidation"]["status"] == "given_up"
     assert listed["consolidation"]["error"].startswith("INVALID_RESPONSE: ")
     archive.harness.move(2 * RETRY_S)

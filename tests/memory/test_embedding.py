@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import ProviderError
@@ -126,7 +127,7 @@ def test_a_refused_text_does_not_block_others(
     assert (sum(each.embedded for each in filled), sum(each.refused for each in filled)) == (2, 1)
     assert _count(connection, "message_vectors", "vector IS NULL") == 1
     assert _count(connection, "unembedded") == 0
-    found = Recall(database, embedder, MemorySettings(), clock).search("ana", "the number line", 3)
+    found = Recall(database, embedder, MemorySettings(), clock).search(UserKey("ana"), "the number line", 3)
     assert len(found) == 3
 
 
@@ -166,12 +167,12 @@ def test_a_new_embedder_embeds_all_texts_again(database: Database, clock: MovedC
     while embed_missing(database, old).more:
         pass
     recall = Recall(database, new, MemorySettings(), clock)
-    assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
+    assert recall.search(UserKey("ana"), "the kiln", 1)[0].content == _TALK[1]
     assert _vectors(connection, 128) == 0
     for _ in range(6):
         embed_missing(database, new)
     assert _vectors(connection, 128) == _vectors(connection, 64) == 3
-    assert recall.search("ana", "the kiln", 1)[0].content == _TALK[1]
+    assert recall.search(UserKey("ana"), "the kiln", 1)[0].content == _TALK[1]
 
 
 def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedClock, connection: Connection) -> None:
@@ -219,5 +220,5 @@ def test_many_vectors_get_an_index_of_their_own(database: Database, clock: Moved
     )
     assert sorted(names) == ["memory_vectors_1_idx", "message_vectors_1_idx"]
     few = MemorySettings(exact_rows=1)
-    found = Recall(database, embedder, few, clock).search("ana", "Line 7.", 3)
+    found = Recall(database, embedder, few, clock).search(UserKey("ana"), "Line 7.", 3)
     assert found[0].content == "Line 7."

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import text
 
 from perdure import Agent, ToolContext, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.database import engine, paging
 from perdure.database.engine import Database
@@ -39,7 +40,7 @@ from tests.turns.scripted import calls, says
 
 DAY_S = 86_400.0
 
-MARKER = "zyxomma"
+MARKER = UserKey("zyxomma")
 """A word that occurs in every text of the erased user and in the user's id."""
 
 OTHER = "quokka"
@@ -168,7 +169,9 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
     )
     harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
-    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now()))
+    redis_memory.stream.append(
+        UserKey(user), StreamEvent(StreamEventKind.TYPING, f"channel {word}", harness.clock.now())
+    )
     harness.sql(
         "INSERT INTO chat_places VALUES (%(user)s, 'discord', %(word)s, '', %(word)s, '1', now())", user=user, word=word
     )
@@ -234,7 +237,7 @@ def test_a_user_is_erased_and_others_are_not(
     assert {"users", "identities", "sessions", "turns", "inbox", "messages", "tool_effects"} <= before.keys()
     assert {"snapshots", "deliveries", "memories", "entities", "relations", "message_words"} <= before.keys()
     assert len([key for key in before if key.startswith("perdure:")]) >= 4
-    erased = _eraser(lived, redis_memory).erase(f"user {MARKER}")
+    erased = _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
     assert erased.everywhere
     assert [name for name, gone in erased.rows.items() if not gone] == []
     assert everything(MARKER).keys() == {"erasures"}
@@ -242,7 +245,7 @@ def test_a_user_is_erased_and_others_are_not(
     lived.runtime.eraser.finish_due()
     assert everything(MARKER) == {}
     assert everything(OTHER) == others
-    assert _eraser(lived, redis_memory).erase(f"user {MARKER}") == ErasureResult(
+    assert _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}")) == ErasureResult(
         dict.fromkeys(erased.rows, 0), everywhere=True
     )
 
@@ -251,11 +254,11 @@ def test_a_user_is_erased_and_others_are_not(
 def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
     """An erasure removes the user's texts from `pg_stats`, which could otherwise keep them as samples for ever."""
     if alone:
-        _eraser(lived, redis_memory).erase(f"user {OTHER}")
+        _eraser(lived, redis_memory).erase(UserKey(f"user {OTHER}"))
     sampled = "SELECT tablename FROM pg_stats AS s WHERE s::text LIKE %(like)s"
     _analyze(lived)
     assert {"messages", "inbox", "memories"} <= {row.tablename for row in lived.sql(sampled, like=f"%{MARKER}%")}
-    _eraser(lived, redis_memory).erase(f"user {MARKER}")
+    _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
     assert forget_samples(lived.database) == len(USER_TABLES)
@@ -291,13 +294,13 @@ def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, red
     """The erasure starts a rewrite of Redis's append-only file. After the rewrite the sweeper completes the erasure."""
     file = _File()
     eraser = replace(_eraser(lived, redis_memory), file=file)
-    assert eraser.erase(f"user {MARKER}").everywhere
+    assert eraser.erase(UserKey(f"user {MARKER}")).everywhere
     assert file.begun == 1
     for file.unreachable, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
         lived.move(lived.settings.turn.lease_s + 1)
         assert eraser.finish_due() == over
     file.unreachable = True
-    assert not eraser.erase(f"user {OTHER}").everywhere
+    assert not eraser.erase(UserKey(f"user {OTHER}")).everywhere
 
 
 def test_writes_of_a_paused_process_are_erased_later(
@@ -311,23 +314,23 @@ def test_writes_of_a_paused_process_are_erased_later(
     rows = lived.sql("SELECT session_id FROM sessions WHERE user_id = %(user)s", user=user)
     remembered = [redis_memory.working.read(row.session_id) for row in rows]
     late = lived.clock.now()
-    _eraser(lived, redis_memory).erase(user)
+    _eraser(lived, redis_memory).erase(UserKey(user))
     for row, turns in zip(rows, remembered, strict=True):
         redis_memory.working.remember_turn(row.session_id, turns[0])
-    redis_memory.stream.append(user, StreamEvent(StreamEventKind.TYPING, MARKER, late))
+    redis_memory.stream.append(UserKey(user), StreamEvent(StreamEventKind.TYPING, MARKER, late))
     lived.move(1)
-    redis_memory.stream.append(user, StreamEvent(StreamEventKind.PRESENCE, "since", lived.clock.now()))
+    redis_memory.stream.append(UserKey(user), StreamEvent(StreamEventKind.PRESENCE, "since", lived.clock.now()))
     assert _eraser(lived, redis_memory).finish_due() == 0  # not due: a paused process may still hold its lease
     lived.move(lived.settings.turn.lease_s)
     assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER).keys() == {f"perdure:stream:{user}"}  # from the user's new session
-    assert [each.channel for each in redis_memory.stream.recent(user, 9)] == ["since"]
+    assert [each.channel for each in redis_memory.stream.recent(UserKey(user), 9)] == ["since"]
 
 
 def test_a_second_pass_postponed_by_a_clock_that_was_ahead_is_due(lived: Harness, redis_memory: RedisMemory) -> None:
     """A second pass that was scheduled while the clock was ahead is due once the clock is corrected."""
     lived.move(DAY_S)
-    _eraser(lived, redis_memory).erase(f"user {MARKER}")
+    _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
     lived.move(-DAY_S)
     assert _eraser(lived, redis_memory).finish_due() == 1
 
@@ -336,7 +339,7 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
     lived: Harness, redis_memory: RedisMemory, unreachable: RedisMemory, everything: Callable[[str], dict[str, int]]
 ) -> None:
     """Without Redis, an erasure deletes the rows and is incomplete. A second pass with Redis completes the erasure."""
-    assert not _eraser(lived, unreachable).erase(f"user {MARKER}").everywhere
+    assert not _eraser(lived, unreachable).erase(UserKey(f"user {MARKER}")).everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, unreachable).finish_due() == 0
     assert _eraser(lived, None).finish_due() == 0
@@ -359,8 +362,8 @@ def test_a_store_that_raises_holds_up_nothing_else(
 
     monkeypatch.setattr(RedisSnapshots, "delete", raising)
     runtime = lived.runtime
-    assert not runtime.eraser.erase(f"user {MARKER}").everywhere
-    assert runtime.eraser.erase(f"user {OTHER}").everywhere
+    assert not runtime.eraser.erase(UserKey(f"user {MARKER}")).everywhere
+    assert runtime.eraser.erase(UserKey(f"user {OTHER}")).everywhere
     lived.move(lived.settings.turn.lease_s + 1)
     assert runtime.eraser.finish_due() == 1
     assert [row.user_id for row in lived.sql("SELECT user_id FROM erasures")] == [f"user {MARKER}"]
@@ -469,7 +472,7 @@ class _Intruder:
 
 def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: RedisMemory) -> None:
     """An export contains each row of the user once, and nothing of another user."""
-    made = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
+    made = export_user(lived.database, lived.clock, redis_memory, UserKey(f"user {MARKER}"))
     assert OTHER not in str(made)
     counted = lived.sql("SELECT count(*) FROM messages")[0][0]
     assert len(made["tables"]["messages"]) == counted / 2
@@ -477,7 +480,7 @@ def test_an_export_has_all_data_of_one_user_only(lived: Harness, redis_memory: R
     assert [each["kind"] for each in made["stream"]] == ["typing"]
     assert made["tables"].keys() == {holding.table for holding in USER_TABLES}
     with pytest.raises(NotFound):
-        export_user(lived.database, lived.clock, redis_memory, "nobody")
+        export_user(lived.database, lived.clock, redis_memory, UserKey("nobody"))
 
 
 @pytest.mark.parametrize("limit", ["PAGE_ROWS", "PAGE_BYTES"])
@@ -485,9 +488,9 @@ def test_an_export_is_read_page_by_page(
     lived: Harness, redis_memory: RedisMemory, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Pages of one row, in each table and for each type of primary key, have the same rows as one page."""
-    whole = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
+    whole = export_user(lived.database, lived.clock, redis_memory, UserKey(f"user {MARKER}"))
     monkeypatch.setattr(paging, limit, 1)
-    paged = export_user(lived.database, lived.clock, redis_memory, f"user {MARKER}")
+    paged = export_user(lived.database, lived.clock, redis_memory, UserKey(f"user {MARKER}"))
     assert paged["tables"] == whole["tables"]
 
 
@@ -501,7 +504,7 @@ def test_a_store_that_hangs_holds_up_its_own_erasures_only(harness: Harness, red
 
     eraser = _eraser(harness, redis_memory)
     harness.ask(user_id="ana")
-    eraser.erase("ana")
+    eraser.erase(UserKey("ana"))
     harness.move(harness.settings.turn.lease_s + 1)
     stuck = replace(eraser, snapshots=SimpleNamespace(delete=hang))
     with ThreadPoolExecutor(1) as worker:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.memory.import_export import ImportResult, export_messages
@@ -50,7 +51,7 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
     assert (session.channels, session.routable, session.created_at > BEGIN) == (["letters"], False, True)
     messages = read_messages(database, session.session_id)
     assert [each["content"] for each in messages] == _TALK
-    found = Recall(database, None, MemorySettings(), clock).search("ana", "bee hives", 2)
+    found = Recall(database, None, MemorySettings(), clock).search(UserKey("ana"), "bee hives", 2)
     assert {each.id for each in found} == {"m1", "m2"}
     assert found[0].author == "Bea"
 
@@ -128,7 +129,7 @@ def test_a_megabyte_and_five_languages(database: Database, clock: MovedClock) ->
     import_conversation(database, clock, said, HashEmbedder(64))
     recall = Recall(database, HashEmbedder(64), MemorySettings(), clock)
     for question, number in (("ключ", 1), ("鍵", 2), ("열쇠가", 3), ("clé tapis", 4), ("hidden key", 5)):
-        assert recall.search("ana", question, 1)[0].id == f"m{number}", question
+        assert recall.search(UserKey("ana"), question, 1)[0].id == f"m{number}", question
 
 
 def test_an_export_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
@@ -142,7 +143,7 @@ def test_an_export_can_be_imported(database: Database, clock: MovedClock, harnes
     lines = [json.dumps(each) for each in export_messages(database)]
     assert _counts(imported(database, clock, lines)) == (0, 6, 0)
     assert [json.loads(each)["author"] for each in lines if "author" in each] == ["Bea"] * 4
-    assert list(export_messages(database, "nobody")) == []
+    assert list(export_messages(database, UserKey("nobody"))) == []
     lines_of_eve = [json.dumps({**json.loads(each), "user_id": "eve"}) for each in lines]
     assert _counts(imported(database, clock, lines_of_eve)) == (6, 0, 0)
     added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
@@ -157,7 +158,7 @@ def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(
     harness.script(says("Your hives are safe."))
     turn = harness.ask("Mind my bees, please.", message_id="mine")
     fork(database, clock, UUID(str(turn["session_id"])))
-    found = Recall(database, None, MemorySettings(), clock).search("ana", "bees hives", 5)
+    found = Recall(database, None, MemorySettings(), clock).search(UserKey("ana"), "bees hives", 5)
     assert sorted(str(each.role) for each in found) == ["assistant", "user"]
     by_role = {each.role: each for each in found}
     assert by_role["user"].id == "mine"

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
@@ -100,7 +101,7 @@ def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:
     """The line that answers a question ranks first. The result has that line's message id, role, channel and time."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
-    found = recall.search("ana", "Where does Marta live now, in Lisbon?", 3)
+    found = recall.search(UserKey("ana"), "Where does Marta live now, in Lisbon?", 3)
     assert found[0].content == _TALK[2]
     assert (found[0].layer, found[0].id, found[0].message_ids) == (Layer.EPISODIC, "m3", ("m3",))
     assert (found[0].role, found[0].channel, found[0].occurred_at) == ("user", "import", BEGIN + timedelta(minutes=3))
@@ -111,9 +112,9 @@ def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, 
 def test_inflected_words_are_the_same_words(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A search finds inflected forms of English words, and Korean nouns with any particle."""
     import_conversation(database, clock, _TALK)  # without vectors, so the search uses only words
-    assert _contents(recall.search("ana", "who is restoring a tile", 1)) == [_TALK[4]]
-    assert _contents(recall.search("ana", "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
-    assert _contents(recall.search("ana", "바다를", 1)) == [_TALK[9]]
+    assert _contents(recall.search(UserKey("ana"), "who is restoring a tile", 1)) == [_TALK[4]]
+    assert _contents(recall.search(UserKey("ana"), "부산은 어떤 곳이야?", 1)) == [_TALK[8]]
+    assert _contents(recall.search(UserKey("ana"), "바다를", 1)) == [_TALK[9]]
 
 
 def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> None:
@@ -122,9 +123,9 @@ def test_a_neighbour_lends_its_score(database: Database, clock: MovedClock) -> N
     talk[2:4] = ["Which instrument did you learn as a child?", "The oboe."]
     import_conversation(database, clock, talk)
     lending = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
-    assert _contents(lending.search("ana", "learned an instrument", 2)) == talk[2:4]
+    assert _contents(lending.search(UserKey("ana"), "learned an instrument", 2)) == talk[2:4]
     strict = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
-    second = strict.search("ana", "learned an instrument", 2)[1]
+    second = strict.search(UserKey("ana"), "learned an instrument", 2)[1]
     assert second.score == 0
 
 
@@ -136,7 +137,7 @@ def test_neighbours_among_many_that_match(database: Database, clock: MovedClock)
     imported(database, clock, lines, _EMBEDDER)
     recall = Recall(database, _EMBEDDER, MemorySettings(recall_neighbours=0.4), clock)
     for k in (2, 100):
-        found = recall.search("ana", "the lighthouse at the harbour", k)
+        found = recall.search(UserKey("ana"), "the lighthouse at the harbour", k)
         assert _contents(found[:2]) == pair
         assert len({each.id for each in found}) == len(found) == k
 
@@ -149,7 +150,7 @@ def test_nothing_is_lent_over_a_gap(database: Database, clock: MovedClock) -> No
     best = [line(number, "The harbour.", session=f"session {number}") for number in range(1_001, 1_026)]
     imported(database, clock, best)
     recall = Recall(database, None, MemorySettings(recall_neighbours=0.4), clock)
-    assert _contents(recall.search("ana", "harbour", 10)) == ["The harbour."] * 10
+    assert _contents(recall.search(UserKey("ana"), "harbour", 10)) == ["The harbour."] * 10
 
 
 def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: MovedClock, recall: Recall) -> None:
@@ -162,9 +163,9 @@ def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: Mov
     newest = [f"The weather is fine today, part {number}." for number in range(510)]
     lines = [line(number, content, session="now") for number, content in enumerate(newest, start=1_001)]
     imported(database, clock, lines)
-    now = recall.search("ana", "part 1", 1)[0].session_id
+    now = recall.search(UserKey("ana"), "part 1", 1)[0].session_id
     assert now is not None
-    found = recall.search("ana", "is the oboe fine today", 2, in_prompt=PromptWindow(now))
+    found = recall.search(UserKey("ana"), "is the oboe fine today", 2, in_prompt=PromptWindow(now))
     assert _contents(found) == older
 
 
@@ -173,8 +174,8 @@ def test_other_users_are_not_found(database: Database, clock: MovedClock, recall
     import_conversation(database, clock, _TALK, _EMBEDDER, user_id="bob")
     _know(database, "bob", "Bob's sister Marta lives in Lisbon.")
     import_conversation(database, clock, ["Marta"], _EMBEDDER)
-    assert _contents(recall.search("ana", "Marta Lisbon sister", 10)) == ["Marta"]
-    assert recall.search("eve", "Marta Lisbon sister", 10) == []
+    assert _contents(recall.search(UserKey("ana"), "Marta Lisbon sister", 10)) == ["Marta"]
+    assert recall.search(UserKey("eve"), "Marta Lisbon sister", 10) == []
 
 
 def test_layers_are_searched_together_or_apart(database: Database, clock: MovedClock, recall: Recall) -> None:
@@ -187,12 +188,14 @@ def test_layers_are_searched_together_or_apart(database: Database, clock: MovedC
             "INSERT INTO memory_sources SELECT %s, session_id, seq FROM messages WHERE seq IN (3, 5)", (memory_id,)
         )
     engine.dispose()
-    together = recall.search("ana", "Marta in Lisbon", 5)
+    together = recall.search(UserKey("ana"), "Marta in Lisbon", 5)
     assert {each.layer for each in together} == set(Layer)
-    (known,) = recall.search("ana", "Marta in Lisbon", 5, [Layer.SEMANTIC])
+    (known,) = recall.search(UserKey("ana"), "Marta in Lisbon", 5, [Layer.SEMANTIC])
     assert (known.id, known.message_ids, known.kind) == (memory_id, ("m3", "m5"), "fact")
-    assert {each.layer for each in recall.search("ana", "Marta in Lisbon", 5, [Layer.EPISODIC])} == {Layer.EPISODIC}
-    assert recall.search("ana", "Marta in Lisbon", 5, []) == []
+    assert {each.layer for each in recall.search(UserKey("ana"), "Marta in Lisbon", 5, [Layer.EPISODIC])} == {
+        Layer.EPISODIC
+    }
+    assert recall.search(UserKey("ana"), "Marta in Lisbon", 5, []) == []
     assert json.dumps(known.as_json())
 
 
@@ -201,7 +204,7 @@ def test_superseded_memories_rank_after_valid_ones(database: Database, clock: Mo
     now = _know(database, "ana", "The user lives in Porto.", valid_from=BEGIN + timedelta(days=9))
     _know(database, "ana", "The user lives in Porto Novo.", valid_to=BEGIN + timedelta(days=9), superseded_by=now)
     _know(database, "ana", "The user lives in Portland.", archived_at=BEGIN)
-    found = recall.search("ana", "lives in Porto", 10)
+    found = recall.search(UserKey("ana"), "lives in Porto", 10)
     assert [(each.content, each.valid_to is None) for each in found] == [
         ("The user lives in Porto.", True),
         ("The user lives in Porto Novo.", False),
@@ -219,16 +222,16 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
         for number, day in enumerate(days, start=1)
     ]
     imported(database, clock, lines, _EMBEDDER)
-    assert recall.search("ana", "the market last week", 1)[0].id == "m3"
-    assert recall.search("ana", "which market in February", 1)[0].id == "m2"
-    assert recall.search("ana", "시장 2024년 1월 13일", 1)[0].id == "m1"
-    assert recall.search("ana", "what was there last month", 1)[0].id == "m2"
+    assert recall.search(UserKey("ana"), "the market last week", 1)[0].id == "m3"
+    assert recall.search(UserKey("ana"), "which market in February", 1)[0].id == "m2"
+    assert recall.search(UserKey("ana"), "시장 2024년 1월 13일", 1)[0].id == "m1"
+    assert recall.search(UserKey("ana"), "what was there last month", 1)[0].id == "m2"
 
 
 def test_messages_in_the_prompt_are_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A message in the prompt is recalled neither as a match nor as a neighbour."""
     (session_id,) = import_conversation(database, clock, _TALK, _EMBEDDER).sessions
-    found = recall.search("ana", "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
+    found = recall.search(UserKey("ana"), "Marta Lisbon tiles", 10, in_prompt=PromptWindow(session_id, 4))
     assert [each.seq for each in found if each.seq is not None and each.seq >= 4] == []
     assert found[0].id == "m3"
 
@@ -238,7 +241,7 @@ def test_without_the_embedder_words_are_searched(database: Database, clock: Move
     import_conversation(database, clock, _TALK, _EMBEDDER)
     for embedder in (UnavailableEmbedder(), None):
         recall = Recall(database, embedder, MemorySettings(), clock)
-        assert recall.search("ana", "allergic to peanuts", 1)[0].id == "m7"
+        assert recall.search(UserKey("ana"), "allergic to peanuts", 1)[0].id == "m7"
 
 
 @pytest.mark.parametrize(
@@ -262,9 +265,9 @@ def test_any_query_is_accepted(query: str, database: Database, clock: MovedClock
     """A search accepts any text as its query. The result may be empty."""
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
-    found = recall.search("ana", query)
+    found = recall.search(UserKey("ana"), query)
     assert len(found) <= 10
-    assert recall.search("ana", "peanuts", 1)
+    assert recall.search(UserKey("ana"), "peanuts", 1)
 
 
 def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall) -> None:
@@ -272,18 +275,18 @@ def test_k_counts_results(database: Database, clock: MovedClock, recall: Recall)
     import_conversation(database, clock, _TALK, _EMBEDDER)
     _know(database, "ana", "The user is allergic to peanuts.")
     for k in (1, 4):
-        assert len(recall.search("ana", "peanuts", k)) == k
+        assert len(recall.search(UserKey("ana"), "peanuts", k)) == k
     for k in (0, -1, 101):
         with pytest.raises(InvalidRequest):
-            recall.search("ana", "peanuts", k)
+            recall.search(UserKey("ana"), "peanuts", k)
 
 
 def test_recalls_are_recorded(database: Database, clock: MovedClock, recall: Recall) -> None:
     """A search records one access to each memory that it returns. With `record=False`, it records no access."""
     read = _know(database, "ana", "The user is allergic to peanuts.")
-    recall.search("ana", "peanuts", record=False)
-    recall.search("ana", "peanuts")
-    recall.search("ana", "peanuts")
+    recall.search(UserKey("ana"), "peanuts", record=False)
+    recall.search(UserKey("ana"), "peanuts")
+    recall.search(UserKey("ana"), "peanuts")
     engine = engine_of(database.url)
     with engine.connect() as connection:
         row = connection.exec_driver_sql("SELECT access_count, last_accessed_at FROM memories").one()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.ids import new_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.protocol import Role
@@ -24,7 +25,7 @@ def _settled(
 
     `verdict` overrides fields of the verdict "done".
     """
-    ref = TurnRow(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None, before or Before())
+    ref = TurnRow(new_id(harness.clock), 4, UserKey("ana"), "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").to_dict(1)
     done = Verdict(
@@ -59,14 +60,14 @@ def test_a_turn_is_remembered_as_it_was_settled(
     assert (turn.status, turn.error_code) == (verdict.get("status", "done"), verdict.get("error_code"))
     assert [line.content for line in turn.messages] == lines
     assert turn.messages[0].message_id == "m"
-    assert redis_memory.stream.recent("ana", 5) == []
+    assert redis_memory.stream.recent(UserKey("ana"), 5) == []
 
 
 def test_a_switch_of_the_channel_is_on_the_stream(harness: Harness, redis_memory: RedisMemory) -> None:
     """If a turn's channel differs from the previous turn's, one `channel_switch` event is added to the stream."""
     _settled(harness, redis_memory, before=Before(channel="web"))
     _settled(harness, redis_memory, before=Before(channel="cli"))
-    (event,) = redis_memory.stream.recent("ana", 5)
+    (event,) = redis_memory.stream.recent(UserKey("ana"), 5)
     assert (event.kind, event.channel) == ("channel_switch", "web")
 
 
@@ -76,7 +77,7 @@ def test_nothing_to_remember_and_no_redis_are_no_errors(
     """`remember` does not raise if the turn has no messages, or if Redis is unavailable or not configured."""
     _settled(harness, None)
     _settled(harness, unreachable)
-    ref = TurnRow(new_id(harness.clock), 4, "ana", "assistant", "web", 9, None)
+    ref = TurnRow(new_id(harness.clock), 4, UserKey("ana"), "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
     )

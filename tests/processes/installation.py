@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents
 from perdure.assembly import Addresses
 from perdure.clock import SystemClock
@@ -115,7 +116,7 @@ class Installation:
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
         """Accept a message, as a gateway does."""
-        return accept(self.runtime, Incoming(user_id=user, text=text, **more))
+        return accept(self.runtime, Incoming(user=UserKey(user), text=text, **more))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the turns are settled; returns what `read_turn` returns for each turn."""

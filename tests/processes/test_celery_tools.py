@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from redis import Redis
 
+from perdure.access.tenants import UserKey
 from perdure.servers.redis import client_url
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
@@ -152,7 +153,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
         assert _status(installation, unwanted) == "cancelled"
         revoked = "SELECT FROM tool_effects WHERE turn_id = %(id)s AND status = 'unknown' AND probe_at IS NULL"
     else:
-        installation.runtime.eraser.erase("cid")
+        installation.runtime.eraser.erase(UserKey("cid"))
         revoked = "SELECT FROM erasures WHERE revoked_at IS NOT NULL AND %(id)s IS NOT NULL"
     wait_until(lambda: installation.query(revoked, id=unwanted), "a sweep revokes its task", PATIENCE_S)
     wanted = installation.accept("report: wanted", user="dee").turn_id

@@ -29,6 +29,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 from redis import Redis
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents
 from perdure.errors import Unavailable
 from perdure.network.queues import QUEUES
@@ -163,7 +164,7 @@ class Chaos:
         user = f"erased {self.erased}"
         self._installation.accept("hello", user=user)
         self._pause.wait(self._drawn.uniform(0, 0.5))
-        self._installation.runtime.eraser.erase(user)
+        self._installation.runtime.eraser.erase(UserKey(user))
 
     def maintain(self) -> None:
         """Hold a lock that conflicts with `ANALYZE` and with the build of an index, as `VACUUM` does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_celery import CeleryTestSetup
 
+from perdure.access.tenants import UserKey
 from tests.databases import engine_of
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
@@ -24,7 +25,7 @@ def test_an_erasure_next_to_a_maintained_table_stops_no_duty(
     installation.settled(installation.accept("hello", user="gone").turn_id)
     with engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE users IN SHARE UPDATE EXCLUSIVE MODE")
-        installation.runtime.eraser.erase("gone")
+        installation.runtime.eraser.erase(UserKey("gone"))
         wait_until(lambda: not installation.query("SELECT 1 FROM erasures"), "the erasure is finished")
         installation.settled(installation.accept("hello", user="ana").turn_id)
         wait_until(lambda: not installation.query(UNEMBEDDED), "the texts are embedded")

@@ -7,6 +7,7 @@ import signal
 import psutil
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
@@ -86,7 +87,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
     """An erasure of the user kills the process, because the process holds the user's texts."""
     worker, _, child = held(installation)
-    installation.runtime.eraser.erase("ana")
+    installation.runtime.eraser.erase(UserKey("ana"))
 
     wait_until(lambda: has_ended(child), "the process is killed", WITHIN_S)
     assert worker.container.status == "running"

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.settings import Settings
 from perdure.timetable import reminders
 from tests.processes.faults import Place, wait_until
@@ -29,7 +30,9 @@ def test_after_a_kill_a_slot_becomes_one_turn(installation: Installation, place:
         worker.container.ready()
     installation.faults.arm(place)
     due = datetime.now(UTC) + timedelta(seconds=1)
-    new = reminders.NewReminder(uuid4(), "ana", "Water the plants.", reminders.Moment(None, "UTC", due), "http")
+    new = reminders.NewReminder(
+        uuid4(), UserKey("ana"), "Water the plants.", reminders.Moment(None, "UTC", due), "http"
+    )
     made = reminders.add(installation.database, Settings(_env_file=None), new)
     wait_until(installation.faults.fired, f"a worker dies at {place}", 30)
     (row,) = wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the slot is a turn", 30)

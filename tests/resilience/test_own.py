@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.assembly import assemble, check
 from perdure.clock import MovedClock
 from perdure.errors import SettingsError
@@ -79,7 +80,7 @@ def test_a_process_uses_the_third_partys_breakers_and_fallback(
 
 
 def _ask(made: Runtime, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    accepted = accept(made, Incoming(user_id="ana", text=text))
+    accepted = accept(made, Incoming(user=UserKey("ana"), text=text))
     Runner(made, "harness").run(accepted.session_id)
     return read_turn(made.database, accepted.turn_id), read_messages(made.database, accepted.session_id)
 

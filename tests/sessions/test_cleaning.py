@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.sessions.ending import Ended, EndNotDue, EndOutcome, EndPostponed, endings_due, request_end
@@ -65,7 +66,7 @@ def ending_session(
     sent = harness.send("hello")
     harness.run(sent.session_id)
     redis_memory.working.remember_turn(sent.session_id, remembered(harness.session(sent.session_id).token))
-    redis_memory.stream.append("ana", StreamEvent(StreamEventKind.TYPING, "cli", harness.clock.now()))
+    redis_memory.stream.append(UserKey("ana"), StreamEvent(StreamEventKind.TYPING, "cli", harness.clock.now()))
     harness.move(1)
     request_end(harness.database, sent.session_id, "enough")
     (tmp_path / "snapshots").mkdir()
@@ -104,13 +105,13 @@ def test_an_ending_flushes_and_leaves_nothing_behind(ending_session: EndingSessi
 def test_data_of_other_sessions_stays(ending_session: EndingSession, remembered: Remembered) -> None:
     """The end of a session removes no data of the user's next session or of another user."""
     later = StreamEvent(StreamEventKind.PRESENCE, "web", ending_session.harness.clock.now() + timedelta(seconds=1))
-    ending_session.redis_memory.stream.append("ana", later)
-    ending_session.redis_memory.stream.append("ben", later)
+    ending_session.redis_memory.stream.append(UserKey("ana"), later)
+    ending_session.redis_memory.stream.append(UserKey("ben"), later)
     next_one = ending_session.harness.send("again").session_id
     ending_session.redis_memory.working.remember_turn(next_one, remembered())
     assert ending_session.end() == Ended()
     assert ending_session.keys == ["perdure:stream:ana", "perdure:stream:ben", f"perdure:working:{next_one}"]
-    assert len(ending_session.redis_memory.stream.recent("ana", 10)) == 1
+    assert len(ending_session.redis_memory.stream.recent(UserKey("ana"), 10)) == 1
 
 
 def test_a_fork_that_ends_leaves_its_users_stream_alone(ending_session: EndingSession) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.access.tenants import UserKey
 from perdure.errors import InvalidRequest, NotFound
 from perdure.models.protocol import ModelReply
 from perdure.sessions.conversations import change_conversation, list_conversations, read_conversation
@@ -25,15 +26,15 @@ IDLE_S = 1_800.0
 
 
 def _keys(harness: Harness, user: str = "ana", **given: Any) -> list[str]:
-    return [each["conversation"] for each in list_conversations(harness.database, user, 100, **given)]
+    return [each["conversation"] for each in list_conversations(harness.database, UserKey(user), 100, **given)]
 
 
 def _title(harness: Harness, key: str = "rome") -> str:
-    return str(read_conversation(harness.database, "ana", key)["title"])
+    return str(read_conversation(harness.database, UserKey("ana"), key)["title"])
 
 
 def _change(harness: Harness, key: str = "rome", *, title: str | None = None, archived: bool | None = None) -> Any:
-    return change_conversation(harness.database, harness.waker, "ana", key, title=title, archived=archived)
+    return change_conversation(harness.database, harness.waker, UserKey("ana"), key, title=title, archived=archived)
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
@@ -55,7 +56,7 @@ def test_a_session_names_its_conversation(harness: Harness) -> None:
     assert (shown["conversation"], shown["title"]) == ("rome", "To Rome in May.")
     other = read_session(harness.database, plain.session_id)
     assert (other["conversation"], other["title"]) == (None, None)
-    found = list_sessions(harness.database, "ana", conversation="rome")
+    found = list_sessions(harness.database, UserKey("ana"), conversation="rome")
     assert [each["session_id"] for each in found] == [str(rome.session_id)]
 
 
@@ -86,7 +87,7 @@ def test_the_next_session_continues_its_own_conversation(harness: Harness, end: 
     prompt = harness.model.requests[-1].messages[0].content
     assert "The user flies to Rome." in prompt
     assert "Tom" not in prompt
-    live = read_conversation(harness.database, "ana", "rome")
+    live = read_conversation(harness.database, UserKey("ana"), "rome")
     assert live["session_id"] == str(new.session_id)
 
 
@@ -164,7 +165,7 @@ def test_any_storable_key_works(harness: Harness, key: str) -> None:
     sent = harness.send("hello", conversation=key)
     assert sent.session_id != plain.session_id
     assert harness.send("again", conversation=key).session_id == sent.session_id
-    assert read_conversation(harness.database, "ana", key)["conversation"] == key
+    assert read_conversation(harness.database, UserKey("ana"), key)["conversation"] == key
 
 
 @given(st.text(min_size=1), st.text(min_size=1))

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Moment
 from perdure.errors import Conflict, ContentFiltered, NotFound, ProviderError
@@ -190,7 +191,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
     assert "hello" in row.key_topics
     shown = read_session(harness.database, session_id)
     assert (shown["summary_kind"], shown["consolidation"]["status"]) == ("extractive", "waiting")
-    assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "extractive"
+    assert list_sessions(harness.database, UserKey("ana"))[0]["summary_kind"] == "extractive"
     for earlier in range(2):  # the extract is in the prompts of the next two sessions
         harness.model.requests.clear()
         following = harness.send(f"next {earlier}", on_busy="enqueue").session_id
@@ -200,7 +201,7 @@ def test_a_model_that_is_down_leaves_an_extract(harness: Harness, end: End) -> N
         request_end(harness.database, following, "enough")
         harness.script(SUMMARY)
         assert end(following) == Ended()
-    assert list_sessions(harness.database, "ana")[0]["summary_kind"] == "model"
+    assert list_sessions(harness.database, UserKey("ana"))[0]["summary_kind"] == "model"
 
 
 def test_a_conversation_that_a_filter_refuses_is_extracted_at_once(harness: Harness, end: End) -> None:
@@ -394,7 +395,7 @@ def test_a_clock_that_was_a_day_ahead_keeps_no_session_alive(harness: Harness, e
     old = harness.send()
     harness.run(old.session_id)
     harness.move(-DAY_S)
-    live = partial(find_live, harness.database, "ana", "", IDLE_S)
+    live = partial(find_live, harness.database, UserKey("ana"), "", IDLE_S)
     assert live() == (old.session_id, 2)
     assert expire_idle(harness.database, IDLE_S) == []
     harness.move(IDLE_S - 1)

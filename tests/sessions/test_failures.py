@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents, ErrorTexts
 from perdure.channels.http.openai.answers import CommittedAnswer, Rewound, Text, follow
 from perdure.errors import ProviderError
@@ -63,7 +64,7 @@ def test_a_failure_is_shown_to_people_with_a_mark(harness: Harness) -> None:
     ]  # fmt: skip
     assert read_committed(harness.database, UUID(turn["turn_id"])).messages[-1]["error"] == ERROR
     assert [each.get("error") for each in export_messages(harness.database)] == [None, None, None, ERROR]
-    tables = export_user(harness.database, harness.clock, None, "ana")["tables"]
+    tables = export_user(harness.database, harness.clock, None, UserKey("ana"))["tables"]
     assert [each.get("error") for each in tables["messages"]] == [None, None, None, ERROR]
 
 
@@ -97,7 +98,9 @@ def _consolidation(harness: Harness, session_id: UUID) -> str:
 
 
 def _recall(harness: Harness, session_id: UUID) -> str:
-    found = Recall(harness.database, None, MemorySettings(), harness.clock).search("ana", "zinnias wilted pantry", 9)
+    found = Recall(harness.database, None, MemorySettings(), harness.clock).search(
+        UserKey("ana"), "zinnias wilted pantry", 9
+    )
     return str([each.content for each in found])
 
 
@@ -197,8 +200,16 @@ def test_an_exported_failure_stays_one(harness: Harness) -> None:
     lines = [{**each, "user_id": "eve"} for each in export_messages(harness.database)]
     lines.append({**lines[-1], "message_id": "later", "content": "I am back.", "error": None})
     assert imported(harness.database, harness.clock, [json.dumps(each) for each in lines]).added == 5
-    assert [each.get("error") for each in export_messages(harness.database, "eve")] == [None, None, None, ERROR, None]
-    found = Recall(harness.database, None, MemorySettings(), harness.clock).search("eve", "zinnias wilted pantry", 9)
+    assert [each.get("error") for each in export_messages(harness.database, UserKey("eve"))] == [
+        None,
+        None,
+        None,
+        ERROR,
+        None,
+    ]
+    found = Recall(harness.database, None, MemorySettings(), harness.clock).search(
+        UserKey("eve"), "zinnias wilted pantry", 9
+    )
     contents = [each.content for each in found]
     assert "Where do zinnias grow best?" in contents
     assert FAILURE not in contents

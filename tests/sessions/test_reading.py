@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from perdure import tool
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.clock import MovedClock
 from perdure.database import paging
 from perdure.database.engine import Database
@@ -144,10 +144,10 @@ def test_a_user_sees_their_own_sessions_newest_first(harness: Harness) -> None:
     second = harness.send(user_id="ana").session_id
     harness.send(user_id="bob")
     harness.run(second)
-    assert [each["session_id"] for each in list_sessions(harness.database, "ana")] == [str(second), str(first)]
+    assert [each["session_id"] for each in list_sessions(harness.database, UserKey("ana"))] == [str(second), str(first)]
     assert len(list_sessions(harness.database)) == 3
     assert len(list_sessions(harness.database, limit=2)) == 2
-    assert list_sessions(harness.database, "cho") == []
+    assert list_sessions(harness.database, UserKey("cho")) == []
     harness.run(first)
 
 

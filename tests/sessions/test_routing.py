@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Moment
 from perdure.errors import Conflict
 from perdure.models.protocol import ModelReply, Role
@@ -250,12 +251,12 @@ def test_leaving_ends_the_session_unless_another_channel_uses_it(harness: Harnes
     harness.run(sent.session_id)
     harness.ask(channel="cli")
     assert not leave(harness.database, sent.session_id, "cli", IDLE_S)
-    assert find_live(harness.database, "ana", "", IDLE_S) is not None
+    assert find_live(harness.database, UserKey("ana"), "", IDLE_S) is not None
     harness.move(IDLE_S - 1)
     harness.ask(channel="cli")
     harness.move(2)
     assert leave(harness.database, sent.session_id, "cli", IDLE_S)
-    assert find_live(harness.database, "ana", "", IDLE_S) is None
+    assert find_live(harness.database, UserKey("ana"), "", IDLE_S) is None
     assert not leave(harness.database, sent.session_id, "cli", IDLE_S)
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.stream.follow import Follower
 from perdure.channels.http.stream.hub import Hub
 from perdure.channels.http.threads import Threads
@@ -91,7 +92,7 @@ class Streaming:
 
     def send(self, text: str = "hello") -> tuple[UUID, UUID]:
         """Accept a message. Returns the ids of its turn and its session."""
-        accepted = accept(self.runtime, Incoming(user_id="ana", text=text))
+        accepted = accept(self.runtime, Incoming(user=UserKey("ana"), text=text))
         return accepted.turn_id, accepted.session_id
 
     def start(self, session_id: UUID) -> threading.Thread:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.errors import ToolError
 from perdure.memory.embedding import embed_missing
 from perdure.memory.recall.search import Layer
@@ -93,7 +94,7 @@ def test_a_memorys_source_is_the_turns_message(harness: Harness) -> None:
     harness.equip(remember)
     harness.script(calls(("remember", {"content": "Ana's cat is called Miso"})), says("noted"))
     harness.ask("my cat is Miso, remember that", message_id="the message")
-    found = harness.runtime.recall.search("ana", "what is the cat called?", layers=[Layer.SEMANTIC])
+    found = harness.runtime.recall.search(UserKey("ana"), "what is the cat called?", layers=[Layer.SEMANTIC])
     assert [each.content for each in found] == ["Ana's cat is called Miso"]
     assert found[0].message_ids == ("the message",)
 
@@ -137,7 +138,7 @@ def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -
 def test_nothing_is_stored_for_an_erased_user(harness: Harness) -> None:
     """A tool that still runs after the erasure of its user stores nothing, even if the user has a new session."""
     context = _context(harness)
-    harness.runtime.eraser.erase("ana")
+    harness.runtime.eraser.erase(UserKey("ana"))
     with pytest.raises(ToolError, match="was erased"):
         _call(remember, context, content="Ana lives in Lyon")
     harness.send("I am back")

@@ -14,6 +14,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from perdure import Agent
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
@@ -116,11 +117,11 @@ class Harness:
 
     def send(self, text: str = "hello", user_id: str = "ana", **given: Any) -> Accepted:
         """Accept a message."""
-        return accept(self.runtime, Incoming(user_id=user_id, text=text, **given))
+        return accept(self.runtime, Incoming(user=UserKey(user_id), text=text, **given))
 
     def run_with(self, runtime: Runtime, text: str) -> dict[str, Any]:
         """Send a message of `ana`, and run its turn with `runtime`. Returns the turn."""
-        accepted = accept(runtime, Incoming(user_id="ana", text=text))
+        accepted = accept(runtime, Incoming(user=UserKey("ana"), text=text))
         Runner(runtime, "harness").run(accepted.session_id)
         return self.turn(accepted.turn_id)
 

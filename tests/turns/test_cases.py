@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from perdure import Agent
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.casebank import archive, cases, executions, reflection, search, sharing
 from perdure.casebank.cases import NewCase
@@ -286,7 +287,7 @@ def test_a_case_learnt_during_an_erasure_is_erased_too(harness: Harness) -> None
 
         def hook(moment: str, name: str) -> None:
             if (moment, name) == ("before", "turns.feedback"):
-                erasing.append(pool.submit(harness.runtime.eraser.erase, "zoe"))
+                erasing.append(pool.submit(harness.runtime.eraser.erase, UserKey("zoe")))
                 until(lambda: harness.sql(waiting), "the erasure waits")
 
         with harness.hooked(hook):

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.sessions.ending import request_end
 from perdure.turns.outbox import (
     ATTEMPT_S,
@@ -235,7 +236,7 @@ def test_an_attempts_error_is_not_shown_to_the_sender(harness: Harness) -> None:
 
     deliver(harness.database, {"url": Talkative()}, delivery_id)
     assert "10.9.8.7" in _row(harness, delivery_id).last_error
-    exported = export_user(harness.database, harness.clock, None, "ana")
+    exported = export_user(harness.database, harness.clock, None, UserKey("ana"))
     assert exported["tables"]["deliveries"][0]["target"] == {"url": "https://a.example/hook"}
     assert "10.9.8.7" not in json.dumps([exported, harness.turn(sent.turn_id)])
 

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import JSON
 
 from perdure import ToolContext, celery_tool, tool
+from perdure.access.tenants import UserKey
 from perdure.casebank.reflection import reflect
 from perdure.database.engine import as_json
 from perdure.database.fencing import Fence
@@ -192,7 +193,7 @@ def an_event(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """An event in the Redis stream may have an unknown field."""
     fields = {"kind": "typing", "channel": "http", "at": 1_000, "newer": "field"}
     redis_memory.cache.require(lambda client: client.xadd("perdure:stream:ana", fields))
-    found = redis_memory.stream.recent("ana", 5)
+    found = redis_memory.stream.recent(UserKey("ana"), 5)
     assert [(each.kind, each.channel) for each in found] == [(StreamEventKind.TYPING, "http")]
     assert isinstance(found[0], StreamEvent)
 
@@ -243,7 +244,7 @@ def an_unrouted_message(harness: Harness, redis_memory: RedisMemory, tmp_path: P
         "INSERT INTO unrouted (turn_id, user_id, message) VALUES (gen_random_uuid(), 'ana', %(message)s)",
         message=as_json({"text": "hello", "mood": "merry"}),
     )
-    route_user(harness.runtime, "ana")
+    route_user(harness.runtime, UserKey("ana"))
     assert [row.text for row in harness.sql("SELECT text FROM inbox")] == ["hello"]
 
 

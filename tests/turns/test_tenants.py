@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from perdure import ToolContext, tool
-from perdure.access.tenants import author_of, everybodys, line_tenant, parse_tenant, tenant_of, user_key, user_of
+from perdure.access.tenants import (
+    UserKey,
+    author_of,
+    everybodys,
+    line_tenant,
+    parse_tenant,
+    tenant_of,
+    user_key,
+    user_of,
+)
 from perdure.casebank import cases
 from perdure.casebank.cases import NewCase
 from perdure.errors import InvalidRequest, NotFound, RateLimited
@@ -20,7 +29,7 @@ from perdure.turns.restore_snapshot import restore
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
-ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), "ana"
+ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), UserKey("ana")
 QUESTION = "how do I reset the router"
 
 
@@ -35,7 +44,7 @@ def test_a_key_is_made_and_split() -> None:
     for tenant in ("acme", None):
         with pytest.raises(InvalidRequest, match=r"U\+001F"):
             user_key(tenant, "bolt\x1fana")
-    assert [author_of(key) for key in (None, "", ACMES, everybodys("acme"))] == [None, "", "ana", None]
+    assert [author_of(key) for key in (None, UserKey(""), ACMES, everybodys("acme"))] == [None, "", "ana", None]
     assert tenant_of(everybodys("acme")) == "acme"
     assert [parse_tenant(each) for each in (None, "a", "0-9", "x" * 32)] == [None, "a", "0-9", "x" * 32]
     for wrong in ("", "Acme", "x" * 33, "a b", "ä", "a\x1f", 5, ["acme"]):
@@ -50,7 +59,7 @@ def test_a_key_is_made_and_split() -> None:
 
 def test_a_message_is_for_the_tenants_user() -> None:
     """Parsing converts `user_id` to the user key. A message that contains a user key or a tenant is refused."""
-    assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user_id == ACMES
+    assert parse_incoming({"user_id": "ana", "text": "hi"}, tenant="acme").user == ACMES
     for tenant in ("acme", None):
         with pytest.raises(InvalidRequest, match=r"U\+001F"):
             parse_incoming({"user_id": BOLTS, "text": "hi"}, tenant=tenant)

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.snapshots.postgres import PostgresSnapshots
@@ -35,7 +36,7 @@ def _erased(database: Database, clock: MovedClock) -> None:
         connection.exec_driver_sql("INSERT INTO users (user_id, created_at) VALUES ('cli:ana', now()), ('bob', now())")
         connection.exec_driver_sql("INSERT INTO link_attempts VALUES ('', 'cli', 'ana', 1, now())")
         connection.exec_driver_sql("ANALYZE users, link_attempts")
-    Eraser(database, clock, PostgresSnapshots(database), None, 30).erase("cli:ana")
+    Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("cli:ana"))
 
 
 def _sampled(database: Database) -> set[str]:
@@ -98,7 +99,7 @@ def test_users_who_are_erased_meanwhile_are_not_forgotten(database: Database, cl
     def erasing(table: str) -> None:
         analyze(table)
         if table == "users":
-            Eraser(database, clock, PostgresSnapshots(database), None, 30).erase("bob")
+            Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("bob"))
 
     database.analyze = erasing  # type: ignore[method-assign]
     try:

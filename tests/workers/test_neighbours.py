@@ -16,6 +16,7 @@ from kombu import Connection
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
+from perdure.access.tenants import UserKey
 from perdure.clock import SystemClock
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
@@ -110,11 +111,11 @@ def test_installations_with_different_prefixes_share_no_keys(redis_url: str, cli
     breakers = {
         prefix: Breakers(BreakerSettings(failure_threshold=1), clock, redis_url, prefix=prefix) for prefix in layers
     }
-    layers["a:"].stream.append("ana", StreamEvent(StreamEventKind.TYPING, "cli", datetime.now(UTC)))
+    layers["a:"].stream.append(UserKey("ana"), StreamEvent(StreamEventKind.TYPING, "cli", datetime.now(UTC)))
     client.rpush(f"a:working:{session_id}", "damaged")
     breakers["a:"].get("llm:test").execute(lambda: "fine", 5)
 
-    assert layers["b:"].stream.recent("ana", 10) == []
+    assert layers["b:"].stream.recent(UserKey("ana"), 10) == []
     assert layers["b:"].working.read(session_id) == ()
     assert [each.name for each in breakers["a:"].list()] == ["llm:test"]
     assert breakers["b:"].list() == []

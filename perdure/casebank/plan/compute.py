@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from perdure.access.tenants import tenant_of
+from perdure.access.tenants import UserKey, tenant_of
 from perdure.casebank import COMMON
 from perdure.casebank.plan import policy, queries
 from perdure.casebank.plan.cosines import from_wire
@@ -33,7 +33,7 @@ class PruneCandidate:
     facts: Facts
     embedder: str | None
     dimensions: int | None
-    user_id: str | None = None
+    user_id: UserKey | None = None
     bank: str = COMMON
     shared: bool = False
 
@@ -47,7 +47,7 @@ def read_candidates(executor: Executor, page: int) -> Iterator[list[PruneCandida
                 facts=facts_of(row),
                 embedder=row.embedder,
                 dimensions=row.dimensions,
-                user_id=row.user_id,
+                user_id=None if row.user_id is None else UserKey(row.user_id),
                 bank=row.bank,
                 shared=row.shared_at is not None,
             )
@@ -65,7 +65,7 @@ def read_contents(executor: Executor, case_ids: Sequence[str]) -> dict[str, Cont
     }
 
 
-def seen_by(author: str | None, scope: CaseScope) -> str | None:
+def seen_by(author: UserKey | None, scope: CaseScope) -> str | None:
     """Who sees an unshared case: the user key of its author or, with the scope `all`, the author's tenant."""
     return author if scope is CaseScope.USER else tenant_of(author)
 

@@ -28,7 +28,7 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from perdure.access.keys import ACCEPTED, OF_A_LINE, SHORTEST, Key, parse_entry, parse_key
-from perdure.access.tenants import tenant_of, user_key
+from perdure.access.tenants import UserKey, tenant_of, user_key
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
 from perdure.channels.http.limits.throttle import WrongKeys
 from perdure.clock import Clock
@@ -61,9 +61,9 @@ class Caller:
 
     kind: KeyKind
     tenant: str | None = None
-    user: str | None = None
+    user: UserKey | None = None
 
-    def may_see(self, user: str) -> bool:
+    def may_see(self, user: UserKey) -> bool:
         """Whether the caller has access to the user with the key `user`."""
         if self.kind is KeyKind.USER:
             return user == self.user

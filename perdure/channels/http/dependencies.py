@@ -19,7 +19,7 @@ from uuid import UUID
 
 from fastapi import Depends, Query, Request
 
-from perdure.access.tenants import PATTERN, parse_tenant, tenant_of, user_key, user_of
+from perdure.access.tenants import PATTERN, UserKey, parse_tenant, tenant_of, user_key, user_of
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import resources_of
@@ -33,7 +33,7 @@ from perdure.turns.calls import approvals
 from perdure.turns.calls.approvals import Decider, Decision
 from perdure.turns.calls.waiting import WaitingCall, find_waiting, list_waiting
 from perdure.turns.inbox import route_unrouted
-from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming
+from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, Incoming, Submitted
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Users:
     tenant: str | None
     all_users: bool = False
 
-    def key(self, user_id: str | None) -> str:
+    def key(self, user_id: str | None) -> UserKey:
         """The key of the user with the id `user_id`; `None` means the user of the caller's token.
 
         Raises:
@@ -130,8 +130,8 @@ class Users:
             raise NotFound("There is no such user.")
         return key
 
-    def address(self, message: Incoming | NewMessage) -> Incoming:
-        """`message` with `user_id` replaced by the user's key.
+    def address(self, message: Submitted | NewMessage) -> Incoming:
+        """`message`, with the user's key in place of `user_id`.
 
         Raises:
             InvalidRequest: no user can have that id.
@@ -143,8 +143,7 @@ class Users:
                 raise Forbidden("reply_to: requires a service key, not a user token.")
             if message.priority > DEFAULT_PRIORITY:
                 raise Forbidden(f"priority: above {DEFAULT_PRIORITY} requires a service key, not a user token.")
-        # The members are checked already.
-        return Incoming.model_construct(**{**dict(message), "user_id": self.key(message.user_id)})
+        return message.of(self.key(message.user_id))
 
 
 async def _users(caller: TheCaller, tenant: Tenant = None) -> Users:
@@ -234,7 +233,7 @@ async def decide_as(gateway: Gateway, caller: Caller, turn_id: UUID, decision: D
 
 
 async def waiting_for_user(
-    gateway: Gateway, caller: Caller, *, user: str | None, after: UUID | None, limit: int
+    gateway: Gateway, caller: Caller, *, user: UserKey | None, after: UUID | None, limit: int
 ) -> tuple[list[WaitingCall], UUID | None]:
     """The waiting calls that a user sees: the user's own, and those that `may_approve` allows.
 

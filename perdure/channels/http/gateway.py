@@ -24,6 +24,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect, HTTPConnection
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.limits.reading import UNREAD_S
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, Newcomers, Shares, Unsent
@@ -119,7 +120,7 @@ class Gateway:
         if self.is_crowded():
             raise Unavailable(_CROWDED, retry_after_s=self.runtime.settings.turn.sweep_s)
 
-    async def reserve(self, request: Request, user: str | None, size: int) -> None:
+    async def reserve(self, request: Request, user: UserKey | None, size: int) -> None:
         """Wait until there are `size` bytes of memory for the response, and reserve them until it has been sent.
 
         Raises:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, assert_never
 from uuid import UUID
 
-from perdure.access.tenants import user_key, user_of
+from perdure.access.tenants import UserKey, user_key, user_of
 from perdure.channels.activity import AGENT, TYPING, note_activity
 from perdure.channels.services import queries
 from perdure.channels.services.buttons import Buttons, Chat
@@ -93,7 +93,7 @@ class _Seat:
     `own` is the key of the chat's default conversation, which is in use until `/new` or `/open` chooses another one.
     """
 
-    user: str
+    user: UserKey
     conversation: str | None
     own: str | None
 
@@ -348,14 +348,14 @@ class Ingress:
         own = place.thread if place.group else None
         return _Seat(user, key or own, own)
 
-    def _user(self, place: Place, sender: Sender) -> str:
+    def _user(self, place: Place, sender: Sender) -> UserKey:
         name = self._channel.name
         if place.group:
             return user_key(self._tenant, f"{name}:group:{place.chat}")
         linked = user_of_identity(self._runtime.database, self._tenant, name, sender.external_id)
         return linked or user_key(self._tenant, f"{name}:{sender.external_id}")
 
-    def _at(self, user: str, place: Place) -> dict[str, Any]:
+    def _at(self, user: UserKey, place: Place) -> dict[str, Any]:
         thread = place.thread or "" if place.group else ""
         return {"user_id": user, "channel": self._channel.name, "chat": place.chat, "thread": thread}
 

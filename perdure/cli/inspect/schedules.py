@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_json, write_table
 
@@ -62,11 +63,11 @@ def add(
     from perdure.ids import new_id
     from perdure.timetable import reminders
 
-    key, _ = connecting.parse_user(user, tenant)
+    key = user_key(parse_tenant(tenant), user)
     clock = SystemClock()
     with connecting.opened() as (settings, database):
         moment = reminders.parse_moment(settings, clock.now(), at, cron, timezone)
-        new = reminders.NewReminder(new_id(clock), key or user, text, moment, "cli", conversation=conversation)
+        new = reminders.NewReminder(new_id(clock), key, text, moment, "cli", conversation=conversation)
         made = reminders.add(database, settings, new)
     if as_json:
         write_json(made)

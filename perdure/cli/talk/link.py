@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.access.tenants import parse_tenant, user_key
+from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.connecting import Tenant
 from perdure.cli.display import AsJson, write_fields, write_json, write_table, write_text
@@ -41,7 +41,7 @@ def link(
         _mint(key, as_json=as_json)
 
 
-def _mint(key: str, *, as_json: bool) -> None:
+def _mint(key: UserKey, *, as_json: bool) -> None:
     from perdure.users.identities import VALID_S, mint_code
 
     with connecting.database() as database:
@@ -54,7 +54,7 @@ def _mint(key: str, *, as_json: bool) -> None:
     sys.stderr.write(f"Send `/link {minted.code}` from the other channel within {VALID_S // 60} minutes.\n")
 
 
-def _list(key: str, *, as_json: bool) -> None:
+def _list(key: UserKey, *, as_json: bool) -> None:
     from perdure.users.identities import list_links
 
     with connecting.database() as database:
@@ -69,7 +69,7 @@ def _list(key: str, *, as_json: bool) -> None:
         write_table(("channel", "external_id", "created_at"), [list(row.values()) for row in rows])
 
 
-def _remove(key: str, user: str, named: str, *, as_json: bool) -> None:
+def _remove(key: UserKey, user: str, named: str, *, as_json: bool) -> None:
     from perdure.users.identities import remove_link
 
     channel, colon, external_id = named.partition(":")

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.database.fencing import Fence
@@ -263,8 +264,8 @@ class Consolidator:
             except PerdureError as error:
                 return self._failed(fenced, claim.runs, error)
             hold.step_within(self.lease_s)
-            merge_arguments = {
-                "user_id": claim.user_id,
+            merge_arguments: dict[str, Any] = {
+                "user_id": UserKey(claim.user_id),
                 "embedder": self.embedder.name,
                 "found": found,
                 "limits": self.limits,
@@ -329,9 +330,9 @@ class Consolidator:
 def consolidations_due(database: Database, limits: ConsolidationSettings, lease_s: float) -> list[list[UUID]]:
     """A batch of due sessions, grouped by user. In each group, the session that ended first comes first."""
     rows = database.run(queries.DUE, {"most": limits.batch_size, "max_runs": limits.max_runs, "lease_s": lease_s})
-    by_user: dict[str, list[UUID]] = {}
+    by_user: dict[UserKey, list[UUID]] = {}
     for row in rows:
-        by_user.setdefault(row.user_id, []).append(row.session_id)
+        by_user.setdefault(UserKey(row.user_id), []).append(row.session_id)
     return list(by_user.values())
 
 

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.ids import new_id
@@ -67,7 +68,7 @@ class Merger:
     executor: Executor
     clock: Clock
     session_id: UUID
-    user_id: str
+    user_id: UserKey
     embedder_id: int
     limits: ConsolidationSettings
 
@@ -168,7 +169,7 @@ def merge(
     clock: Clock,
     fenced: dict[str, Any],
     *,
-    user_id: str,
+    user_id: UserKey,
     embedder: str,
     found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,

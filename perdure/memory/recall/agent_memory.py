@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.memory.consolidation import queries
@@ -51,7 +52,7 @@ class OwnMemory:
     """The memory operations of one tool call, for the user of that call."""
 
     means: Means
-    user_id: str
+    user_id: UserKey
     session_id: UUID
     turn_id: UUID
     effect_id: UUID
@@ -129,7 +130,7 @@ class OwnMemory:
             executor.run(queries.SUPERSEDE, parameters)
 
 
-def forget(database: Database, user_id: str, memory_id: UUID) -> bool:
+def forget(database: Database, user_id: UserKey, memory_id: UUID) -> bool:
     """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed."""
     memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:

@@ -26,6 +26,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
 from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable, loggable
@@ -131,7 +132,7 @@ class Recall:
 
     def search(
         self,
-        user_id: str,
+        user_id: UserKey,
         query: str,
         k: int = 10,
         layers: Iterable[Layer] = BOTH,
@@ -163,7 +164,7 @@ class Recall:
             self._record(user_id, found[:k])
         return found[:k]
 
-    def nearest_memories(self, user_id: str, query: str) -> Sequence[Any]:
+    def nearest_memories(self, user_id: UserKey, query: str) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector, as rows of `(memory_id, similarity)`.
 
         Used by benchmarks.
@@ -172,7 +173,7 @@ class Recall:
 
     def _prepare(
         self,
-        user_id: str,
+        user_id: UserKey,
         query: str,
         call: ModelCall | None,
         in_prompt: PromptWindow | None = None,
@@ -181,7 +182,13 @@ class Recall:
         text = embedded_text(query)
         time_spans = find_spans(text, self.clock.now(), ZoneInfo(self.timezone))
         return _Query(
-            self, storable(user_id), text, time_spans, self._vector(text, call), in_prompt, tuple(exclude_sessions)
+            self,
+            UserKey(storable(user_id)),
+            text,
+            time_spans,
+            self._vector(text, call),
+            in_prompt,
+            tuple(exclude_sessions),
         )
 
     def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
@@ -200,7 +207,7 @@ class Recall:
             return None
         return _Vector(known[0].embedder_id, len(vector), known[0].indexed, vector_literal(vector))
 
-    def _record(self, user_id: str, found: Sequence[Recalled]) -> None:
+    def _record(self, user_id: UserKey, found: Sequence[Recalled]) -> None:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
         if not memory_ids:
             return
@@ -231,7 +238,7 @@ class _Query:
     """One prepared query: its text, time spans, vector and exclusions."""
 
     recall: Recall
-    user_id: str
+    user_id: UserKey
     text: str
     time_spans: tuple[TimeSpan, ...]
     vector: _Vector | None

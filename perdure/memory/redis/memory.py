@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
@@ -85,7 +86,7 @@ class RedisMemory:
         if not rows:
             return False
         if not rows[0].is_fork:  # the channel's events belong to the session that was forked
-            self.stream.trim_session(rows[0].user_id, rows[0].channel, rows[0].end_requested_at)
+            self.stream.trim_session(UserKey(rows[0].user_id), rows[0].channel, rows[0].end_requested_at)
         self.working.forget(session_id)
         return True
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from perdure.access.tenants import UserKey
 from perdure.errors import loggable
 from perdure.memory.redis.cache import Cache
 
@@ -95,7 +96,7 @@ class Stream:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    def append(self, user_id: str, event: StreamEvent) -> bool:
+    def append(self, user_id: UserKey, event: StreamEvent) -> bool:
         """Append `event` to the user's stream in one round trip. If Redis fails, logs the failure and returns False."""
         entry = {"kind": event.kind, "channel": event.channel, "at": _milliseconds(event.at), "by": event.by}
 
@@ -108,7 +109,7 @@ class Stream:
 
         return bool(self._cache.attempt(f"a {event.kind} event on a user's stream", work))
 
-    def note(self, user_id: str, event: StreamEvent) -> bool:
+    def note(self, user_id: UserKey, event: StreamEvent) -> bool:
         """Append `event`, unless the stream has a recent event of the same kind, channel and author.
 
         An event is recent for `NOTED_EVERY_S` seconds. This limit keeps repeated reports of typing and presence from
@@ -121,7 +122,7 @@ class Stream:
         )
         return bool(noted)
 
-    def recent(self, user_id: str, n: int) -> list[StreamEvent]:
+    def recent(self, user_id: UserKey, n: int) -> list[StreamEvent]:
         """The user's last `n` events, oldest first; empty while Redis is unavailable."""
         newest = self._cache.attempt(
             "reading a user's stream",
@@ -130,7 +131,7 @@ class Stream:
         found = (_event(identifier, fields) for identifier, fields in reversed(newest or []))
         return [event for event in found if event is not None]
 
-    def trim_session(self, user_id: str, channel: str | None, until: datetime) -> int:
+    def trim_session(self, user_id: UserKey, channel: str | None, until: datetime) -> int:
         """Delete the user's events up to `until`; returns the number of deleted events.
 
         If `channel` is given, deletes only the events of that channel; `None` means all channels.
@@ -139,7 +140,7 @@ class Stream:
         removed: int = self._cache.require(lambda client: client.eval(_TRIM, 1, self._key(user_id), *bounds))
         return removed
 
-    def _key(self, user_id: str) -> str:
+    def _key(self, user_id: UserKey) -> str:
         return f"{self._cache.prefix}stream:{user_id}"
 
 

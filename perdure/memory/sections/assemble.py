@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import tenant_of
+from perdure.access.tenants import UserKey, tenant_of
 from perdure.database.engine import Executor
 from perdure.memory.recall.search import Layer, Recalled
 from perdure.memory.redis.stream import Stream, StreamEvent, StreamEventKind
@@ -61,12 +61,12 @@ class SectionsRequest:
     cases, or `None` if the agent has no bank.
     """
 
-    user_id: str
+    user_id: UserKey
     session_id: UUID
     previous_id: UUID | None
     question: str
     embedder: str
-    authors: Sequence[str] = ()
+    authors: Sequence[UserKey] = ()
     long: bool = False
     all_cases: bool = False
     bank: str | None = None
@@ -152,7 +152,7 @@ _SEMANTIC = (
 _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 
-def _related(executor: Executor, user_id: str, recalled: Sequence[Recalled]) -> Sequence[Row[Any]]:
+def _related(executor: Executor, user_id: UserKey, recalled: Sequence[Recalled]) -> Sequence[Row[Any]]:
     memory_ids = [UUID(str(each.id)) for each in recalled if each.layer is Layer.SEMANTIC]
     if not memory_ids:
         return ()
@@ -198,7 +198,7 @@ def _day(at: datetime) -> str:
     return f"{at:%Y-%m-%d}"
 
 
-def _stream_lines(stream: Stream | None, user_id: str) -> list[str]:
+def _stream_lines(stream: Stream | None, user_id: UserKey) -> list[str]:
     """The events of the user's stream, newest first. Omits typing events, which are already outdated."""
     found: list[StreamEvent] = [] if stream is None else stream.recent(user_id, _EVENTS_READ)
     lasting = [each for each in reversed(found) if each.kind is not StreamEventKind.TYPING]

@@ -25,6 +25,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Executor, as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.runtime import Runtime
@@ -77,7 +78,7 @@ class Decider:
     is_staff: bool = False
 
     @classmethod
-    def user(cls, key: str, *, is_staff: bool = False) -> Decider:
+    def user(cls, key: UserKey, *, is_staff: bool = False) -> Decider:
         return cls(f"user:{key}", is_staff)
 
 

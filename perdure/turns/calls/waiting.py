@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, user_of
 from perdure.database.engine import Executor
 from perdure.text.untrusted import load_object
 from perdure.turns.calls import queries
@@ -19,14 +19,14 @@ class WaitingCall:
     """A call that waits. `user` is the key of its turn's user, `body` the item of `GET /v1/approvals`."""
 
     effect_id: UUID
-    user: str
+    user: UserKey
     body: dict[str, Any]
 
 
 def list_waiting(
     executor: Executor,
     *,
-    user: str | None = None,
+    user: UserKey | None = None,
     tenant: str | None = None,
     all_tenants: bool = False,
     after: UUID | None = None,
@@ -66,4 +66,4 @@ def _waiting(row: Row[Any]) -> WaitingCall:
         "waiting_since": row.waiting_since.isoformat(),
         "expires_at": row.expires_at.isoformat(),
     }
-    return WaitingCall(row.effect_id, row.user_id, body)
+    return WaitingCall(row.effect_id, UserKey(row.user_id), body)

@@ -182,7 +182,7 @@ def _parameters(
     turn_id = turn_id or new_id(runtime.clock)
     reply_to = target or (message.reply_to.model_dump(exclude_none=True) if message.reply_to else None)
     return {
-        "user_id": message.user_id,
+        "user_id": message.user,
         "channel": message.channel,
         "message_id": message.message_id or str(turn_id),
         "text": message.text,
@@ -249,7 +249,7 @@ def _accept_in_transaction(
 def _accept_under_lock(
     runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
 ) -> _Commit:
-    rate_limit.queue_up(transaction, runtime.settings.guard, message.user_id)
+    rate_limit.queue_up(transaction, runtime.settings.guard, message.user)
     # Look for an earlier copy of the message only after the session is locked: another process may be accepting the
     # same message, or opening the session.
     targets = transaction.run(sessions.LOCK_TARGET, parameters)
@@ -263,7 +263,7 @@ def _accept_under_lock(
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
     if earlier:
         return _repeated(earlier[0], parameters)
-    rate_limit.check(transaction, runtime.settings.guard, message.user_id)
+    rate_limit.check(transaction, runtime.settings.guard, message.user)
     if not targets:
         raise Unavailable(_CHANGED)
     if targets[0].over:

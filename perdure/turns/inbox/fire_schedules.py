@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Transaction
 from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
@@ -144,4 +145,4 @@ def _message(row: Row[Any], slot: datetime) -> Incoming:
         "on_busy": OnBusy.ENQUEUE,
         "metadata": {"schedule_id": str(row.schedule_id), "slot": slot.isoformat()},
     }
-    return stored_incoming(row.user_id, fields)
+    return stored_incoming(UserKey(row.user_id), fields)

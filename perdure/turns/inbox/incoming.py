@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
 from perdure.text.untrusted import (
@@ -147,38 +147,59 @@ class MessageFields(BaseModel):
         load_object(text)  # raises for text that PostgreSQL cannot store, and for deep nesting
         return value
 
+    def of(self, user: UserKey) -> Incoming:
+        """The message with these fields of the user with the key `user`."""
+        return Incoming.model_construct(**{**dict(self), "user": user})  # the fields are validated already
 
-class Incoming(MessageFields):
-    """One message for an agent: the argument of the task `turns.submit`, or the body of `POST /v1/messages`."""
+
+class Submitted(MessageFields):
+    """A message that names its user by id, such as the argument of the task `turns.submit`."""
 
     user_id: UserId
 
 
+class Incoming(MessageFields):
+    """One message for an agent, of the user with the key `user`."""
+
+    user: UserKey
+
+
+Fields = TypeVar("Fields", bound=MessageFields)
+
+
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
-    """Parse a message that another program sent for a user of `tenant`. The result's `user_id` includes the tenant.
+    """Parse a message that another program sent for a user of `tenant`.
+
+    Raises:
+        InvalidRequest: `given` is not a message; the error names the field and the reason.
+    """
+    submitted = parse_submitted(given, channel=channel)
+    return submitted.of(user_key(tenant, submitted.user_id))
+
+
+def parse_submitted(given: Any, *, channel: Literal["http", "celery"] = "http") -> Submitted:
+    """Parse a message whose user the caller converts to a key.
 
     Raises:
         InvalidRequest: `given` is not a message; the error names the field and the reason.
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    incoming = _validated({"channel": channel, **given})
-    return incoming.model_copy(update={"user_id": user_key(tenant, incoming.user_id)})
+    return _validated(Submitted, {"channel": channel, **given})
 
 
-def stored_incoming(key: str, fields: Mapping[str, Any]) -> Incoming:
+def stored_incoming(key: UserKey, fields: Mapping[str, Any]) -> Incoming:
     """Parse the message of a stored row. `fields` does not contain the user; `key` is the user's key.
 
     Raises:
         InvalidRequest: this release does not accept the fields.
     """
-    # A key begins with its tenant's name, so it may be longer than the field `user_id` allows.
-    return _validated({**fields, "user_id": "-"}).model_copy(update={"user_id": key})
+    return _validated(MessageFields, fields).of(key)
 
 
-def _validated(fields: dict[str, Any]) -> Incoming:
+def _validated(model: type[Fields], fields: Mapping[str, Any]) -> Fields:
     try:
-        return Incoming.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest(" ".join(_field_error(item) for item in error.errors(include_input=False))) from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Executor, Transaction
 from perdure.errors import RateLimited
@@ -23,13 +24,13 @@ def is_on(guard: GuardSettings) -> bool:
     return guard.per_minute > 0 or guard.per_hour > 0
 
 
-def queue_up(transaction: Transaction, guard: GuardSettings, user_id: str) -> None:
+def queue_up(transaction: Transaction, guard: GuardSettings, user_id: UserKey) -> None:
     """Serialise the acceptance of this user's messages. To avoid deadlocks, call this before any row is locked."""
     if is_on(guard):
         transaction.run(queries.QUEUE_UP, {"user_id": user_id})
 
 
-def check(executor: Executor, guard: GuardSettings, user_id: str) -> None:
+def check(executor: Executor, guard: GuardSettings, user_id: UserKey) -> None:
     """Check that one more message is within the limits.
 
     Raises:
@@ -48,7 +49,11 @@ def check(executor: Executor, guard: GuardSettings, user_id: str) -> None:
 
 
 def meter(
-    transaction: Transaction, clock: Clock, guard: GuardSettings, user_id: str, kind: Literal["side_request", "fork"]
+    transaction: Transaction,
+    clock: Clock,
+    guard: GuardSettings,
+    user_id: UserKey,
+    kind: Literal["side_request", "fork"],
 ) -> UUID:
     """Count a request that begins no turn as one of the user's messages; returns the id of the request's record.
 

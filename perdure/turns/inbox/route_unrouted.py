@@ -23,13 +23,14 @@ from uuid import UUID
 from pydantic import ValidationError
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns.inbox import route_queries as queries
 from perdure.turns.inbox.accept import Accepted, SourceTaken, accept
-from perdure.turns.inbox.incoming import Incoming, ReplyTo, stored_incoming
+from perdure.turns.inbox.incoming import MessageFields, ReplyTo, stored_incoming
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     rows = runtime.database.run(queries.DUE_USERS, {"most": most})
     if sum(row.messages for row in rows) >= most:
         rows = runtime.database.run(queries.NEXT_USERS, {"most": most})
-    users = [row.user_id for row in rows]
+    users = [UserKey(row.user_id) for row in rows]
     for number, user in enumerate(users):
         now = time.monotonic()
         if now > until:
@@ -66,7 +67,7 @@ def route_due(runtime: Runtime, most: int = _MOST_USERS) -> int:
     return len(users)
 
 
-def route_user(runtime: Runtime, user: str, until: float | None = None) -> None:
+def route_user(runtime: Runtime, user: UserKey, until: float | None = None) -> None:
     """Route this user's messages in order; returns immediately if another process is routing them.
 
     `user` is a user's key. No message is begun after `until`, a time of the monotonic clock.
@@ -93,7 +94,7 @@ def resolve(runtime: Runtime, turn_id: UUID) -> UUID:
     """
     row = _read(runtime.database, turn_id)
     if row is not None and row.settled_at is None:
-        route_user(runtime, row.user_id)
+        route_user(runtime, UserKey(row.user_id))
         row = _read(runtime.database, turn_id)
     return turn_id if row is None or row.routed_to is None else row.routed_to
 
@@ -119,7 +120,7 @@ class _RoutedElsewhere(SourceTaken):
 class _Unrouted:
     """A row of `unrouted`, as the `Source` of a message."""
 
-    user: str
+    user: UserKey
     turn_id: UUID
 
     def begin(self, transaction: Transaction) -> None:
@@ -134,7 +135,7 @@ class _Unrouted:
             raise SourceTaken
 
 
-def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
+def _route(runtime: Runtime, user: UserKey, row: Row[Any]) -> bool:
     """Route one message; returns whether the user's next message may be routed now.
 
     Raises:
@@ -143,7 +144,7 @@ def _route(runtime: Runtime, user: str, row: Row[Any]) -> bool:
     turn_id = row.turn_id
     try:
         # Unknown fields are ignored: the application may use a newer release.
-        known = {name: value for name, value in row.message.items() if name in Incoming.model_fields}
+        known = {name: value for name, value in row.message.items() if name in MessageFields.model_fields}
         message = stored_incoming(user, known)
         accept(runtime, message, turn_id=turn_id, source=_Unrouted(user, turn_id), any_agent=True)
     except SourceTaken:

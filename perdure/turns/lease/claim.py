@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Database
 from perdure.database.fencing import Fence
 from perdure.errors import loggable
@@ -170,7 +171,7 @@ def _turn(row: Row[Any]) -> TurnRow | None:
     return TurnRow(
         turn_id=row.turn_id,
         seq=row.seq,
-        user_id=row.user_id,
+        user_id=UserKey(row.user_id),
         agent=row.agent,
         channel=row.channel,
         first_seq=row.first_seq,

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.fencing import Fence
 from perdure.models.protocol import ModelCall
@@ -46,7 +47,7 @@ class TurnRow:
 
     turn_id: UUID
     seq: int
-    user_id: str
+    user_id: UserKey
     agent: str
     channel: str
     first_seq: int
@@ -71,7 +72,7 @@ class TurnRow:
     @classmethod
     def begun(cls, row: Row[Any]) -> TurnRow:
         """The turn of a row of the statement `turns.begun`."""
-        return cls(row.turn_id, row.seq, row.user_id, row.agent, row.channel, row.first_seq)
+        return cls(row.turn_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq)
 
     def own_metadata(self) -> dict[str, Any]:
         """A copy of the metadata for a function of the agent, which may change it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Executor
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
@@ -25,7 +26,7 @@ MOST_USERS = 2_000
 """The most users whose queued sessions one round of the sweeper considers. The next round considers the next users."""
 
 
-def admit_next(runtime: Runtime, user_id: str) -> None:
+def admit_next(runtime: Runtime, user_id: UserKey) -> None:
     """Admit and wake the user's next queued session, if the user has a free place."""
     limits = runtime.settings.turn
     given = {"user_id": user_id, "user_concurrency": limits.user_concurrency, "aging_s": limits.priority_aging_s}

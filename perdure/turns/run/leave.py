@@ -17,6 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Executor, Statement, as_json
 from perdure.errors import Unavailable, loggable
@@ -222,7 +223,7 @@ class Leaving:
         if not rows or rows[0].unsettled == 0:
             return Left()
         if rows[0].queued:
-            user_share.admit_next(self._runtime, rows[0].user_id)
+            user_share.admit_next(self._runtime, UserKey(rows[0].user_id))
             return Left()
         is_woken = self._runtime.wake.session(tenure.session_id, rows[0].priority)
         return Left(is_unwoken=not is_woken and not tenure.draining)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.users.identities import mint_code
 from tests.channels.chats.installation import Installation
 from tests.channels.chats.updates import ANA, BO, SLASH, first, interaction_of_kind, said, slack_event
@@ -38,7 +39,7 @@ def test_commands(installation: Installation, discord: DiscordServer, slack: Sla
     assert "new conversation" in command("new")
     assert "/link CODE" in command("help")
     assert "/link CODE" in command("dance")
-    code = mint_code(installation.runtime.database, "ana").code
+    code = mint_code(installation.runtime.database, UserKey("ana")).code
     assert "private chat" in command("link", code, group=True)
     assert "wrong" in command("link", "0000-0000-0000")
     assert "linked to ana" in command("link", code)
@@ -102,7 +103,7 @@ def test_another_persons_chat_is_not_changed_by_new(installation: Installation, 
     take(said("hello", 1))
     take(said("/new", 2))
     take(said("hello from Bo", 3, author=BO, channel_id="22"))
-    take(said(f"/link {mint_code(installation.runtime.database, 'zoe').code}", 4))
+    take(said(f"/link {mint_code(installation.runtime.database, UserKey('zoe')).code}", 4))
     take(said("hello from Zoe", 5))
     rows = installation.sql("SELECT user_id, scope FROM sessions ORDER BY created_at")
     assert [(row.user_id, row.scope) for row in rows] == [("discord:11", ""), ("discord:12", ""), ("zoe", "")]

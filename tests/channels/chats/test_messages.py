@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.channels.services import listening
 from perdure.channels.services.discord import channel as discord_module
 from perdure.channels.services.protocol import ChannelFailed
@@ -65,8 +66,8 @@ def test_a_person_continues_in_another_chat(
 ) -> None:
     """After `/link` on Discord and Slack, both chats belong to one user with one session and one memory."""
     database = installation.runtime.database
-    installation.ingress("discord").take(said(f"/link {mint_code(database, 'ana').code}"))
-    installation.ingress("slack").take({"command": "/link", "text": mint_code(database, "ana").code, **SLASH})
+    installation.ingress("discord").take(said(f"/link {mint_code(database, UserKey('ana')).code}"))
+    installation.ingress("slack").take({"command": "/link", "text": mint_code(database, UserKey("ana")).code, **SLASH})
     assert "linked to ana" in discord.sent.pop()["content"]
     assert "linked to ana" in slack.sent.pop()["text"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from perdure import Agent, ApprovalWaiting, McpServer, celery_tool, tool
+from perdure.access.tenants import UserKey, user_key
 from perdure.errors import Forbidden, GuardRejected, SettingsError
 from perdure.hooks import required
 from perdure.testing import Scripted, ask, call
@@ -16,12 +18,13 @@ from perdure.turns.calls import queries
 from perdure.turns.calls.approvals import OPERATOR, Decider, decide, parse_decision
 from perdure.turns.calls.waiting import find_waiting, list_waiting
 from perdure.turns.outbox import Delivered, deliver
+from perdure.users.export import export_user
 from perdure.users.queries import FORGET_DECIDER
 from tests.plans import plans
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
-ANA = Decider.user("ana")
+ANA = Decider.user(UserKey("ana"))
 
 
 @tool(requires_approval=True, approver="staff")
@@ -86,7 +89,7 @@ def test_the_user_decides_about_other_calls(harness: Harness, name: str, argumen
     """The default approver is the user of the turn; the decision names the user without the tenant."""
     turn = _waiting(harness, name, arguments)
     assert turn["pending_approvals"][0]["approver"] == "user"
-    _decide(harness, turn, Decider.user("acme\x1fana"))
+    _decide(harness, turn, Decider.user(UserKey("acme\x1fana")))
     harness.run(UUID(turn["session_id"]))
     done = harness.turn(UUID(turn["turn_id"]))
     assert (done["status"], done["decisions"][0]["decided_by"]) == ("done", "user:ana")
@@ -100,7 +103,7 @@ def test_edited_arguments_name_the_approver_again(harness: Harness) -> None:
     _decide(harness, turn, ANA, arguments={"cents": 98})
     large = _waiting(harness, "pay", {"cents": 100}, user_id="ben")
     with pytest.raises(Forbidden):
-        _decide(harness, large, Decider.user("ben"), arguments={"cents": 1})
+        _decide(harness, large, Decider.user(UserKey("ben")), arguments={"cents": 1})
 
 
 def test_edited_arguments_of_an_mcp_tool_name_the_approver_again(harness: Harness) -> None:
@@ -276,7 +279,17 @@ def test_a_unit_test_sees_the_approver() -> None:
 def test_an_erased_user_is_no_longer_named_in_decisions(harness: Harness) -> None:
     """A decision about another user's call names its author, whose erasure must reach it."""
     turn = _waiting(harness, "refund", {"cents": 5})
-    _decide(harness, turn, Decider.user("boss", is_staff=True))
-    harness.runtime.eraser.erase("boss")
+    _decide(harness, turn, Decider.user(UserKey("boss"), is_staff=True))
+    harness.runtime.eraser.erase(UserKey("boss"))
     [decided] = harness.turn(UUID(turn["turn_id"]))["decisions"]
     assert decided["decided_by"] == "user:"
+
+
+def test_an_export_names_a_decider_without_the_tenant(harness: Harness) -> None:
+    """`decided_by` is stored with the decider's key, and no document contains a key."""
+    ana, boss = user_key("acme", "ana"), user_key("acme", "boss")
+    turn = _waiting(harness, "refund", {"cents": 5}, user_id=ana)
+    _decide(harness, turn, Decider.user(boss, is_staff=True))
+    document = export_user(harness.database, harness.clock, None, ana)
+    assert [each["decided_by"] for each in document["tables"]["tool_effects"]] == ["user:boss"]
+    assert "\\u001f" not in json.dumps(document)

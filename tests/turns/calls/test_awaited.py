@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
+from perdure.access.tenants import UserKey
 from perdure.memory.redis.memory import RedisMemory
 from perdure.sessions.ending import request_end
 from perdure.tools.awaited.port import TaskEnded, TaskRuns, TaskSent
@@ -203,7 +204,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
     harness.redis_memory = RedisMemory.at(
         redis_url, harness.settings.memory, harness.clock, harness.settings.redis_prefix
     )
-    harness.runtime.eraser.erase("ana")
+    harness.runtime.eraser.erase(UserKey("ana"))
     finish_due = harness.runtime.eraser.finish_due
     broker.outcome = TaskSent.NO
     finish_due()

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.errors import InvalidRequest
 from perdure.settings import OnBusy
 from perdure.turns.inbox.incoming import DEFAULT_PRIORITY, MAX_METADATA_CHARS, Incoming, parse_incoming
@@ -116,7 +117,9 @@ def test_errors_use_the_terms_of_the_api(changed: dict[str, Any], message: str) 
 
 def test_a_minimal_message_gets_the_defaults() -> None:
     """Only `user_id` and `text` are required."""
-    assert parse_incoming(GOOD) == Incoming(user_id="ana", text="hello", channel="http", priority=DEFAULT_PRIORITY)
+    assert parse_incoming(GOOD) == Incoming(
+        user=UserKey("ana"), text="hello", channel="http", priority=DEFAULT_PRIORITY
+    )
     assert parse_incoming(GOOD, channel="celery").channel == "celery"
 
 

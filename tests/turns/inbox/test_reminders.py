@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from perdure.access.tenants import user_key
+from perdure.access.tenants import UserKey, user_key
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import GuardSettings, ScheduleSettings
 from perdure.timetable import reminders
@@ -23,7 +23,7 @@ def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.",
     """Add a schedule, as the HTTP API does."""
     given = {name: more.pop(name, None) for name in ("at", "cron", "timezone")}
     moment = reminders.parse_moment(harness.settings, harness.clock.now(), **given)
-    new = reminders.NewReminder(uuid4(), user, text, moment, "http", **more)
+    new = reminders.NewReminder(uuid4(), UserKey(user), text, moment, "http", **more)
     return reminders.add(harness.database, harness.settings, new)
 
 
@@ -46,7 +46,7 @@ def test_a_single_time_fires_once(harness: Harness) -> None:
     assert fire_due(harness.runtime) == 0
     moment = datetime.fromisoformat(made["next_due"]).astimezone(UTC).isoformat()
     assert fired(harness) == [f"schedule:{made['schedule_id']}:{moment}"]
-    assert reminders.list_reminders(harness.database, "ana") == []
+    assert reminders.list_reminders(harness.database, UserKey("ana")) == []
     [row] = harness.sql(
         "SELECT t.session_id, s.scope, i.text FROM turns AS t JOIN sessions AS s USING (session_id) "
         "JOIN inbox AS i USING (turn_id)"
@@ -65,13 +65,13 @@ def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
         assert fire_due(harness.runtime) == 1
         assert fire_due(harness.runtime) == 0
     assert len(fired(harness)) == 3
-    [shown] = reminders.list_reminders(harness.database, "ana")
+    [shown] = reminders.list_reminders(harness.database, UserKey("ana"))
     now = harness.clock.now()
     assert now - timedelta(minutes=10) < datetime.fromisoformat(shown["last_slot"]) <= now
     assert now < datetime.fromisoformat(shown["next_due"]) <= now + timedelta(minutes=10)
     turn = harness.turn(UUID(shown["last_turn_id"]))
     assert turn["status"] == "accepted"
-    reminders.remove(harness.database, UUID(made["schedule_id"]), "ana")
+    reminders.remove(harness.database, UUID(made["schedule_id"]), UserKey("ana"))
     harness.move(3_600)
     assert fire_due(harness.runtime) == 0
 
@@ -164,7 +164,7 @@ def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(reminders.list_reminders(harness.database, "ana")) == 3
+    assert len(reminders.list_reminders(harness.database, UserKey("ana"))) == 3
     assert len(refused) == 7
     assert "PERDURE_SCHEDULE__USER_LIMIT" in refused[0].message
     add(harness, user="bob", cron="0 7 * * *")
@@ -211,9 +211,9 @@ def test_a_schedule_changed_while_it_fires_sends_nothing(harness: Harness, given
             return
         match change:
             case "erased":
-                harness.runtime.eraser.erase("ana")
+                harness.runtime.eraser.erase(UserKey("ana"))
             case "removed":
-                reminders.remove(harness.database, schedule_id, "ana")
+                reminders.remove(harness.database, schedule_id, UserKey("ana"))
             case _:
                 reminders.pause(harness.database, harness.clock, harness.settings, schedule_id, paused=True)
 
@@ -242,7 +242,7 @@ def test_an_unexpected_error_delays_no_other_schedule(harness: Harness) -> None:
     harness.move(10)
     assert fire_due(harness.runtime) == 2
     assert len(fired(harness)) == 1
-    [shown] = reminders.list_reminders(harness.database, "bob")
+    [shown] = reminders.list_reminders(harness.database, UserKey("bob"))
     assert "Internal error" in shown["error"]
     harness.sql("UPDATE reminders SET timezone = 'UTC'")
     harness.move(301)
@@ -264,10 +264,12 @@ def test_a_refusal_is_shown_and_the_next_slot_is_tried(harness: Harness) -> None
     made = add(harness, cron="*/10 * * * *", agent="nobody")
     harness.move(601)
     assert fire_due(harness.runtime) == 1
-    assert reminders.list_reminders(harness.database, "ana")[0]["error"] is None, "another worker may know the agent"
+    assert reminders.list_reminders(harness.database, UserKey("ana"))[0]["error"] is None, (
+        "another worker may know the agent"
+    )
     harness.move(800)
     assert fire_due(harness.runtime) == 1
-    [shown] = reminders.list_reminders(harness.database, "ana")
+    [shown] = reminders.list_reminders(harness.database, UserKey("ana"))
     assert "nobody" in shown["error"]
     assert shown["next_due"] > made["next_due"]
     add(harness, user="bob", at=soon(harness, 5))
@@ -319,9 +321,9 @@ def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
     harness.script(calls(("remind_me", {"text": "Tea.", "cron": "0 17 * * *"})))
     with harness.crashing("before", "turns.step", 2):
         harness.run(accepted.session_id)
-    assert len(reminders.list_reminders(harness.database, "ana")) == 1
+    assert len(reminders.list_reminders(harness.database, UserKey("ana"))) == 1
     harness.move(harness.settings.turn.lease_s + harness.settings.turn.tool_timeout_s + 1)
     harness.script(says("It is set."))
     harness.run(accepted.session_id)
     assert harness.turn(accepted.turn_id)["status"] == "done"
-    assert len(reminders.list_reminders(harness.database, "ana")) == 1
+    assert len(reminders.list_reminders(harness.database, UserKey("ana"))) == 1

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from perdure import Sent, result, send, send_async
+from perdure.access.tenants import UserKey
 from perdure.application import process
 from perdure.channels.http.schemas.turns import Turn
 from perdure.database.engine import Database, Statement
@@ -330,9 +331,9 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
     [(target, body)] = recipient.arrived
     assert target == reply_to
     assert (body["status"], body["session_id"], body["error"]["code"]) == ("failed", None, "NOT_FOUND")
-    exported = export_user(harness.database, harness.clock, None, "ana")
+    exported = export_user(harness.database, harness.clock, None, UserKey("ana"))
     assert [each["delivery_id"] for each in exported["tables"]["deliveries"]] == [str(delivery_id)]
-    harness.runtime.eraser.erase("ana")
+    harness.runtime.eraser.erase(UserKey("ana"))
     assert list_deliveries(harness.database) == []
 
 
@@ -359,7 +360,7 @@ def test_an_erased_users_messages_are_not_routed(harness: Harness, application: 
 
     def erase(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.accept") and not erased:
-            erased.append(harness.runtime.eraser.erase("ana"))
+            erased.append(harness.runtime.eraser.erase(UserKey("ana")))
 
     with harness.hooked(erase):
         route_unrouted.route_due(harness.runtime)
@@ -377,7 +378,7 @@ def test_a_turn_is_found_while_it_is_routed(harness: Harness, application: Engin
         def run(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
             found = harness.database.run(statement, parameters)
             if statement in {queries.READ, queries.OWNER}:
-                route_unrouted.route_user(harness.runtime, "ana" if statement is queries.READ else "ben")
+                route_unrouted.route_user(harness.runtime, UserKey("ana" if statement is queries.READ else "ben"))
             return found
 
     assert read_turn(Reader(), next(turns).turn_id)["status"] == "accepted"

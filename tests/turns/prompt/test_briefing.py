@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from perdure import Agent, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.errors import ProviderError
 from perdure.memory.redis.memory import RedisMemory
@@ -231,7 +232,7 @@ def test_events_outside_the_conversation_are_in_the_prompt(harness: Harness, red
     """The prompt has the events of the user's Redis stream, except typing events."""
     at = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
     for number, kind in enumerate(StreamEventKind):
-        redis_memory.stream.append("ana", StreamEvent(kind, f"of.{kind}", at + timedelta(minutes=number)))
+        redis_memory.stream.append(UserKey("ana"), StreamEvent(kind, f"of.{kind}", at + timedelta(minutes=number)))
     harness.redis_memory = redis_memory
     harness.ask()
     system = _system(harness)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Agent, ToolContext, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.models.resilient import FallbackModels, ResilientModel
@@ -89,7 +90,7 @@ def runtime(harness: Harness, provider: Provider) -> Runtime:
 
 def ask(harness: Harness, runtime: Runtime) -> dict[str, Any]:
     """Send one message and run its turn; returns the settled turn."""
-    accepted = accept(runtime, Incoming(user_id="ana", text="Say it again."))
+    accepted = accept(runtime, Incoming(user=UserKey("ana"), text="Say it again."))
     began = time.monotonic()
     Runner(runtime, "harness").run(accepted.session_id)
     assert time.monotonic() - began < PATIENCE_S
@@ -180,7 +181,7 @@ def test_a_cancelled_turn_asks_no_fallback_model(harness: Harness, provider: Pro
     model = ResilientModel(provider.models.get(provider.name), FallbackModels([other]))
     runtime = replace(harness.runtime, models=lambda _: model)
     runner = Runner(runtime, "harness")
-    accepted = accept(runtime, Incoming(user_id="ana", text="Never mind."))
+    accepted = accept(runtime, Incoming(user=UserKey("ana"), text="Never mind."))
 
     def cancelling(_: Wire) -> Step:
         cancel(harness.runtime, accepted.turn_id)
@@ -367,7 +368,7 @@ def test_one_users_refused_prompts_do_not_stop_another(
         assert turn["reply"]["text"] == turn["error"]["message"]
     assert len(provider.server.requests) == 5
     provider.server.player = lambda _: Answer("hello bea")
-    accepted = accept(runtime, Incoming(user_id="bea", text="hi"))
+    accepted = accept(runtime, Incoming(user=UserKey("bea"), text="hi"))
     Runner(runtime, "harness").run(accepted.session_id)
     assert harness.turn(accepted.turn_id)["reply"]["text"] == "hello bea"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, Field
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, user_of
 from perdure.casebank import sharing
 from perdure.casebank.search import EVERYBODY, FoundCase, Within
 from perdure.channels.http import parameters
@@ -109,7 +109,7 @@ def _search(
     return NearCases.model_validate({"results": [_record(each, users.caller.user) for each in cases]})
 
 
-def _record(case: FoundCase, reader: str | None) -> dict[str, Any]:
+def _record(case: FoundCase, reader: UserKey | None) -> dict[str, Any]:
     """The case as the route returns it. `reader`: the user key of a user token, which sees no other user's name."""
     record = case.to_dict()
     return record if reader is None or case.author == reader else {**record, "user_id": None}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, user_of
 from perdure.channels.http import parameters
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
@@ -58,19 +58,19 @@ async def change(
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))
 
 
-def _user(named: str | None, of_token: str | None) -> str:
+def _user(named: str | None, of_token: UserKey | None) -> str:
     user = named if named is not None or of_token is None else user_of(of_token)
     if user is None:
         raise Forbidden("Name a user_id: only a user token implies one.")
     return user
 
 
-def _list(runtime: Runtime, user: str, limit: int, *, archived: bool | None) -> list[Conversation]:
+def _list(runtime: Runtime, user: UserKey, limit: int, *, archived: bool | None) -> list[Conversation]:
     rows = list_conversations(runtime.database, user, limit, archived=archived)
     return [Conversation.model_validate(row) for row in rows]
 
 
-def _change(runtime: Runtime, user: str, conversation: str, changes: ChangeConversation) -> Conversation:
+def _change(runtime: Runtime, user: UserKey, conversation: str, changes: ChangeConversation) -> Conversation:
     changed = change_conversation(
         runtime.database, runtime.wake, user, conversation, title=changes.title, archived=changes.archived
     )

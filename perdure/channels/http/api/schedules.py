@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Depends, Response
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, user_of
 from perdure.channels.http import parameters
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
@@ -90,7 +90,7 @@ async def remove(schedule_id: TheSchedule, gateway: TheGateway) -> Response:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
-def _add(runtime: Runtime, user: str, body: NewSchedule) -> Schedule:
+def _add(runtime: Runtime, user: UserKey, body: NewSchedule) -> Schedule:
     if body.agent is not None:
         runtime.agents.get(body.agent)
     moment = reminders.parse_moment(runtime.settings, runtime.clock.now(), body.at, body.cron, body.timezone)

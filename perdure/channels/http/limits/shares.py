@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.limits.reading import Reader
 from perdure.errors import RateLimited
 
@@ -39,10 +40,10 @@ class Shares:
     def __init__(self, share: int, what: str) -> None:
         self._share = share
         self._what = what
-        self._held: Counter[str] = Counter()
+        self._held: Counter[UserKey] = Counter()
 
     @contextmanager
-    def taken(self, user: str | None) -> Iterator[None]:
+    def taken(self, user: UserKey | None) -> Iterator[None]:
         """Count one more of the user while the `with` block runs. `None` is not limited.
 
         Raises:
@@ -96,7 +97,7 @@ class Newcomers:
 class _Place:
     """Memory that is reserved for what one client is sent."""
 
-    user: str | None
+    user: UserKey | None
     size: int
     reader: Reader
 
@@ -133,11 +134,11 @@ class Unsent:
         self._most_of_user = most_of_user
         self._slow_s = slow_s
         self._places: set[_Place] = set()
-        self._reserved: Counter[str | None] = Counter()
+        self._reserved: Counter[UserKey | None] = Counter()
         self._in_all = 0
         self._released = asyncio.Event()
 
-    async def reserve(self, user: str | None, size: int, reader: Reader) -> Callable[[], None]:
+    async def reserve(self, user: UserKey | None, size: int, reader: Reader) -> Callable[[], None]:
         """Reserve `size` bytes for what `reader` is sent; returns the function that releases them.
 
         `user`: `None` is not limited to one user's share.
@@ -159,7 +160,7 @@ class Unsent:
         self._in_all += place.size
         return partial(self._release, place)
 
-    def reserved(self, user: str | None, size: int, reader: Reader) -> AbstractAsyncContextManager[None]:
+    def reserved(self, user: UserKey | None, size: int, reader: Reader) -> AbstractAsyncContextManager[None]:
         """Like `reserve`, while the `with` block runs."""
         return _Reserved(partial(self.reserve, user, size, reader))
 

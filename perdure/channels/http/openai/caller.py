@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey, user_of
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import Users
 from perdure.channels.http.openai.errors import BadParameter
@@ -35,7 +35,7 @@ _NO_USER = (
 class Place:
     """The destination of a request's message. `user` is the user's key, and `user_id` is the id without the tenant."""
 
-    user: str
+    user: UserKey
     user_id: str
     conversation: str | None
 

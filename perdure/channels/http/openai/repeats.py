@@ -63,7 +63,7 @@ def accept_once(runtime: Runtime, request: RepeatableRequest) -> Accepted:
     """
     if request.key is not None:
         return accept(runtime, request.message.model_copy(update={"message_id": request.key}))
-    user, fingerprint = request.message.user_id, request.fingerprint
+    user, fingerprint = request.message.user, request.fingerprint
     given = {"user_id": user, "fingerprint": fingerprint, "within_s": FOUND_AGAIN_S}
     rows = runtime.database.run(queries.ANSWERED, given)
     last = rows[0] if rows else None
@@ -81,7 +81,7 @@ def accept_once(runtime: Runtime, request: RepeatableRequest) -> Accepted:
 def note_sent(executor: Executor, request: RepeatableRequest, turn_id: UUID) -> None:
     """Record that the turn's answer was sent completely; does nothing if `request.key` is set. Blocks."""
     if request.key is None:
-        given = {"user_id": request.message.user_id, "fingerprint": request.fingerprint, "turn_id": turn_id}
+        given = {"user_id": request.message.user, "fingerprint": request.fingerprint, "turn_id": turn_id}
         executor.run(queries.NOTE_ANSWERED, given)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
+from perdure.access.tenants import UserKey
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
@@ -31,7 +32,7 @@ from perdure.channels.http.stream import sse
 from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
-from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.inbox.incoming import parse_submitted
 from perdure.turns.reading import SETTLED, TurnPlace, find_owner, owner, read_place, read_turn
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
@@ -171,11 +172,9 @@ def _repeat(
     given: dict[str, Any] = {"user_id": place.user_id, "text": text, "channel": CHANNEL, "metadata": body.metadata}
     given["conversation"] = place.conversation
     agent = {"agent": body.model} if body.model else {}
-    message = parse_incoming({**{name: each for name, each in given.items() if each is not None}, **agent})
+    message = parse_submitted({**{name: each for name, each in given.items() if each is not None}, **agent})
     retried = request.headers.get("x-stainless-retry-count", "0")
-    return Repeat(
-        message.model_copy(update={"user_id": place.user}), messages, idempotency_key(request), retried not in {"", "0"}
-    )
+    return Repeat(message.of(place.user), messages, idempotency_key(request), retried not in {"", "0"})
 
 
 def _agent_name(runtime: Runtime, model: str) -> str:
@@ -261,7 +260,7 @@ def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:
     return responses.Response(place.agent, place.conversation)
 
 
-def _conversation(runtime: Runtime, user: str, turn_id: UUID) -> TurnPlace:
+def _conversation(runtime: Runtime, user: UserKey, turn_id: UUID) -> TurnPlace:
     """The agent and the conversation of a user's turn.
 
     Raises:

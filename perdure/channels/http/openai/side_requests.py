@@ -52,7 +52,7 @@ class SideRequests:
         self._threads = ThreadPoolExecutor(MOST, "side-request")
 
     async def answer(self, caller: Caller, message: Incoming) -> dict[str, Any]:
-        """The completion for the side request `message`. The message's `user_id` is the user's key.
+        """The completion for the side request `message`.
 
         Raises:
             Forbidden: the caller has a user token, or the operator forbids side requests.
@@ -81,7 +81,7 @@ class SideRequests:
         runtime, settings = self._runtime, self._runtime.settings
         check(runtime, message)
         with runtime.database.transaction("turns.meter") as transaction:
-            user = message.user_id
+            user = message.user
             request_id = rate_limit.meter(transaction, runtime.clock, settings.guard, user, "side_request")
         model = runtime.models(settings.summary_model or settings.model)
         call = ModelCall(runtime.clock, settings.model_timeout_s)

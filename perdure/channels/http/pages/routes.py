@@ -49,7 +49,7 @@ async def page(request: Request) -> Response:
     if gateway.authenticate is None:
         return _respond(request, "chat.html")
     caller = await gateway.caller(request)
-    user = escape(user_of(caller.user or ""))
+    user = escape("" if caller.user is None else user_of(caller.user))
     content = _files()["chat.html"].content.decode().replace("<title>", f'<meta name="user" content="{user}">\n<title>')
     return Response(content, headers={**_HEADERS, "cache-control": "no-store"}, media_type=_TYPES[".html"])
 

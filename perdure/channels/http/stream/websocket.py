@@ -40,7 +40,7 @@ from perdure.text.untrusted import load_object
 from perdure.turns.calls.approvals import parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
-from perdure.turns.inbox.incoming import parse_incoming
+from perdure.turns.inbox.incoming import parse_submitted
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class _Client:
         if unknown := _members(frame).keys() - _MESSAGE:
             raise InvalidRequest(f"{min(unknown)}: accepted fields are {', '.join(sorted(_MESSAGE))}.")
         given = {**_members(frame), "user_id": self._user_id(frame), "channel": WEB}
-        message = self._users.address(parse_incoming(given))
+        message = self._users.address(parse_submitted(given))
         accepted = await self._gateway.in_thread(partial(accept, self._gateway.runtime, message))
         await self._begin(accepted.turn_id, None)
         return {
