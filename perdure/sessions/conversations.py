@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
-from perdure.access.tenants import UserKey, tenant_of, user_of
+from perdure.access.tenants import UserKey
+from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
@@ -31,7 +30,7 @@ def list_conversations(
     archived. If it is `None`, returns all conversations.
     """
     rows = executor.run(queries.CONVERSATIONS, {"user_id": user, "archived": archived, "limit": limit})
-    return [_conversation(row) for row in rows]
+    return [body(row) for row in rows]
 
 
 def read_conversation(executor: Executor, user: UserKey, conversation: str) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def read_conversation(executor: Executor, user: UserKey, conversation: str) -> d
     rows = executor.run(queries.CONVERSATION, {"user_id": user, "conversation": conversation})
     if not rows:
         raise NotFound("There is no such conversation.")
-    return _conversation(rows[0])
+    return body(rows[0])
 
 
 def change_conversation(
@@ -70,17 +69,3 @@ def change_conversation(
     if requested is not None:
         requested.wake(wake)
     return found
-
-
-def _conversation(row: Row[Any]) -> dict[str, Any]:
-    return {
-        "tenant": tenant_of(row.user_id),
-        "user_id": user_of(row.user_id),
-        "conversation": row.conversation,
-        "title": row.title,
-        "archived": row.archived_at is not None,
-        "session_id": None if row.session_id is None else str(row.session_id),
-        "unsettled_turns": [] if row.session_id is None else [str(each) for each in row.unsettled_turns],
-        "created_at": row.created_at.isoformat(),
-        "last_activity_at": row.last_activity_at.isoformat(),
-    }

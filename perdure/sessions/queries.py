@@ -89,14 +89,21 @@ LIVE = Statement(
     writes=False,
 )
 
+# The members of a session's body.
 _SESSION = """
     SELECT session_id, user_id, agent, state, turn_count, message_count, created_at, last_activity_at, ended_at,
-           channels, summary, summary_extractive, key_topics, consolidated_at, consolidation_attempts,
-           consolidation_given_up_at, consolidation_error, coalesce(consolidation ? 'skipped', false) AS skipped,
-           scope,
+           channels, CASE WHEN starts_with(scope, '/') THEN substr(scope, 2) END AS conversation,
            CASE WHEN starts_with(scope, '/') THEN (
                 SELECT title FROM conversations AS c
-                WHERE c.user_id = sessions.user_id AND c.conversation = substr(sessions.scope, 2)) END AS title
+                WHERE c.user_id = sessions.user_id AND c.conversation = substr(sessions.scope, 2)) END AS title,
+           summary, CASE WHEN summary_extractive AND summary <> '' THEN 'extractive'
+                         WHEN summary <> '' THEN 'model' END AS summary_kind,
+           key_topics,
+           CASE WHEN ended_at IS NOT NULL THEN json_build_object(
+                'status', CASE WHEN consolidated_at IS NOT NULL
+                               THEN CASE WHEN consolidation ? 'skipped' THEN 'skipped' ELSE 'done' END
+                               WHEN consolidation_given_up_at IS NOT NULL THEN 'given_up' ELSE 'waiting' END,
+                'runs', consolidation_attempts, 'error', consolidation_error) END AS consolidation
     FROM sessions
 """
 
@@ -150,16 +157,17 @@ READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s
 
 # --- conversations ----------------------------------------------------------------------
 
-# `session_id` is the conversation's live session. A fork of a session does not belong to the conversation.
+# The members of a conversation's body. `session_id` is the conversation's live session. A fork of a session does not
+# belong to the conversation.
 _CONVERSATION = """
-    SELECT c.user_id, c.conversation, c.title, c.archived_at, c.created_at,
-           CASE WHEN newest.routable AND newest.end_requested_at IS NULL THEN newest.session_id END AS session_id,
-           coalesce(newest.last_activity_at, c.created_at) AS last_activity_at,
-           CASE WHEN newest.unsettled > 0 THEN ARRAY(
+    SELECT c.user_id, c.conversation, c.title, c.archived_at IS NOT NULL AS archived,
+           CASE WHEN newest.live THEN newest.session_id END AS session_id,
+           CASE WHEN newest.live AND newest.unsettled > 0 THEN ARRAY(
                SELECT turn_id FROM turns WHERE session_id = newest.session_id AND settled_at IS NULL
-               ORDER BY seq LIMIT 20) ELSE '{}' END AS unsettled_turns
+               ORDER BY seq LIMIT 20) ELSE '{}' END AS unsettled_turns,
+           c.created_at, coalesce(newest.last_activity_at, c.created_at) AS last_activity_at
     FROM conversations AS c LEFT JOIN LATERAL (
-        SELECT session_id, routable, end_requested_at, last_activity_at, unsettled FROM sessions
+        SELECT session_id, routable AND end_requested_at IS NULL AS live, last_activity_at, unsettled FROM sessions
         WHERE user_id = c.user_id AND scope = '/' || c.conversation AND forked_from IS NULL
         ORDER BY created_at DESC, session_id DESC LIMIT 1) AS newest ON true
     WHERE c.user_id = %(user_id)s

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, tenant_of, user_of
+from perdure.access.tenants import UserKey
+from perdure.database.bodies import body
 from perdure.database.engine import Executor
 from perdure.database.paging import pages
 from perdure.errors import NotFound
 from perdure.sessions import queries
-from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 
 
@@ -26,7 +26,7 @@ def read_session(executor: Executor, session_id: UUID) -> dict[str, Any]:
     rows = executor.run(queries.READ, {"session_id": session_id})
     if not rows:
         raise NotFound("There is no such session.")
-    return _session(rows[0])
+    return body(rows[0])
 
 
 def owner(executor: Executor, session_id: UUID) -> UserKey:
@@ -75,7 +75,7 @@ def list_sessions(
         statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
     scope = None if conversation is None else f"/{conversation}"
     named = {"user_id": user, "tenant": tenant, "scope": scope, "limit": limit}
-    return [_session(row) for row in executor.run(statement, named)]
+    return [body(row) for row in executor.run(statement, named)]
 
 
 def read_messages(
@@ -104,48 +104,6 @@ def message_pages(
         yield [message_body(row) for row in rows]
     if not found:
         read_session(executor, session_id)
-
-
-def _session(row: Row[Any]) -> dict[str, Any]:
-    return {
-        "session_id": str(row.session_id),
-        "tenant": tenant_of(row.user_id),
-        "user_id": user_of(row.user_id),
-        "agent": row.agent,
-        "state": row.state,
-        "turn_count": row.turn_count,
-        "message_count": row.message_count,
-        "created_at": row.created_at.isoformat(),
-        "last_activity_at": row.last_activity_at.isoformat(),
-        "ended_at": row.ended_at.isoformat() if row.ended_at else None,
-        "channels": row.channels,
-        "conversation": conversation_of(row.scope),
-        "title": row.title,
-        "summary": row.summary,
-        "summary_kind": _summary_kind(row),
-        "key_topics": row.key_topics,
-        "consolidation": _consolidation(row),
-    }
-
-
-def _summary_kind(row: Row[Any]) -> str | None:
-    """How the summary was made: `model`, or `extractive` if it quotes the conversation. `None` without a summary."""
-    if not row.summary:
-        return None
-    return "extractive" if row.summary_extractive else "model"
-
-
-def _consolidation(row: Row[Any]) -> dict[str, Any] | None:
-    """The state of an ended session's consolidation; `None` while the session has not ended."""
-    if row.ended_at is None:
-        return None
-    if row.consolidated_at is not None:
-        status = "skipped" if row.skipped else "done"
-    elif row.consolidation_given_up_at is not None:
-        status = "given_up"
-    else:
-        status = "waiting"
-    return {"status": status, "runs": row.consolidation_attempts, "error": row.consolidation_error}
 
 
 def message_body(row: Row[Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, tenant_of, user_of
+from perdure.access.tenants import UserKey
+from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.turns import outbox_queries as queries
@@ -192,22 +193,7 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
     """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter: it is not retried."""
     rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
-    return [
-        {
-            "delivery_id": str(row.delivery_id),
-            "turn_id": str(row.turn_id),
-            "tenant": tenant_of(row.user_id),
-            "user_id": user_of(row.user_id),
-            "target": row.target,
-            "status": row.status,
-            "attempts": row.attempts,
-            "last_error": row.last_error,
-            "created_at": row.created_at.isoformat(),
-            "due_at": row.due_at and row.due_at.isoformat(),
-            "delivered_at": row.delivered_at and row.delivered_at.isoformat(),
-        }
-        for row in rows
-    ]
+    return [body(row) for row in rows]
 
 
 def resend(executor: Executor, delivery_id: UUID) -> None:

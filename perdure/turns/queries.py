@@ -293,7 +293,9 @@ def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
 
 _LISTED = """
     SELECT t.turn_id, t.session_id, t.user_id, t.seq, t.status, t.agent, t.channel, t.attempts,
-           t.error_code, t.error_message, t.accepted_at, t.started_at, t.settled_at
+           CASE WHEN t.settled_at IS NOT NULL AND t.error_code IS NOT NULL
+                THEN json_build_object('code', t.error_code, 'message', t.error_message) END AS error,
+           t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t
 """
 

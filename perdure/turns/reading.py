@@ -19,7 +19,8 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, decider_of, tenant_of, user_of
+from perdure.access.tenants import UserKey, decider_of
+from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, TurnCancelled, Unavailable
 from perdure.sessions.routing import conversation_of
@@ -152,25 +153,7 @@ def list_turns(
     else:
         statement = queries.LIST
     given = {"user_id": user, "tenant": tenant, "session_id": session_id, "status": status, "limit": limit}
-    return [_listed(row) for row in executor.run(statement, given)]
-
-
-def _listed(row: Row[Any]) -> dict[str, Any]:
-    return {
-        "turn_id": str(row.turn_id),
-        "session_id": str(row.session_id),
-        "tenant": tenant_of(row.user_id),
-        "user_id": user_of(row.user_id),
-        "seq": row.seq,
-        "status": row.status,
-        "agent": row.agent,
-        "channel": row.channel,
-        "attempts": row.attempts,
-        "error": _error(row) if row.settled_at is not None else None,
-        "accepted_at": _instant(row.accepted_at),
-        "started_at": _instant(row.started_at),
-        "settled_at": _instant(row.settled_at),
-    }
+    return [body(row) for row in executor.run(statement, given)]
 
 
 def read_attempt_error(executor: Executor, turn_id: UUID) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from perdure.channels.http.threads import _USUAL, Threads
+from perdure.channels.http.threads import _CHECK_S, _USUAL, Threads
 
 MOST = 12
 
@@ -114,6 +115,46 @@ def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
 
     assert asyncio.run(main()) == "answered"
     assert ended.wait(_PATIENCE_S)
+
+
+def test_cancelled_callers_add_no_threads() -> None:
+    """The limit counts the threads whose caller was cancelled, so clients that disconnect cannot exhaust threads."""
+    release = threading.Event()
+
+    async def main() -> int:
+        with pool() as threads:
+            for _ in range(4):
+                gone = [asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S))) for _ in range(MOST)]
+                await asyncio.wait(gone, timeout=3 * _CHECK_S)
+                for each in gone:
+                    each.cancel()
+            most = sum(each.name.startswith("gateway-") for each in threading.enumerate())
+            release.set()
+            return most
+
+    assert asyncio.run(main()) <= MOST
+
+
+def test_a_thread_that_hangs_ends_with_the_process() -> None:
+    """`close` waits for a hanging thread for about a second, and the interpreter does not wait for it at all."""
+    release = threading.Event()
+
+    async def main() -> tuple[float, bool]:
+        threads = Threads(MOST)
+        stuck = asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S)))
+        await asyncio.sleep(0)
+        (thread,) = (each for each in threading.enumerate() if each.name.startswith("gateway-"))
+        began = time.monotonic()
+        threads.close()
+        took = time.monotonic() - began
+        stuck.cancel()
+        release.set()
+        return took, thread.daemon
+
+    took, daemon = asyncio.run(main())
+
+    assert took < _PATIENCE_S / 2
+    assert daemon
 
 
 def test_no_error_of_the_work_stops_the_delivery() -> None:

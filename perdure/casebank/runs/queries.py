@@ -23,8 +23,8 @@ BEGIN = Statement(
 )
 
 _RUN = """
-    SELECT run_id, dry_run, phase, done, total, started_at, planned_at, notified_at, expires_at, decided_by,
-           finished_at, error, coalesce(lease_until > perdure_now(), false) AS is_claimed
+    SELECT run_id, dry_run, phase, done, total, coalesce(lease_until > perdure_now(), false) AS under_way, decided_by,
+           error, started_at, planned_at, notified_at, expires_at, finished_at
     FROM case_runs
 """
 

@@ -21,6 +21,7 @@ from sqlalchemy import Row
 from perdure.casebank.plan.policy import Action, PlanItem
 from perdure.casebank.runs import queries
 from perdure.clock import Clock
+from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, NotFound
 from perdure.ids import new_id
@@ -100,7 +101,7 @@ def request(database: Database, clock: Clock, *, dry_run: bool) -> UUID:
         if database.run(queries.BEGIN, {"run_id": run_id, "dry_run": dry_run, "lease_s": None}):
             return run_id
         for row in database.run(queries.UNDER_WAY, {"dry_run": dry_run}):
-            if not dry_run and (row.is_claimed or row.phase == RunPhase.WAITING_APPROVAL):
+            if not dry_run and (row.under_way or row.phase == RunPhase.WAITING_APPROVAL):
                 raise _under_way(database)
             unfinished: UUID = row.run_id
             return unfinished
@@ -201,7 +202,7 @@ def read_run(executor: Executor, run_id: UUID) -> dict[str, Any]:
     planned = row.phase != RunPhase.PLANNING
     applied = not row.dry_run and row.phase not in _BEFORE_APPLYING | {RunPhase.REJECTED, RunPhase.EXPIRED}
     return {
-        **_as_json(row),
+        **body(row),
         "plan": summarize(_items(executor, run_id, applied=False)) if planned else None,
         "outcome": summarize(_items(executor, run_id, applied=True)) if applied else None,
     }
@@ -213,7 +214,7 @@ def read_progress(executor: Executor, run_id: UUID) -> dict[str, Any]:
     Raises:
         NotFound: there is no such run.
     """
-    return _as_json(_row(executor, run_id))
+    return body(_row(executor, run_id))
 
 
 def at_rest(executor: Executor, run_id: UUID) -> bool:
@@ -228,7 +229,7 @@ def at_rest(executor: Executor, run_id: UUID) -> bool:
 
 def list_runs(executor: Executor, most: int = 20) -> list[dict[str, Any]]:
     """Runs, newest first, without their plans."""
-    return [_as_json(row) for row in executor.run(queries.LIST_RUNS, {"most": most})]
+    return [body(row) for row in executor.run(queries.LIST_RUNS, {"most": most})]
 
 
 def result(executor: Executor, run_id: UUID) -> dict[str, Any]:
@@ -302,21 +303,6 @@ def _row(executor: Executor, run_id: UUID) -> Row[Any]:
 
 def _claimed_run(row: Row[Any]) -> ClaimedRun:
     return ClaimedRun(row.run_id, row.token, RunPhase(row.phase), row.dry_run)
-
-
-def _as_json(row: Row[Any]) -> dict[str, Any]:
-    times = ("started_at", "planned_at", "notified_at", "expires_at", "finished_at")
-    return {
-        "run_id": str(row.run_id),
-        "dry_run": row.dry_run,
-        "phase": row.phase,
-        "done": row.done,
-        "total": row.total,
-        "under_way": row.is_claimed,
-        "decided_by": row.decided_by,
-        "error": row.error,
-        **{name: None if (at := getattr(row, name)) is None else at.isoformat() for name in times},
-    }
 
 
 def _items(executor: Executor, run_id: UUID, *, applied: bool) -> Iterator[Row[Any]]:
