@@ -12,9 +12,9 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Statement
 from perdure.database.fencing import Fence
-from perdure.errors import loggable
+from perdure.errors import Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.settings import TurnSettings
 from perdure.snapshots.store import Version
@@ -138,9 +138,17 @@ def claim_patiently(
 
 def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
     """Charge the death of the process that holds the session's expired lease to one of its turns."""
+    try:
+        _judge(database, session_id, limits, death_queries.BLAME)
+    except Unavailable as error:  # a session is locked for long, or its lock waits for this one
+        log.warning("a dead process's sessions are judged without the locked ones: %s", loggable(error))
+        _judge(database, session_id, limits, death_queries.BLAME_UNLOCKED)
+
+
+def _judge(database: Database, session_id: UUID, limits: TurnSettings, blame: Statement) -> None:
     with database.transaction("turns.blame") as transaction:
         transaction.run(death_queries.LOCK_DEATH, {"session_id": session_id})
-        transaction.run(death_queries.BLAME, {"session_id": session_id, "lease_s": limits.lease_s})
+        transaction.run(blame, {"session_id": session_id, "lease_s": limits.lease_s})
 
 
 def read_again(database: Database, tenure: Tenure) -> None:

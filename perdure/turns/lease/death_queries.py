@@ -14,6 +14,11 @@ LOCK_DEATH = Statement(
     """,
 )
 
+_DEAD = """s.unsettled > 0 AND s.not_before IS NULL AND s.blamed_token IS DISTINCT FROM s.token
+          AND (s.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s / 2)
+               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))"""
+
+
 # Charges the death of a process to one of its turns: the process that holds the session's expired lease has died, or no
 # longer renews it. The turn that is charged keeps its claim counted in `strikes` and `claims`. The claims of the other
 # turns of the process are not counted, since these turns were probably interrupted by the turn that is charged, or by a
@@ -25,10 +30,12 @@ LOCK_DEATH = Statement(
 # renewed in the last half of `lease_s` belongs to a process that lives, of which only the expired turn is stuck.
 #
 # Waits for sessions that another transaction has locked, for example to claim them: if it skipped them, they would be
-# charged once more by themselves. All are locked in one order.
-BLAME = Statement(
-    "turns.blame",
-    """
+# charged once more by themselves. All are locked in one order. A session whose lease was renewed or released meanwhile
+# is not judged, so the conditions are checked again on the locked row (`locked`).
+def _blame(name: str, locking: str) -> Statement:
+    return Statement(
+        name,
+        f"""
     WITH holder AS MATERIALIZED (
         SELECT lease_owner FROM sessions
         WHERE session_id = %(session_id)s AND lease_until IS NOT NULL AND blamed_token IS DISTINCT FROM token
@@ -38,9 +45,7 @@ BLAME = Statement(
                 WHERE t.session_id = s.session_id AND t.settled_at IS NULL AND e.status = 'intended'
                   AND e.finished_at IS NULL AND e.waits_for IS NULL) AS calling_since
         FROM holder JOIN sessions AS s ON s.lease_owner = holder.lease_owner
-        WHERE s.unsettled > 0 AND s.not_before IS NULL AND s.blamed_token IS DISTINCT FROM s.token
-          AND (s.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s / 2)
-               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+        WHERE {_DEAD}
     ), ranked AS (
         SELECT session_id, token, row_number() OVER (
             ORDER BY claims DESC, calling_since DESC NULLS LAST, session_id) AS place
@@ -48,7 +53,8 @@ BLAME = Statement(
     ), locked AS (
         SELECT s.session_id, place > 2 ^ least(greatest(s.deaths - 1, 0), 30) AS innocent
         FROM ranked JOIN sessions AS s USING (session_id, token)
-        ORDER BY s.session_id FOR NO KEY UPDATE OF s
+        WHERE {_DEAD}
+        ORDER BY s.session_id FOR NO KEY UPDATE OF s {locking}
     )
     UPDATE sessions AS s
     SET blamed_token = s.token, deaths = s.deaths + 1,
@@ -56,4 +62,11 @@ BLAME = Statement(
     FROM locked WHERE s.session_id = locked.session_id
     RETURNING s.session_id
     """,
-)
+    )
+
+
+BLAME = _blame("turns.blame", "")
+
+# For a session that stays locked for long, such as during the erasure of a long history, or by a transaction that waits
+# for this one: the other sessions of the dead process are judged without it.
+BLAME_UNLOCKED = _blame("turns.blame_unlocked", "SKIP LOCKED")

@@ -8,10 +8,19 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
-from perdure.database.engine import Statement
+from perdure.database.engine import Statement, Transaction
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, Ran, claim, claim_patiently
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease import leave_queries, queries
+from perdure.turns.lease.claim import (
+    ISOLATE_FROM_CLAIM,
+    NeedsIsolation,
+    NotNeeded,
+    Ran,
+    _blame,
+    claim,
+    claim_patiently,
+)
+from perdure.turns.lease.tenure import Tenure, all_fenced
 from perdure.turns.reading import read_attempt_error
 from perdure.turns.run.child_watch import ChildEnd, count_failed_start
 from perdure.turns.run.loop import Runner
@@ -218,3 +227,47 @@ def test_a_process_that_reaches_no_server_costs_time_but_no_attempt(harness: Har
     count_failed_start(harness.runtime, runner, sent.session_id, found.fence, ended)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["error"]["code"]) == ("failed", "TIMEOUT")
+
+
+def _lock(other: Transaction, session_id: UUID) -> None:
+    other.run(Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(id)s FOR UPDATE"), {"id": session_id})
+
+
+@pytest.mark.parametrize("statement", [queries.RENEW, leave_queries.RELEASE_ALL], ids=["renewed", "released"])
+def test_a_process_that_turns_out_to_live_is_not_charged(harness: Harness, statement: Statement) -> None:
+    """A lease that is renewed or released while its session's lock is awaited belongs to no dead process."""
+    sessions = _sessions(harness, 3)
+    tenures = [harness.claimed(each) for each in sessions]
+    harness.move(LEASE_S + 1)
+    with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
+        other.run(statement, {**all_fenced(tenures), "lease_s": LEASE_S})
+        blaming = threads.submit(_blame, harness.database, sessions[0], harness.settings.turn)
+        until(lambda: blaming.done() or bool(harness.sql(WAITING)), "the judgement waits")
+    blaming.result()
+    assert _counts(harness, "deaths") == [0] * 3
+    assert _counts(harness) == [0 if statement is leave_queries.RELEASE_ALL else 1] * 3
+
+
+def test_a_session_that_stays_locked_does_not_hold_up_the_others(harness: Harness) -> None:
+    """The other sessions of a dead process are claimed while, for example, an erasure has locked one of them."""
+    sessions = sorted(_sessions(harness, 4))
+    _hold(harness, "dead", *sessions)
+    harness.move(LEASE_S + 1)
+    with harness.database.transaction("test.lock") as other:
+        _lock(other, sessions[-1])
+        assert [type(claim(harness.runtime, each, "next")) for each in sessions[:-1]] == [Tenure] * 3
+
+
+def test_a_late_release_and_a_judgement_do_not_fail(harness: Harness) -> None:
+    """A process that was paused releases its sessions in the order of its claims, which is not that of a judgement."""
+    sessions = sorted(_sessions(harness, 3))
+    tenures = [harness.claimed(each) for each in reversed(sessions)]
+    harness.move(LEASE_S + 1)
+    with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
+        _lock(other, sessions[1])
+        releasing = threads.submit(harness.database.run, leave_queries.RELEASE_ALL, all_fenced(tenures))
+        until(lambda: len(harness.sql(WAITING)) == 1, "the release waits")
+        claiming = threads.submit(claim, harness.runtime, sessions[0], "next")
+        until(lambda: len(harness.sql(WAITING)) == 2, "the judgement waits")
+    assert len(releasing.result()) == 3
+    assert isinstance(claiming.result(), Tenure | NotNeeded)
