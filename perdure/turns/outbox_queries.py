@@ -184,8 +184,11 @@ SHARERS = Statement(
     writes=False,
 )
 
+_VISITS = 10
+
 # Of the pending deliveries to the service `place`, the one that has been due for longest of each user, for at most as
-# many users as the service's share. The visit of the users begins at the hash `start`, a random one in each round, so
+# many users as the service's share. Users of whom no delivery is due are passed over: at most `_VISITS` times as many
+# users are visited. The visit of the users begins at the hash `start`, a random one in each round, so
 # that each user is visited, however many there are. Each visit is one probe of `deliveries_user_idx`.
 _FIRST_OF_USERS = f"""
     WITH RECURSIVE ahead (visited) AS (
@@ -205,13 +208,14 @@ _FIRST_OF_USERS = f"""
         FROM behind WHERE behind.visited IS NOT NULL
     ), users AS (
         SELECT visited FROM (SELECT visited FROM ahead UNION ALL SELECT visited FROM behind) AS each
-        WHERE visited IS NOT NULL LIMIT (SELECT most FROM share)
+        WHERE visited IS NOT NULL LIMIT (SELECT {_VISITS} * most FROM share)
     )
     SELECT first.* FROM users, LATERAL (
         SELECT d.delivery_id, greatest(d.due_at, d.wake_at) AS since FROM deliveries AS d
         WHERE d.status = 'pending' AND {_service("d")} = place AND md5(d.user_id) = visited
           AND greatest(d.due_at, d.wake_at) <= perdure_now()
         ORDER BY greatest(d.due_at, d.wake_at) LIMIT 1) AS first
+    LIMIT (SELECT most FROM share)
 """.strip()
 
 # Returns the due deliveries, whose wake-ups the caller publishes. Each service has an equal share, so that many

@@ -293,3 +293,14 @@ def test_a_delivered_one_is_followed_by_the_next_to_its_service(harness: Harness
         delivered.append(following)
         following = outcome.following_id
     assert sorted(delivered) == sorted(backlog)
+
+
+def test_users_whose_deliveries_are_not_due_take_no_part(harness: Harness) -> None:
+    """Otherwise, after a service's outage, its postponed deliveries hide a user behind many of another one."""
+    for number in range(100):
+        _owe(harness, {"url": "https://a.example/"}, user=f"later {number}")
+    harness.sql("UPDATE deliveries SET due_at = perdure_now() + interval '10 minutes'")
+    _owe(harness, {"url": "https://a.example/"}, 10 * MANY)
+    harness.move(60)
+    (new,) = _owe(harness, {"url": "https://a.example/"}, user="bob")
+    assert new in [each for _ in range(4) for each in due(harness.database, 20, 5.0)]
