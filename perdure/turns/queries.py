@@ -374,6 +374,24 @@ FEEDBACK = Statement(
     """,
 )
 
+_OF_TURN = """
+            t.turn_id = %(turn_id)s AND m.turn_id = t.turn_id AND m.seq >= t.first_seq
+          AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
+                                WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
+                                ORDER BY n.seq LIMIT 1), 9223372036854775807)
+""".strip()
+
+# The bytes of the texts of a turn's replies.
+ANSWER_BYTES = Statement(
+    "turns.answer_bytes",
+    f"""
+    SELECT coalesce(sum(octet_length(m.content)), 0)::bigint AS size
+    FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id
+    WHERE {_OF_TURN} AND m.role = 'assistant'
+    """,
+    writes=False,
+)
+
 _PAGE_OF_TURN = sized(
     """
     SELECT seq, turn_id, role, content, tool_calls, tool_call_id, channel, token_count, model, fallback, stop_reason,
@@ -393,10 +411,7 @@ MESSAGES_OF_TURN = Statement(
     WITH own AS (
         SELECT m.*, failed.error_code, failed.error_message, row_number() OVER (ORDER BY m.seq) AS number
         FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id {WITH_FAILURE}
-        WHERE t.turn_id = %(turn_id)s AND m.turn_id = t.turn_id AND m.seq >= t.first_seq
-          AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
-                                WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
-                                ORDER BY n.seq LIMIT 1), 9223372036854775807)
+        WHERE {_OF_TURN}
     )
     SELECT (SELECT count(*) FROM own) AS total, page.*
     FROM (VALUES (1)) AS one LEFT JOIN ({_PAGE_OF_TURN}) AS page ON true

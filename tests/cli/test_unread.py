@@ -12,11 +12,13 @@ from uuid import UUID
 import httpx2
 import psutil
 import pytest
+from sqlalchemy import text
 from websockets.sync.client import connect as connect_socket
 
 from perdure.access.tenants import UserKey
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, Unsent
 from perdure.channels.http.openai.answers import read_answer
+from perdure.channels.http.openai.wire import response_id
 from perdure.cli.serve.connection_limits import Door
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
@@ -25,6 +27,7 @@ from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from tests.cli.conftest import Perdure
 from tests.cli.serving import PATIENCE_S, Served, connect, long_transcript, rest, serving
+from tests.databases import engine_of
 from tests.processes.faults import wait_until
 from tests.processes.gateway import GatewayProcess
 
@@ -203,3 +206,19 @@ def test_unread_transcripts_take_little_memory(perdure: Perdure, database_url: s
         gateway.stop()
     finally:
         gateway.kill()
+
+
+def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, database_url: str) -> None:
+    """An OpenAI response has a turn's whole text: a few long ones take all of their user's memory."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("UPDATE turns SET status = 'done', reply_seq = 800"))
+    engine.dispose()
+    with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served, ExitStack() as stack:
+        gateway = served.app.state.gateway
+        gateway._unsent = Unsent(wait_s=0.1)
+        path = f"/v1/responses/{response_id(turn_id)}"
+        stack.enter_context(connect(served.address, _get(path)))
+        wait_until(lambda: gateway._unsent._reserved == {"ann": 2**24}, "memory is reserved", PATIENCE_S)
+        assert httpx2.get(served.url(path)).status_code == 429

@@ -15,6 +15,7 @@ from uuid import UUID
 from perdure.database.engine import Executor
 from perdure.events.event import Event, EventKind
 from perdure.tools.registry import STAFF
+from perdure.turns import queries
 from perdure.turns.committed import read_committed
 
 _BETWEEN = "\n\n"
@@ -89,6 +90,11 @@ class CommittedAnswer:
                 self.calls += map(_line, each.get("tool_calls", ()))
                 if "error" not in each and each["content"].strip():
                     self.texts.append(each["content"])
+
+
+def answer_bytes(executor: Executor, turn_id: UUID) -> int:
+    """The memory for a turn's answer and for the response with it: the answer's texts, the whole text and two JSONs."""
+    return 4 * int(executor.run(queries.ANSWER_BYTES, {"turn_id": turn_id})[0].size)
 
 
 def read_answer(executor: Executor, turn_id: UUID) -> CommittedAnswer:

@@ -211,7 +211,9 @@ async def _turn(gateway: Gateway, turn_id: UUID) -> dict[str, Any]:
 async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
     """Read a turn and its answer, into memory that is reserved until the response has been sent."""
     database = gateway.runtime.database
-    await gateway.reserve(request, await gateway.in_thread(partial(owner, database, turn_id)), CHUNKED_BYTES)
+    user = await gateway.in_thread(partial(owner, database, turn_id))
+    size = await gateway.in_thread(partial(answers.answer_bytes, database, turn_id))
+    await gateway.reserve(request, user, max(size, CHUNKED_BYTES))
     return await gateway.in_thread(partial(answers.read_answer, database, turn_id))
 
 
