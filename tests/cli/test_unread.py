@@ -222,3 +222,54 @@ def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, databa
         stack.enter_context(connect(served.address, _get(path)))
         wait_until(lambda: gateway._unsent._reserved == {"ann": 2**24}, "memory is reserved", PATIENCE_S)
         assert httpx2.get(served.url(path)).status_code == 429
+
+
+def test_streams_of_long_turns_give_way_between_pages(runtime: Runtime, database_url: str) -> None:
+    """Clients that read their events at a modest rate do not keep the memory until the end of a long turn."""
+    reading = [long_transcript(database_url, 400, _SIZE, f"reading {number}") for number in range(8)]
+    mine, _ = long_transcript(database_url, 20, _SIZE)
+    ended = threading.Event()
+
+    def read(client: socket.socket) -> None:
+        while not ended.is_set() and (chunk := client.recv(2**12)):
+            ended.wait(len(chunk) / 150_000)
+
+    with serving(runtime, Door(1_000)) as served, ExitStack() as stack:
+        gateway = served.app.state.gateway
+        gateway._unsent = Unsent(wait_s=8, most=8 * CHUNKED_BYTES)
+        for _, turn_id in reading:
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**13)
+            client.settimeout(PATIENCE_S)
+            client.connect(served.address)
+            client.sendall(_get(f"/v1/turns/{turn_id}/events"))
+            thread = threading.Thread(target=read, args=(client,))
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(ended.set)
+        wait_until(lambda: len(gateway._unsent._places) == 8, "all memory is reserved", PATIENCE_S)
+        response = httpx2.get(served.url(f"/v1/sessions/{mine}/messages"), timeout=PATIENCE_S)
+        assert response.status_code == 200
+
+
+def test_a_stream_that_gets_no_memory_ends_without_an_internal_error(
+    runtime: Runtime, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client of a stream resumes; the log has a line, and no traceback."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    _, other = long_transcript(database_url, 1, 10)
+    engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, serving(runtime, Door(1_000)) as served, ExitStack() as stack:
+        connection.execute(text("UPDATE turns SET status = 'running', settled_at = NULL WHERE turn_id = :t"), {"t": other})
+        gateway = served.app.state.gateway
+        gateway._unsent = Unsent(wait_s=0.5)
+        idle = stack.enter_context(connect(served.address, _get(f"/v1/turns/{other}/events")))
+        wait_until(lambda: gateway._hub._open == 1 and not gateway._unsent._in_all, "the stream is idle", PATIENCE_S)
+        for _ in range(16):
+            stack.enter_context(connect(served.address, _get(f"/v1/turns/{turn_id}/events")))
+        wait_until(lambda: len(gateway._unsent._places) == 16, "all memory is reserved", PATIENCE_S)
+        connection.execute(text("UPDATE turns SET status = 'done', settled_at = now() WHERE turn_id = :t"), {"t": other})
+        wait_until(lambda: gateway._hub._open == 16, "the stream ends", PATIENCE_S)
+        assert b"event: state" in idle.recv(2**16)
+    engine.dispose()
+    assert "Exception in ASGI application" not in caplog.text

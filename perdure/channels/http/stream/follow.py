@@ -7,8 +7,9 @@ was withdrawn, or if its position is unknown because Redis lost the stream.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -47,8 +48,8 @@ class Follower:
             RateLimited: too many streams are open.
         """
         with self._hub.listening(self._turn_id) as news:
-            async with self._memory():
-                async for event in self._catch_up(resumes=True):
+            async with aclosing(self._catch_up(resumes=True, memory=self._memory)) as events:
+                async for event in events:
                     yield event
             while not self._is_over():
                 if news.pending:
@@ -61,18 +62,24 @@ class Follower:
     def _is_over(self) -> bool:
         return self._settled or self._hub.stopped
 
-    async def _catch_up(self, *, resumes: bool = False) -> AsyncIterator[Event]:
-        """Yield the events of all that is committed and that the client does not have, page by page."""
+    async def _catch_up(self, *, resumes: bool = False, memory: Memory = nullcontext) -> AsyncGenerator[Event, None]:
+        """Yield the events of all that is committed and that the client does not have, page by page.
+
+        Between two pages, streams that wait for memory get it first: a long turn does not keep its memory until its
+        last page is read.
+        """
         while True:
-            committed = await self._read(self._turn_id, self._client.messages)
-            for event in await self._resume(committed) if resumes else ():
-                yield event
-            for event in self._client.catch_up(committed):
-                yield event
+            async with memory():
+                committed = await self._read(self._turn_id, self._client.messages)
+                for event in await self._resume(committed) if resumes else ():
+                    yield event
+                for event in self._client.catch_up(committed):
+                    yield event
             if committed.is_last:
                 self._settled = committed.settled
                 return
             resumes = False
+            await asyncio.sleep(0)
 
     async def _resume(self, committed: Committed) -> list[Event]:
         """A `rewind` if the client has provisional events that are outdated or not in the stream; otherwise empty."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from perdure.errors import PerdureError, loggable
 from perdure.events.event import Event
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy closes the connection."""
@@ -27,11 +31,14 @@ def encode(event: Event | None) -> bytes:
 
 
 async def chunks(first: Event | None, others: AsyncGenerator[Event | None, None]) -> AsyncGenerator[bytes, None]:
-    """`first` and then `others`, each encoded."""
+    """`first` and then `others`, each encoded. An error ends them early: the client resumes after its last event."""
     async with aclosing(others):
         yield encode(first)
-        async for event in others:
-            yield encode(event)
+        try:
+            async for event in others:
+                yield encode(event)
+        except PerdureError as error:
+            log.warning("a stream of events ends early: %s", loggable(error))
 
 
 class _Stream(StreamingResponse):
