@@ -260,7 +260,7 @@ def test_a_stream_that_gets_no_memory_ends_without_an_internal_error(
     _, other = long_transcript(database_url, 1, 10)
     engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection, serving(runtime, Door(1_000)) as served, ExitStack() as stack:
-        connection.execute(text("UPDATE turns SET status = 'running', settled_at = NULL WHERE turn_id = :t"), {"t": other})
+        connection.execute(text(f"UPDATE turns SET status = 'running', settled_at = NULL WHERE turn_id = '{other}'"))
         gateway = served.app.state.gateway
         gateway._unsent = Unsent(wait_s=0.5)
         idle = stack.enter_context(connect(served.address, _get(f"/v1/turns/{other}/events")))
@@ -268,7 +268,7 @@ def test_a_stream_that_gets_no_memory_ends_without_an_internal_error(
         for _ in range(16):
             stack.enter_context(connect(served.address, _get(f"/v1/turns/{turn_id}/events")))
         wait_until(lambda: len(gateway._unsent._places) == 16, "all memory is reserved", PATIENCE_S)
-        connection.execute(text("UPDATE turns SET status = 'done', settled_at = now() WHERE turn_id = :t"), {"t": other})
+        connection.execute(text(f"UPDATE turns SET status = 'done', settled_at = now() WHERE turn_id = '{other}'"))
         wait_until(lambda: gateway._hub._open == 16, "the stream ends", PATIENCE_S)
         assert b"event: state" in idle.recv(2**16)
     engine.dispose()
