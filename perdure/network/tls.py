@@ -71,7 +71,10 @@ def divided(url: str) -> tuple[str, dict[str, Any] | None]:
     if url.startswith("amqps"):
         typed = {name.removeprefix("ssl_"): value for name, value in typed.items()}
         if typed.pop("check_hostname"):
-            typed["server_hostname"] = urlsplit(bare).hostname  # kombu itself would name the address of localhost
+            # kombu itself would name the address of localhost
+            typed["server_hostname"] = urlsplit(_servers(bare)[0]).hostname
+                _servers(bare)[0]
+            ).hostname  # kombu itself would name the address of localhost
     return bare, typed
 
 
@@ -127,9 +130,11 @@ def _check_names(servers: list[str]) -> None:
     """Check that RabbitMQ's servers can be verified. Kombu keeps its options, with the name, when it fails over.
 
     Raises:
-        ValueError: the servers have several names, of which only one would be verified.
+        ValueError: the servers have several names, of which only one would be verified, or only some use TLS.
     """
     encrypted = [each for each in servers if each.startswith("amqps://")]
+    if encrypted and len(encrypted) < len(servers):
+        raise ValueError("kombu would use TLS for all servers or for none: begin each URL with amqps://")
     hosts = sorted({urlsplit(each).hostname or "" for each in encrypted})
     checks = any(_parsed(each)[2].get("ssl_check_hostname") == "true" for each in encrypted)
     if len(hosts) > 1 and checks:

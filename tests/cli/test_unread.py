@@ -16,7 +16,7 @@ from sqlalchemy import text
 from websockets.sync.client import connect as connect_socket
 
 from perdure.access.tenants import UserKey
-from perdure.channels.http.limits.shares import CHUNKED_BYTES, Unsent
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_UNSENT_OF_USER, Unsent
 from perdure.channels.http.openai.answers import read_answer
 from perdure.channels.http.openai.wire import response_id
 from perdure.cli.serve.connection_limits import Door
@@ -224,6 +224,22 @@ def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, databa
         assert httpx2.get(served.url(path)).status_code == 429
 
 
+def test_a_stream_reserves_memory_for_the_text_that_it_keeps(runtime: Runtime, database_url: str) -> None:
+    """The closing events of the Responses API repeat the whole text, so each stream keeps it until its end."""
+    _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
+    with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served:
+        gateway = served.app.state.gateway
+        with connect(served.address, _get(f"/v1/responses/{response_id(turn_id)}?stream=true")) as client:
+            client.settimeout(PATIENCE_S)
+            assert sum(len(client.recv(2**16)) for _ in range(40)) > 2**16
+            read = 0
+            while read < 4_000_000 and (chunk := client.recv(2**18)):
+                read += len(chunk)
+            assert gateway._unsent._reserved["ann"] >= 2 * 2**20
+            assert gateway._unsent._reserved["ann"] <= MOST_UNSENT_OF_USER // 2 + 2 * CHUNKED_BYTES
+        _until_released(served)
+
+
 def test_streams_of_long_turns_give_way_between_pages(runtime: Runtime, database_url: str) -> None:
     """Clients that read their events at a modest rate do not keep the memory until the end of a long turn."""
     reading = [long_transcript(database_url, 400, _SIZE, f"reading {number}") for number in range(8)]
@@ -260,7 +276,7 @@ def test_a_stream_that_gets_no_memory_ends_without_an_internal_error(
     _, other = long_transcript(database_url, 1, 10)
     engine = engine_of(database_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection, serving(runtime, Door(1_000)) as served, ExitStack() as stack:
-        connection.execute(text(f"UPDATE turns SET status = 'running', settled_at = NULL WHERE turn_id = '{other}'"))
+        connection.execute(text(f"UPDATE turns SET status = 'running', settled_at = NULL WHERE turn_id = '{other}'"))  # noqa: S608 (constants)
         gateway = served.app.state.gateway
         gateway._unsent = Unsent(wait_s=0.5)
         idle = stack.enter_context(connect(served.address, _get(f"/v1/turns/{other}/events")))
@@ -268,7 +284,7 @@ def test_a_stream_that_gets_no_memory_ends_without_an_internal_error(
         for _ in range(16):
             stack.enter_context(connect(served.address, _get(f"/v1/turns/{turn_id}/events")))
         wait_until(lambda: len(gateway._unsent._places) == 16, "all memory is reserved", PATIENCE_S)
-        connection.execute(text(f"UPDATE turns SET status = 'done', settled_at = now() WHERE turn_id = '{other}'"))
+        connection.execute(text(f"UPDATE turns SET status = 'done', settled_at = now() WHERE turn_id = '{other}'"))  # noqa: S608 (constants)
         wait_until(lambda: gateway._hub._open == 16, "the stream ends", PATIENCE_S)
         assert b"event: state" in idle.recv(2**16)
     engine.dispose()

@@ -31,7 +31,10 @@ WAITING = """
 
 LOCK_TIMEOUT_MS = 100
 
-DROPPING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'DROP INDEX CONCURRENTLY%%' AND state = 'active'"
+DROPPING = """
+    SELECT pid FROM pg_stat_activity
+    WHERE query LIKE 'DROP INDEX CONCURRENTLY%%' AND state = 'active' AND datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -116,12 +119,11 @@ def test_remains_of_a_build_are_dropped_once(
             built.start()
             while not connection.exec_driver_sql(WAITING).scalar():
                 assert built.is_alive()
-            connection.exec_driver_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_progress_create_index")
-            # The process that builds loses its connection, and then waits to drop the remains: it is killed, too.
-            dropping = (
-                "SELECT pid FROM pg_stat_activity WHERE query LIKE 'DROP INDEX CONCURRENTLY%%' AND state = 'active'"
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_progress_create_index WHERE datname = current_database()"
             )
-            while not (pid := connection.exec_driver_sql(dropping).scalar()):
+            # The process that builds loses its connection, and then waits to drop the remains: it is killed, too.
+            while not (pid := connection.exec_driver_sql(DROPPING).scalar()):
                 assert built.is_alive()
             connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (pid,))
             built.join(PATIENCE_S)

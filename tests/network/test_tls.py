@@ -246,6 +246,20 @@ def test_several_brokers_have_the_options_of_the_first(authority: Authority) -> 
     assert normalised("rediss://:a;b@h").startswith("rediss://:a;b@h?ssl_cert_reqs=required")
 
 
+@pytest.mark.parametrize("url", ["amqp://a;amqps://a", "amqps://a;amqp://a"])
+def test_brokers_with_and_without_tls_are_refused(url: str) -> None:
+    """Kombu has one setting for all servers of a URL, so one of them would be asked without TLS, or in vain with it."""
+    with pytest.raises(SettingsError, match=r"PERDURE_BROKER_URL .*begin each URL with amqps://"):
+        Settings.load(_env_file=None, broker_url=url)
+
+
+def test_one_name_of_several_brokers_is_verified() -> None:
+    """The name is that of one server, not a piece of the list."""
+    _, options = divided(normalised("amqps://a.example;amqps://A.EXAMPLE"))
+    assert options is not None
+    assert options["server_hostname"] == "a.example"
+
+
 @pytest.mark.parametrize("options", [("", ""), ("?ssl_check_hostname=false", ""), ("", "?ssl_cert_reqs=none")])
 def test_no_broker_is_verified_under_the_name_of_another(options: tuple[str, str]) -> None:
     """Kombu keeps the first server's name when it fails over: the second would need a certificate of the first."""

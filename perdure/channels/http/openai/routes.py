@@ -15,7 +15,7 @@ from perdure.access.tenants import UserKey
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.limits.shares import CHUNKED_BYTES
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_UNSENT_OF_USER
 from perdure.channels.http.openai import answers, chat_completions, responses, side_requests
 from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
@@ -115,7 +115,7 @@ async def create_response(
     if body.stream:
         turn = await _turn(gateway, accepted.turn_id)
         parts = await _begun(_parts(gateway, request, accepted.turn_id))
-        return sse.response(responses.stream(made, turn, parts, None, note))
+        return sse.response(responses.stream(made, turn, _keeping(gateway, request, place.user, parts), None, note))
     if body.background:
         turn = await _turn(gateway, accepted.turn_id)
         await note()
@@ -143,8 +143,9 @@ async def read_response(
     if not stream:
         return respond(_whole(made, await _answer(gateway, request, turn_id)), HTTPStatus.OK)
     turn = await _turn(gateway, turn_id)
+    user = await gateway.in_thread(partial(owner, gateway.runtime.database, turn_id))
     parts = await _begun(_parts(gateway, request, turn_id))
-    return sse.response(responses.stream(made, turn, parts, starting_after))
+    return sse.response(responses.stream(made, turn, _keeping(gateway, request, user, parts), starting_after))
 
 
 @router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
@@ -215,6 +216,26 @@ async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.
     size = await gateway.in_thread(partial(answers.answer_bytes, database, turn_id))
     await gateway.reserve(request, user, max(size, CHUNKED_BYTES))
     return await gateway.in_thread(partial(answers.read_answer, database, turn_id))
+
+
+async def _keeping(
+    gateway: Gateway, request: Request, user: UserKey | None, parts: AsyncIterator[answers.Part]
+) -> AsyncIterator[answers.Part]:
+    """`parts` for a response that keeps their text until its end, in memory that is reserved until then.
+
+    Reserves up to half of the memory of `user`, for the text and for an event with the whole text.
+
+    Raises:
+        RateLimited: the clients of `user`, or all clients, have too many unread responses.
+    """
+    size = reserved = 0
+    async for part in parts:
+        if isinstance(part, answers.Text):
+            size += 2 * len(part.text)
+            while reserved < min(size, MOST_UNSENT_OF_USER // 2):
+                reserved += CHUNKED_BYTES
+                await gateway.reserve(request, user, CHUNKED_BYTES)
+        yield part
 
 
 async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
