@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, latest, render
+from perdure.memory.sections.budget import Section, affordable, latest, render
 from perdure.models.protocol import ToolSchema
 from perdure.text.quoting import CONVERSATION, MEMORY, quoted
+from perdure.text.tokens import cut_to, estimate_tokens
 
 budgets = st.integers(0, 400)
 texts = st.one_of(

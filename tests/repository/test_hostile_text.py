@@ -41,6 +41,7 @@ from perdure.sessions import summary
 from perdure.tasks import arguments
 from perdure.text import contradiction, linear, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
+from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
 from perdure.tools.mcp import stdio
 from perdure.turns.inbox import incoming
@@ -133,8 +134,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.consolidation.candidates.parse": suppressing(candidates.parse, ValueError),
     "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
-    "perdure.memory.sections.budget.estimate_tokens": budget.estimate_tokens,
-    "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
+    "perdure.text.tokens.estimate_tokens": estimate_tokens,
+    "perdure.text.tokens.cut_to": lambda given: cut_to(given, 500),
     "perdure.memory.sections.budget.render": lambda given: budget.render(
         budget.Section(quoting.MEMORY, "x", [given], 9_000)
     ),

@@ -23,9 +23,10 @@ from perdure.database.engine import Executor
 from perdure.memory.recall.search import Layer, Recalled
 from perdure.memory.redis.stream import Stream, StreamEvent, StreamEventKind
 from perdure.memory.sections import queries
-from perdure.memory.sections.budget import Section, estimate_tokens, fitting, render
+from perdure.memory.sections.budget import Section, fitting, render
 from perdure.settings import MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, Quoter
+from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import cut
 
 MOST_RECALLED = 10

@@ -1,8 +1,7 @@
 """Sections of a prompt and their token budgets. All functions are pure.
 
 No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept.
-Turns are kept or left out whole, so that a tool call keeps its result. Tokens are estimated from the size of the text,
-without a vendor's tokenizer. The estimate is usually too high.
+Turns are kept or left out whole, so that a tool call keeps its result.
 
 Called by `assemble` and by `turns`.
 """
@@ -17,10 +16,9 @@ from typing import TypeVar
 
 from perdure.models.protocol import ToolSchema
 from perdure.text.quoting import Quoter, quoted
+from perdure.text.tokens import BYTES_PER_TOKEN, beginning, estimate_tokens, size
 
-_BYTES_PER_TOKEN = 3
 _SCHEMA_TOKENS = 8
-_CUT = " […]"
 
 Turn = TypeVar("Turn")
 
@@ -39,11 +37,6 @@ class Section:
     backwards: bool = False
 
 
-def estimate_tokens(text: str) -> int:
-    """A conservative estimate of the tokens of `text`: one per three bytes of UTF-8, rounded up."""
-    return -(-_size(text) // _BYTES_PER_TOKEN)
-
-
 def render(section: Section, quoter: Quoter | None = None) -> str:
     """The section's text, quoted by `quoter`; empty if the budget is too small for any part of it."""
     kept = fitting(section)
@@ -53,17 +46,12 @@ def render(section: Section, quoter: Quoter | None = None) -> str:
 
 def fitting(section: Section) -> list[str]:
     """The leading pieces that fit the budget together. If not even the first piece fits, returns its beginning."""
-    room = section.budget * _BYTES_PER_TOKEN - _size(quoted(section.mark, section.title, ["."])) + 1
-    spent = accumulate(_size(piece) + 1 for piece in section.pieces)
+    room = section.budget * BYTES_PER_TOKEN - size(quoted(section.mark, section.title, ["."])) + 1
+    spent = accumulate(size(piece) + 1 for piece in section.pieces)
     kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
     if not kept and section.pieces:
-        kept = [head for head in [_head(section.pieces[0], room)] if head]
+        kept = [head for head in [beginning(section.pieces[0], room)] if head]
     return kept
-
-
-def cut_to(text: str, budget: int) -> str:
-    """Cut `text` to `budget` tokens if it is longer. A mark at the end shows that text was removed."""
-    return text if estimate_tokens(text) <= budget else _head(text, budget * _BYTES_PER_TOKEN)
 
 
 def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
@@ -82,17 +70,3 @@ def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ..
 def _schema_tokens(tool: ToolSchema) -> int:
     written = json.dumps(tool.parameters, ensure_ascii=False)
     return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS
-
-
-def _head(text: str, room: int) -> str:
-    """The beginning of `text` that fits `room` bytes together with the cut mark; empty if the mark does not fit."""
-    room -= _size(_CUT)
-    return _encoded(text)[:room].decode("utf-8", "ignore") + _CUT if room > 0 else ""
-
-
-def _size(text: str) -> int:
-    return len(_encoded(text))
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # an agent's instructions may contain lone surrogates

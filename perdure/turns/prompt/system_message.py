@@ -21,13 +21,14 @@ from perdure.casebank.search import FoundCase, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.memory.recall.search import PromptWindow, Recalled
 from perdure.memory.sections.assemble import MOST_RECALLED, SectionsRequest, assemble_sections
-from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, render
+from perdure.memory.sections.budget import Section, affordable, render
 from perdure.models.embedders.memoized import MemoizedEmbedder
 from perdure.models.protocol import CallAborted, ModelCall, ToolSchema
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
 from perdure.text.quoting import CONVERSATION, NOTE, Quoter, label_lines
+from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, Tenure
 from perdure.turns.transcript import Transcript

@@ -7,10 +7,10 @@ import logging
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
-from perdure.memory.sections.budget import estimate_tokens
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, ToolSchema
 from perdure.runtime import Runtime
+from perdure.text.tokens import estimate_tokens
 from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import Tenure
