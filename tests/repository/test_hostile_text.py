@@ -29,7 +29,6 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import time_spans
-from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel
@@ -45,6 +44,7 @@ from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
 from perdure.tools.mcp import stdio
 from perdure.turns.inbox import incoming
+from perdure.turns.prompt.parts import Part, render
 from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
@@ -136,8 +136,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
     "perdure.text.tokens.estimate_tokens": estimate_tokens,
     "perdure.text.tokens.cut_to": lambda given: cut_to(given, 500),
-    "perdure.memory.sections.budget.render": lambda given: budget.render(
-        budget.Section(quoting.MEMORY, "x", [given], 9_000)
+    "perdure.turns.prompt.parts.render": lambda given: render(
+        Part(quoting.MEMORY, "x", [given], 9_000), quoting.Quoter()
     ),
     "perdure.memory.embedding.text_to_embed": text_to_embed,
     "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([message_with(given)])),

@@ -1,9 +1,7 @@
-"""Sections of a prompt and their token budgets. All functions are pure.
+"""The parts of a prompt, each within its token budget. All functions are pure.
 
-No section exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept.
+No part exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept.
 Turns are kept or left out whole, so that a tool call keeps its result.
-
-Called by `assemble` and by `turns`.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ Turn = TypeVar("Turn")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A section of a prompt: `pieces` of text, the most important first, within `budget` tokens.
+class Part:
+    """A quoted part of a system message: `pieces` of text, the most important first, within `budget` tokens.
 
     `mark` is the kind of quotation. `backwards`: the text has the pieces in reverse order, the most important last.
     """
@@ -37,20 +35,22 @@ class Section:
     backwards: bool = False
 
 
-def render(section: Section, quoter: Quoter | None = None) -> str:
-    """The section's text, quoted by `quoter`; empty if the budget is too small for any part of it."""
-    kept = fitting(section)
-    quoter = quoter or Quoter()
-    return quoter.quote(section.mark, section.title, kept[::-1] if section.backwards else kept)
+def render(part: Part, quoter: Quoter) -> str:
+    """The part's text, quoted by `quoter`; empty if the budget is too small for any piece.
+
+    The text is the same each time the same `quoter` quotes the part.
+    """
+    kept = fitting(part)
+    return quoter.quote(part.mark, part.title, kept[::-1] if part.backwards else kept)
 
 
-def fitting(section: Section) -> list[str]:
+def fitting(part: Part) -> list[str]:
     """The leading pieces that fit the budget together. If not even the first piece fits, returns its beginning."""
-    room = section.budget * BYTES_PER_TOKEN - size(quoted(section.mark, section.title, ["."])) + 1
-    spent = accumulate(size(piece) + 1 for piece in section.pieces)
-    kept = [piece for piece, total in zip(section.pieces, spent, strict=True) if total - 1 <= room]
-    if not kept and section.pieces:
-        kept = [head for head in [beginning(section.pieces[0], room)] if head]
+    room = part.budget * BYTES_PER_TOKEN - size(quoted(part.mark, part.title, ["."])) + 1
+    spent = accumulate(size(piece) + 1 for piece in part.pieces)
+    kept = [piece for piece, total in zip(part.pieces, spent, strict=True) if total - 1 <= room]
+    if not kept and part.pieces:
+        kept = [head for head in [beginning(part.pieces[0], room)] if head]
     return kept
 
 
