@@ -1,9 +1,8 @@
 """Memory: users' earlier messages and the memories extracted from them.
 
-recall/             searches messages and memories
+recall/             searches messages and memories, and reads a user's past for a prompt
 consolidation/      extracts memories from ended sessions
 redis/              the short-lived memory in Redis: the event stream and working memory
-sections/           fills the memory sections of a prompt
 embedding.py        computes the vectors of messages and memories
 decay.py            lowers the values of memories over time
 hot_memories.py     ranks the memories that are recalled most often

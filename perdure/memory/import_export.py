@@ -28,7 +28,7 @@ from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest
 from perdure.ids import new_id
 from perdure.memory import import_export_queries as queries
-from perdure.memory.sections.budget import estimate_tokens
+from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import first_line, identifier, load_object, member_path, storable, what_is_wrong
 
 MAX_LINE_CHARS = 16_777_216

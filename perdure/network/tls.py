@@ -73,8 +73,6 @@ def divided(url: str) -> tuple[str, dict[str, Any] | None]:
         if typed.pop("check_hostname"):
             # kombu itself would name the address of localhost
             typed["server_hostname"] = urlsplit(_servers(bare)[0]).hostname
-                _servers(bare)[0]
-            ).hostname  # kombu itself would name the address of localhost
     return bare, typed
 
 

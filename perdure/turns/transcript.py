@@ -20,7 +20,6 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor, Statement
 from perdure.errors import ContentFiltered, ContextTooLong, loggable
-from perdure.memory.sections.budget import latest
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
@@ -195,20 +194,10 @@ class Transcript:
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
-    def prompt(self, system: str, budget: int) -> tuple[Message, ...]:
-        """The messages for a model: the system message, then the newest whole turns within `budget` tokens.
-
-        The newest turn is always included.
-        """
-        return (Message(Role.SYSTEM, system), *(entry.message() for entry in self._within(budget)))
-
-    def first_seen(self, budget: int) -> int:
-        """The `seq` of the first committed message in a prompt of `budget` tokens; 0 if there is none."""
-        return next((entry.seq for entry in self._within(budget) if entry.seq is not None), 0)
-
-    def _within(self, budget: int) -> list[Entry]:
-        kept = latest(_by_turn(self._entries), lambda turn: sum(entry.token_count for entry in turn), budget)
-        return [entry for turn in kept for entry in turn]
+    @property
+    def turns(self) -> list[list[Entry]]:
+        """The entries of each turn, the present turn last."""
+        return [list(each) for _, each in groupby(self._entries, key=lambda entry: entry.turn_id)]
 
 
 def steps_in(entries: Iterable[Entry]) -> int:
@@ -284,12 +273,3 @@ def _entry(row: Row[Any]) -> Entry:
         created_at=row.created_at,
         seq=row.seq,
     )
-
-
-def _by_turn(entries: Sequence[Entry]) -> list[list[Entry]]:
-    turns: list[list[Entry]] = []
-    for entry in entries:
-        if not turns or turns[-1][0].turn_id != entry.turn_id:
-            turns.append([])
-        turns[-1].append(entry)
-    return turns

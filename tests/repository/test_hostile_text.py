@@ -29,7 +29,6 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import time_spans
-from perdure.memory.sections import budget
 from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel
@@ -41,9 +40,11 @@ from perdure.sessions import summary
 from perdure.tasks import arguments
 from perdure.text import contradiction, linear, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
+from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
 from perdure.tools.mcp import stdio
 from perdure.turns.inbox import incoming
+from perdure.turns.prompt.parts import Part, render
 from tests.hostile import STORABLE, TEXTS, assert_linear, repeated
 from tests.repository.source import ROOT, modules
 
@@ -133,10 +134,10 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.dump": lambda given: untrusted.dump([given], 500),
     "perdure.memory.consolidation.candidates.parse": suppressing(candidates.parse, ValueError),
     "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
-    "perdure.memory.sections.budget.estimate_tokens": budget.estimate_tokens,
-    "perdure.memory.sections.budget.cut_to": lambda given: budget.cut_to(given, 500),
-    "perdure.memory.sections.budget.render": lambda given: budget.render(
-        budget.Section(quoting.MEMORY, "x", [given], 9_000)
+    "perdure.text.tokens.estimate_tokens": estimate_tokens,
+    "perdure.text.tokens.cut_to": lambda given: cut_to(given, 500),
+    "perdure.turns.prompt.parts.render": lambda given: render(
+        Part(quoting.MEMORY, "x", [given], 9_000), quoting.Quoter()
     ),
     "perdure.memory.embedding.text_to_embed": text_to_embed,
     "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([message_with(given)])),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.chat_wire import request_body
 from perdure.text.untrusted import storable
+from perdure.turns.prompt.build import Prompt
 from perdure.turns.run.verdict import closings
 from perdure.turns.transcript import Entry, Transcript, result_of, said
 from tests.models.openai_server import validate_transcript
@@ -75,9 +76,8 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
-    return Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn]).prompt(
-        "You help.", WORKING_BUDGET_TOKENS
-    )
+    transcript = Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn])
+    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(transcript)
 
 
 @given(transcripts())

@@ -22,8 +22,8 @@ from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import MemoryKind
 from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
+from perdure.memory.recall.past_queries import RELATED_SESSIONS
 from perdure.memory.recall.search import Recall, Recalled
-from perdure.memory.sections.queries import RELATED_SESSIONS
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import ConsolidationSettings

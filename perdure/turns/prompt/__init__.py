@@ -1,1 +1,4 @@
-"""The system message of a turn: the agent's instructions, recalled memories and cases. Called by the step loop."""
+"""The prompt of a turn: instructions, summary, history, recall and cases, each within its budget.
+
+`build` asks memory and the CaseBank, and makes the parts. `parts` fits them into their budgets.
+"""

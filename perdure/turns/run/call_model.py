@@ -7,14 +7,14 @@ import logging
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
-from perdure.memory.sections.budget import estimate_tokens
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, ToolSchema
 from perdure.runtime import Runtime
+from perdure.text.tokens import estimate_tokens
 from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import Tenure
-from perdure.turns.prompt.system_message import Briefing, brief, halved, offered
+from perdure.turns.prompt.build import Prompt, build, halved, offered
 from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ModelCaller:
         self._timeout_s = timeout_s
         self._model: Model = runtime.models(self.name)
         self._limits = runtime.settings.memory
-        self._briefing: Briefing | None = None
+        self._prompt: Prompt | None = None
         self._halvings = 0
         self._fallback_waits = False
         self._schemas: tuple[ToolSchema, ...] = ()
@@ -62,7 +62,7 @@ class ModelCaller:
     @property
     def case_ids(self) -> tuple[str, ...]:
         """The ids of the cases in the prompt."""
-        return () if self._briefing is None else self._briefing.case_ids
+        return () if self._prompt is None else self._prompt.case_ids
 
     def call(self) -> ModelReply:
         """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
@@ -82,15 +82,15 @@ class ModelCaller:
                 request = self._smaller_request(request, error)
 
     def _request(self) -> ModelRequest:
-        if self._briefing is None:
-            self._briefing = brief(self._runtime, self._tenure, self._agent, self._transcript, limits=self._limits)
+        if self._prompt is None:
+            self._prompt = build(self._runtime, self._tenure, self._agent, self._transcript, limits=self._limits)
         # Read before each call, because an MCP server's tools may change between two steps.
         self.tools = equip(self._runtime, self._tenure, self._agent)
         schemas = self.tools.schemas()
         if schemas != self._schemas:  # so that tools beyond the budget are logged once
             self._schemas = schemas
             self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
-        return ModelRequest(self._transcript.prompt(self._briefing.text, self._limits.budget_working), self._offered)
+        return ModelRequest(self._prompt.messages(self._transcript), self._offered)
 
     def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
         """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets.
@@ -103,7 +103,7 @@ class ModelCaller:
         while self._halvings < _MOST_HALVINGS:
             self._halvings += 1
             self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
-            self._briefing = None
+            self._prompt = None
             request = self._request()
             if request != before:
                 return request

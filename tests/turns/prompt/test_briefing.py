@@ -14,11 +14,11 @@ from perdure.agents import Agents
 from perdure.errors import ProviderError
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
-from perdure.memory.sections.budget import estimate_tokens
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.sessions.ending import request_end
 from perdure.text.patterns import compiled
+from perdure.text.tokens import estimate_tokens
 from perdure.tools.memory import forget, recall, remember
 from tests.hostile import ESCAPES
 from tests.memory.conftest import redis_memory

@@ -1,4 +1,4 @@
-"""A prompt's sections stay within their token budgets and end with a closing tag. The newest turn is complete."""
+"""A prompt's parts stay within their token budgets and end with a closing tag. The newest turn is complete."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.memory.sections.budget import Section, affordable, cut_to, estimate_tokens, latest, render
 from perdure.models.protocol import ToolSchema
-from perdure.text.quoting import CONVERSATION, MEMORY, quoted
+from perdure.text.quoting import CONVERSATION, MEMORY, Quoter, quoted
+from perdure.text.tokens import cut_to, estimate_tokens
+from perdure.turns.prompt.parts import Part, affordable, latest, render
 
 budgets = st.integers(0, 400)
 texts = st.one_of(
@@ -22,9 +23,9 @@ pieces = st.lists(texts, max_size=12)
 
 @given(pieces, budgets, st.sampled_from([MEMORY, CONVERSATION]), st.booleans())
 @example(["x" * 100], 10, MEMORY, False)
-def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
-    """A section stays within its token budget and ends with its closing tag, for any text, including hostile text."""
-    made = render(Section(mark, "What is known", given_, budget, backwards=backwards))
+def test_a_part_never_exceeds_its_budget(given_: list[str], budget: int, mark: str, backwards: bool) -> None:
+    """A part stays within its token budget and ends with its closing tag, for any text, including hostile text."""
+    made = render(Part(mark, "What is known", given_, budget, backwards=backwards), Quoter())
     assert estimate_tokens(made) <= budget
     closing = made.rpartition("\n")[2]
     assert not made or closing.startswith(f"</{mark} ")
@@ -35,7 +36,7 @@ def test_a_section_never_exceeds_its_budget(given_: list[str], budget: int, mark
 def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> None:
     """The first pieces are kept, as many as the budget allows. If even the first is too long, its beginning is kept."""
     numbered = [f"{number}:{piece}" for number, piece in enumerate(given_)]
-    made = render(Section(MEMORY, "Known", numbered, budget))
+    made = render(Part(MEMORY, "Known", numbered, budget), Quoter())
     lines = made.splitlines()[2:-1]
     if lines and lines[0] == numbered[0]:
         assert lines == numbered[: len(lines)]
@@ -48,8 +49,8 @@ def test_the_least_relevant_is_dropped_first(given_: list[str], budget: int) -> 
 
 def test_the_newest_may_be_last() -> None:
     """With `backwards` the newest piece comes last, as in a conversation. The oldest pieces are still dropped first."""
-    section = Section(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
-    assert render(section).splitlines()[2:-1] == ["older", "newest"]
+    part = Part(CONVERSATION, "Earlier", ["newest", "older", "oldest " * 50], 40, backwards=True)
+    assert render(part, Quoter()).splitlines()[2:-1] == ["older", "newest"]
 
 
 @given(texts, budgets)

@@ -1,4 +1,4 @@
-"""The SQL statements of a prompt's memory sections. A turn runs at most two; each reads a bounded number of rows."""
+"""The SQL statements of a prompt's past. A turn runs at most two; each reads a bounded number of rows."""
 
 from __future__ import annotations
 

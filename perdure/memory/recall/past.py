@@ -1,0 +1,121 @@
+"""What memory has for a turn's prompt besides the search: the user's past, and what surrounds the recalled memories.
+
+Each function runs at most one statement, which reads a bounded number of rows. `turns.prompt` calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from perdure.access.tenants import UserKey, tenant_of
+from perdure.database.engine import Executor
+from perdure.memory.recall import past_queries
+from perdure.memory.recall.search import Layer, Recalled
+from perdure.text.untrusted import cut
+
+_SOURCE_CHARS = 300
+_HOT = 100
+_SOURCES = 3
+_ENTITIES = 20
+_FAN_OUT = 20
+_RELATIONS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """A text and its time."""
+
+    at: datetime
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a user's past has for a prompt, regardless of the question.
+
+    `searchable`: the user has other sessions or memories. `summaries` of earlier sessions are newest first, `hot`
+    memories by rank. `related_sessions` are the other sessions in the fork tree. `has_cases`: the bank has cases that
+    the user may see.
+    """
+
+    searchable: bool = False
+    has_cases: bool = False
+    summaries: Sequence[Dated] = ()
+    hot: Sequence[Dated] = ()
+    related_sessions: Sequence[UUID] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The relations of the entities in recalled memories, nearest first, and each memory's sources, newest first."""
+
+    relations: Sequence[str] = ()
+    sources: Mapping[UUID, Sequence[Dated]] = field(default_factory=dict)
+
+
+def read_past(
+    executor: Executor,
+    user_id: UserKey,
+    session_id: UUID,
+    *,
+    previous_id: UUID | None,
+    most_summaries: int,
+    bank: str | None,
+    embedder: str,
+    authors: Sequence[str],
+    all_cases: bool,
+) -> Past:
+    """Read the past of a session's user, without the summary of the session `previous_id`.
+
+    `has_cases` counts the cases in `bank` whose vectors `embedder` made, of `authors` (user keys) and those shared with
+    the user's tenant; with `all_cases`, of all users. A `bank` of `None` has no cases.
+    """
+    rows = executor.run(
+        past_queries.PAST,
+        {
+            "user_id": user_id,
+            "authors": authors,
+            "tenant": tenant_of(user_id),
+            "session_id": session_id,
+            "previous_id": previous_id,
+            "archive": most_summaries,
+            "hot": _HOT,
+            "embedder": embedder,
+            "all_cases": all_cases,
+            "bank": bank,
+        },
+    )
+    return Past(
+        searchable=any(row.section == "past" for row in rows),
+        has_cases=any(row.section == "bank" for row in rows),
+        summaries=[Dated(row.at, row.content) for row in rows if row.section == "archive"],
+        hot=[Dated(row.at, row.content) for row in rows if row.section == "meta"],
+        related_sessions=[UUID(row.content) for row in rows if row.section == "kin"],
+    )
+
+
+def read_surroundings(executor: Executor, user_id: UserKey, recalled: Sequence[Recalled]) -> Surroundings:
+    """Read the surroundings of the memories in `recalled`. Runs no statement if there are none."""
+    memory_ids = [UUID(str(each.id)) for each in recalled if each.layer is Layer.SEMANTIC]
+    if not memory_ids:
+        return Surroundings()
+    rows = executor.run(
+        past_queries.AROUND,
+        {
+            "user_id": user_id,
+            "memory_ids": memory_ids,
+            "entities": _ENTITIES,
+            "fan_out": _FAN_OUT,
+            "relations": _RELATIONS,
+            "sources": _SOURCES,
+            "most_chars": _SOURCE_CHARS,
+        },
+    )
+    sources: dict[UUID, list[Dated]] = {}
+    for row in rows:
+        if row.section == "source":
+            sources.setdefault(row.memory_id, []).append(Dated(row.at, cut(row.content, _SOURCE_CHARS)))
+    return Surroundings([row.content for row in rows if row.section == "concepts"], sources)

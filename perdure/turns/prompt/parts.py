@@ -1,0 +1,72 @@
+"""The parts of a prompt, each within its token budget. All functions are pure.
+
+No part exceeds its budget. The oldest or least relevant pieces are left out first. The newest turn is always kept.
+Turns are kept or left out whole, so that a tool call keeps its result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from typing import TypeVar
+
+from perdure.models.protocol import ToolSchema
+from perdure.text.quoting import Quoter, quoted
+from perdure.text.tokens import BYTES_PER_TOKEN, beginning, estimate_tokens, size
+
+_SCHEMA_TOKENS = 8
+
+Turn = TypeVar("Turn")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A quoted part of a system message: `pieces` of text, the most important first, within `budget` tokens.
+
+    `mark` is the kind of quotation. `backwards`: the text has the pieces in reverse order, the most important last.
+    """
+
+    mark: str
+    title: str
+    pieces: Sequence[str]
+    budget: int
+    backwards: bool = False
+
+
+def render(part: Part, quoter: Quoter) -> str:
+    """The part's text, quoted by `quoter`; empty if the budget is too small for any piece.
+
+    The text is the same each time the same `quoter` quotes the part.
+    """
+    kept = fitting(part)
+    return quoter.quote(part.mark, part.title, kept[::-1] if part.backwards else kept)
+
+
+def fitting(part: Part) -> list[str]:
+    """The leading pieces that fit the budget together. If not even the first piece fits, returns its beginning."""
+    room = part.budget * BYTES_PER_TOKEN - size(quoted(part.mark, part.title, ["."])) + 1
+    spent = accumulate(size(piece) + 1 for piece in part.pieces)
+    kept = [piece for piece, total in zip(part.pieces, spent, strict=True) if total - 1 <= room]
+    if not kept and part.pieces:
+        kept = [head for head in [beginning(part.pieces[0], room)] if head]
+    return kept
+
+
+def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
+    """The newest of `turns` that fit the budget, in order; the last turn is always included."""
+    spent = accumulate(cost(turn) for turn in reversed(turns))
+    fitting = sum(1 for _ in takewhile(lambda total: total <= budget, spent))
+    return list(turns[-max(1, fitting) :])
+
+
+def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
+    """The leading `tools` that fit the budget together. An agent lists its most important tools first."""
+    spent = accumulate(_schema_tokens(tool) for tool in tools)
+    return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
+
+
+def _schema_tokens(tool: ToolSchema) -> int:
+    written = json.dumps(tool.parameters, ensure_ascii=False)
+    return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS
