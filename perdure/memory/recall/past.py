@@ -65,7 +65,7 @@ def read_past(
     most_summaries: int,
     bank: str | None,
     embedder: str,
-    authors: Sequence[str],
+    authors: Sequence[UserKey],
     all_cases: bool,
 ) -> Past:
     """Read the past of a session's user, without the summary of the session `previous_id`.

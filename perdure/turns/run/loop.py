@@ -10,9 +10,11 @@ settles the turn, or leaves it to a later worker (`run.leave`).
 A process may be killed at any point. Everything that another worker needs is committed before the loop goes on: a
 model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
-transcript, either a message of the user or results of tools (the model is called), or a reply with open calls (each is
-resumed by its effect class, and the model is not called again for it). No database connection is held during a model
-call or a tool call.
+transcript, either a message of the user or results of tools, and the model is called; or a reply with open calls, and
+the model is not called again for it. A killed worker leaves each open call in doubt: its intent does not tell whether
+its tool had begun. A `pure` or `idempotent` tool runs again, with the same effect id; an `unsafe` one runs again only
+if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease expires after `lease_s`,
+and a sweeper's wake-up leads to the next claim. No database connection is held during a model call or a tool call.
 """
 
 from __future__ import annotations
@@ -365,7 +367,7 @@ class Turn:
         return failed
 
     def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        """The reason not to take another step, if there is one. Committed calls run before the turn can stop."""
+        """The reason not to take another step, if there is one. Calls that this process committed run before it stops."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
@@ -409,7 +411,7 @@ class Turn:
             return None
         self._incomplete = 0
         if self._tenure.draining:
-            raise Interrupted  # this process has no time left to run the tools; the next worker asks the model again
+            raise Interrupted  # not committed: no time is left to run the tools, and the next worker asks the model again
         planned = plan(self._model.tools, reply.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
         waits = any(each.needs_approval for each in runnable)
