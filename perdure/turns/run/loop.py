@@ -367,7 +367,7 @@ class Turn:
         return failed
 
     def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        """The reason not to take another step, if there is one. Calls that this process committed run before it stops."""
+        """The reason not to take another step, if there is one. It stops after the calls that it committed itself."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
@@ -411,7 +411,7 @@ class Turn:
             return None
         self._incomplete = 0
         if self._tenure.draining:
-            raise Interrupted  # not committed: no time is left to run the tools, and the next worker asks the model again
+            raise Interrupted  # there is no time to run the tools: without a commit, the next worker asks the model again
         planned = plan(self._model.tools, reply.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
         waits = any(each.needs_approval for each in runnable)
