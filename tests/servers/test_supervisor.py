@@ -22,9 +22,9 @@ Start = Callable[..., Program]
 SUPERVISE = """
 import asyncio, sys
 from pathlib import Path
-from perdure.servers.supervisor import Backoff, Process, run
+from perdure.servers.supervisor import Backoff, SupervisedProcess, run
 def python(name, source, **more):
-    return Process(name, [sys.executable, "-u", "-c", source, *sys.argv[2:]], **more)
+    return SupervisedProcess(name, [sys.executable, "-u", "-c", source, *sys.argv[2:]], **more)
 POLITE = '''
 import os, signal, sys
 def leave(number, frame):
@@ -245,7 +245,7 @@ def test_any_output_passes_through_line_by_line(program: Start) -> None:
 @pytest.mark.long
 def test_a_missing_program_is_reported_by_name(program: Start) -> None:
     """If a program cannot be found, the supervisor prints its name and the reason."""
-    supervisor = program(SUPERVISE, "[Process('typo', ['perdure-no-such-program'])]")
+    supervisor = program(SUPERVISE, "[SupervisedProcess('typo', ['perdure-no-such-program'])]")
     assert (
         supervisor.until("cannot be started")
         == "typo | perdure-no-such-program cannot be started: No such file or directory"

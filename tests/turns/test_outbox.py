@@ -270,7 +270,7 @@ def test_one_of_concurrent_attempts_sends(harness: Harness) -> None:
     delivery_id = _delivery(harness)
     recipient = Recipient()
     found = side_by_side(*[lambda: _deliver(harness, recipient, delivery_id)] * 6)
-    assert sorted(type(each).__name__ for each in found) == ["Delivered"] + ["NotDue"] * 5
+    assert sorted(type(each).__name__ for each in found) == ["Delivered"] + ["DeliveryNotDue"] * 5
     assert len(recipient.arrived) == 1
 
 

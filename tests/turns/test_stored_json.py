@@ -85,7 +85,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
 
 
 def a_held_ending(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """A turn is settled with the ending in `turns.held`. Tool calls and usage of the ending keep unknown members."""
+    """A turn is settled with the ending in `turns.unsaved`. Tool calls and usage of the ending keep unknown members."""
     sent = harness.send("hello")
     asking = {"position": 2, "role": "assistant", "content": "", "token_count": 1, "tool_calls": [CALL | NEWER]}
     messages = [
@@ -270,7 +270,7 @@ READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
 }  # fmt: skip
 
 COLUMNS = {
-    "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "turns.held": "a_held_ending",
+    "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "turns.unsaved": "a_held_ending",
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",

@@ -262,19 +262,22 @@ RELEASE = Statement(
 )
 
 # Releases all sessions of a process that exits, and parks their running turns. A session that is being ended or
-# consolidated keeps its state.
+# consolidated keeps its state. The sessions are locked in the order of BLAME, so that neither waits for the other.
 RELEASE_ALL = Statement(
     "turns.release_all",
     f"""
-    WITH fenced AS (
+    WITH mine AS (
+        SELECT s.session_id FROM sessions AS s
+        JOIN unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
+                 AS fences (session_id, token, nonce) USING (session_id, token, nonce)
+        ORDER BY s.session_id FOR NO KEY UPDATE OF s
+    ), fenced AS (
         UPDATE sessions AS s
         SET lease_until = NULL, lease_owner = NULL, woken_at = NULL,
             strikes = greatest(strikes - 1, 0), claims = greatest(claims - 1, 0),
             state = CASE WHEN s.state IN ('{State.SUMMARIZING}', '{State.ENDING}', '{State.ENDED}') THEN s.state
                          ELSE {sql(Trigger.TURN_STOPPED, column="s.state")} END
-        FROM unnest(%(session_ids)s::uuid[], %(tokens)s::bigint[], %(nonces)s::uuid[])
-                 AS mine (session_id, token, nonce)
-        WHERE s.session_id = mine.session_id AND s.token = mine.token AND s.nonce = mine.nonce
+        FROM mine WHERE s.session_id = mine.session_id
         RETURNING s.session_id, s.state
     ), parked AS (
         UPDATE turns AS t SET status = 'parked' FROM fenced

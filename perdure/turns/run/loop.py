@@ -315,6 +315,7 @@ class Turn:
         self._calls = CallRunner(runtime, tenure, agent, variables)
         self._hooks = TurnHooks(runtime, tenure, agent, transcript)
         self._planned: list[Planned] | None = None
+        """The calls whose intents this process has just committed; `None` when it resumes those of another."""
         self._intended_at = 0.0
         self._incomplete = 0
         if self._row.cancel_requested_at is not None:
@@ -411,7 +412,7 @@ class Turn:
             return None
         self._incomplete = 0
         if self._tenure.draining:
-            raise Interrupted  # there is no time to run the tools: without a commit, the next worker asks the model again
+            raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
         planned = plan(self._model.tools, reply.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
         waits = any(each.needs_approval for each in runnable)
@@ -435,7 +436,7 @@ class Turn:
     def _commit(self, step: Step) -> bool:
         """Commit a step and announce its messages.
 
-        Returns False if a try raised an error although it had committed the step.
+        Returns False if a try raised an error although it had committed the step, so that time may have passed since.
         """
         sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
         self._events.committed(len(step.entries))

@@ -154,7 +154,7 @@ def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -
 
 
 def test_a_readable_held_ending_is_settled_after_the_last_attempt(harness: Harness) -> None:
-    """If `turns.held` contains a turn's reply, the turn is settled with that reply after its last attempt."""
+    """If `turns.unsaved` contains a turn's reply, the turn is settled with that reply after its last attempt."""
     harness.script(says("unheard"))
     sent = harness.send("hello")
     with harness.crashing("before", "turns.settle"):
