@@ -61,8 +61,8 @@ _CATALOGUE = """
 """
 """Selects one row that changes whenever the tables, their functions or the database's settings change.
 
-The row also changes when autovacuum analyzes a table for the first time. Autovacuum may then record the table as empty,
-and a plan that is made while a table is recorded as empty always scans the whole table.
+The row also changes when a table is analyzed for the first time. If the table is recorded as empty then, a plan always
+scans the whole table.
 """
 
 _USED = "SELECT relname FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r' AND pg_relation_size(oid) > 0"
@@ -122,6 +122,8 @@ class Databases:
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
             self.administer("ALTER SYSTEM SET synchronous_commit = off")
+            # On busy cores, autovacuum could record a table as empty during a test, or change plans that are tested.
+            self.administer("ALTER SYSTEM SET autovacuum = off")
             self.administer("SELECT pg_reload_conf()")
             admit_ordinary_role(self._server)
             # `_emptied` disables foreign key checks with this parameter; perdure does not use it.

@@ -38,6 +38,21 @@ def test_an_answer_continues_after_the_gateway_is_killed(
     installation.check()
 
 
+@pytest.mark.long
+def test_a_message_before_the_conversation_is_open(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """On a slow connection, the page keeps what the user sends before the list has arrived, and sends it then."""
+    slow = {"offline": False, "latency": 800, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    page.open()
+    assert not page.driver.execute_script("return location.hash"), "no conversation is open"
+    page.say("hello")
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+
+
 @pytest.mark.browser
 def test_the_whole_story(
     celery_setup: CeleryTestSetup,

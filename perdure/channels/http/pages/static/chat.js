@@ -17,6 +17,10 @@ const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("
 let api;
 /** @type {{ key: string, title: string | null, session_id: string | null }} */
 let open;
+/** The conversation that is being opened; `null` once its messages are shown. */
+let opening = {};
+/** Whether the user sent a message before the messages were shown; it is sent then. */
+let hasty = false;
 /** @type {AbortController | null} */
 let following = null;
 let runningTurn = null;
@@ -41,10 +45,11 @@ async function start() {
   byId("user").textContent = api.user;
   byId("leave").hidden = token === null;
   app.hidden = false;
+  const unsent = JSON.parse(sessionStorage.getItem("perdure.unsent") ?? "null");
   const found = await list();
   const wanted = decodeURIComponent(location.hash.slice(1));
   await go(found.find((each) => each.conversation === wanted) ?? (wanted ? named(wanted) : found[0] ?? fresh()));
-  await sendUnsent();
+  if (unsent !== null) await sendAgain(unsent);
   setTimeout(look, LOOK_MS);
 }
 
@@ -140,6 +145,8 @@ function mark() {
 }
 
 async function go(conversation) {
+  const typed = open === undefined ? text.value : "", mine = opening = {};
+  hasty &&= open === undefined;
   following?.abort();
   following = null;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
@@ -151,12 +158,15 @@ async function go(conversation) {
   document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
   byId("menu").hidden = open.title === null;
   byId("menu").open = false;
-  text.value = sessionStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "";
+  text.value = typed || (sessionStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "");
   grow();
   mark();
   running(null);
   await loadAndFollow();
+  if (opening !== mine) return;
+  opening = null;
   text.focus();
+  if (hasty) byId("form").requestSubmit();
 }
 
 /** Show the transcript, and go on with the turns that are not settled, behind the messages that are shown. */
@@ -212,9 +222,7 @@ async function send(words) {
 }
 
 /** A message that this tab had not delivered when it was reloaded; its id makes sending it again safe. */
-async function sendUnsent() {
-  const unsent = JSON.parse(sessionStorage.getItem("perdure.unsent") ?? "null");
-  if (unsent === null) return;
+async function sendAgain(unsent) {
   if (unsent.conversation !== open.key) await go(named(unsent.conversation));
   await deliver(unsent);
 }
@@ -327,6 +335,8 @@ function bind() {
     event.preventDefault();
     const words_ = text.value;
     if (!words_.trim()) return;
+    hasty = opening !== null;
+    if (hasty) return;
     text.value = "";
     draft();
     grow();
@@ -409,6 +419,7 @@ function leave() {
 }
 
 function draft() {
+  if (open === undefined) return;
   const key = `${DRAFT}:${api.user}:${open.key}`;
   if (text.value) sessionStorage.setItem(key, text.value);
   else sessionStorage.removeItem(key);
