@@ -9,7 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # Generated files and directories, as listed in .gitignore.
-_MADE = {".git", ".venv", ".perdure", ".env", ".hypothesis", "build", "dist", "__pycache__", "node_modules"}
+_MADE = {
+    ".git",
+    ".venv",
+    ".perdure",
+    ".env",
+    ".coverage",
+    ".hypothesis",
+    "build",
+    "dist",
+    "__pycache__",
+    "node_modules",
+}
 
 
 def files() -> Iterator[Path]:
