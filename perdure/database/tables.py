@@ -495,6 +495,7 @@ messages = Table(
     Column("created_at", _timestamp, nullable=False),
     Column("author", Text, comment="who wrote the message, in a group"),
     Column("stop_reason", Text, comment="why the model's reply is incomplete, such as length"),
+    Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",

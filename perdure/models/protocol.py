@@ -19,7 +19,7 @@ from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
 
 _CALL = frozenset({"id", "name", "arguments"})
-_USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens"})
+_USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"})
 
 
 def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -58,8 +58,31 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Opaque:
+    """What a provider sent with a reply beside its text and calls, such as signatures and thoughts.
+
+    `parts` is stored with the reply's message, and sent back as it came, to the endpoint and the model family that sent
+    it. It is never sent to another one, and never shown as text. The model's wire determines the form of `parts`.
+    """
+
+    endpoint: str
+    family: str
+    parts: Mapping[str, Any]
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        return cls(record["endpoint"], record["family"], record["parts"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"endpoint": self.endpoint, "family": self.family, "parts": self.parts}
+
+    def is_from(self, endpoint: str, family: str) -> bool:
+        return (self.endpoint, self.family) == (endpoint, family)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One entry of a prompt. `tool_call_id` is set on tool results only.
+    """One entry of a prompt. `tool_call_id` is set on tool results only, and `opaque` on a model's replies only.
 
     `extra` holds the members of a stored message that this release does not know; they are not sent to models.
     """
@@ -68,6 +91,7 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    opaque: Opaque | None = field(default=None, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -82,14 +106,17 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them. `cached_tokens`: input tokens read from the provider's cache.
+    """Tokens, as the provider counted them.
 
-    `extra` holds the stored members that this release does not know.
+    `cached_tokens` are the input tokens that were read from the provider's cache, and `reasoning_tokens` the output
+    tokens of thoughts; each is `None` if the provider did not report it. `extra` holds the stored members that this
+    release does not know.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -97,29 +124,47 @@ class Usage:
         return cls(
             record.get("input_tokens", 0),
             record.get("output_tokens", 0),
-            record.get("cached_tokens", 0),
+            record.get("cached_tokens"),
+            record.get("reasoning_tokens"),
             unknown_members(record, _USAGE),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The usage in its stored and displayed form."""
-        cached = {"cached_tokens": self.cached_tokens} if self.cached_tokens else {}
-        return {**self.extra, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens, **cached}
+        return {
+            **self.extra,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cached_tokens": self.cached_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
+        }
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            self.cached_tokens + other.cached_tokens,
+            _sum(self.cached_tokens, other.cached_tokens),
+            _sum(self.reasoning_tokens, other.reasoning_tokens),
         )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    """The sum of the reported counts; `None` if neither is reported."""
+    return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One prompt: the system message first, then the conversation, oldest first."""
+    """One prompt: the system message first, then the conversation, oldest first.
+
+    `settings` has the settings of the call, with the names of pydantic-ai, such as `temperature`. `output` is the JSON
+    schema that the reply's text should fit. A model without structured output ignores it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +174,8 @@ class ModelReply:
     `usage` is `None` if the provider did not report it. `stop_reason` says how the reply ended: `stop` or `tool_calls`
     if it is complete, `length` if it was cut off, `content_filter`, `refusal`, or the provider's own word; empty if the
     provider named none. Tool calls run only if the reply is complete (`perdure.models.endings`). `fallback` is true if
-    a fallback replied because the requested model failed.
+    a fallback replied because the requested model failed. `thoughts` is what the model wrote before its answer; it is
+    no part of the reply. `opaque` is what the provider needs back with the next prompt.
     """
 
     content: str
@@ -138,6 +184,8 @@ class ModelReply:
     model: str = ""
     stop_reason: str = "stop"
     fallback: bool = False
+    thoughts: str = ""
+    opaque: Opaque | None = None
 
 
 class CallAborted(Abandoned):

@@ -472,10 +472,10 @@ FORK = Statement(
         JOIN turns AS t ON t.turn_id = new.old_turn_id
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, stop_reason, created_at)
+                              token_count, model, fallback, usage, stop_reason, opaque, created_at)
         SELECT %(fork_id)s::uuid, m.seq, copied.new_turn_id, m.role, m.content, m.tool_calls, m.tool_call_id,
                m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.stop_reason,
-               m.created_at
+               m.opaque, m.created_at
         FROM messages AS m JOIN copied USING (turn_id)
         WHERE m.session_id = %(session_id)s
         RETURNING seq

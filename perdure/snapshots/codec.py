@@ -194,7 +194,7 @@ def _domain(model: _SnapshotModel) -> AgentSnapshot:
 
 def _message(record: _MessageModel) -> Message:
     calls = tuple(ToolCall(call.id, call.name, call.arguments, call.unknown) for call in record.tool_calls)
-    return Message(Role(record.role), record.content, calls, record.tool_call_id, record.unknown)
+    return Message(Role(record.role), record.content, calls, record.tool_call_id, extra=record.unknown)
 
 
 def _event(event: _EventModel) -> Event:

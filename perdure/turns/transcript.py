@@ -21,7 +21,7 @@ from sqlalchemy import Row
 from perdure.database.engine import Executor, Statement
 from perdure.errors import ContentFiltered, ContextTooLong, loggable
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelReply, Role, ToolCall, Usage
+from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
 from perdure.turns.lease.tenure import Tenure
 
@@ -39,7 +39,7 @@ HISTORY = Statement(
     "turns.history",
     f"""
     SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
-           NULL::text AS message_id, m.created_at, NULL::int AS position
+           m.opaque, NULL::text AS message_id, m.created_at, NULL::int AS position
     FROM messages AS m
     WHERE m.session_id = %(session_id)s AND m.seq >= (
         SELECT min(first_seq) FROM (
@@ -50,7 +50,7 @@ HISTORY = Statement(
       AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
            FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     UNION ALL
-    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
     FROM inbox AS i
     WHERE i.turn_id = %(turn_id)s
       AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
@@ -88,6 +88,7 @@ class Entry:
     created_at: datetime | None = None
     seq: int | None = None
     stop_reason: str | None = None
+    opaque: Opaque | None = None
 
     @property
     def token_count(self) -> int:
@@ -96,7 +97,7 @@ class Entry:
         return (len(self.content.encode()) + calls) // 3 + 4
 
     def message(self) -> Message:
-        return Message(self.role, self.content, self.tool_calls, self.tool_call_id)
+        return Message(self.role, self.content, self.tool_calls, self.tool_call_id, self.opaque)
 
     def to_dict(self, position: int) -> dict[str, Any]:
         """The entry as a record for the statements that append messages; `position` counts from 1."""
@@ -112,6 +113,7 @@ class Entry:
             "fallback": self.fallback,
             "usage": self.usage.to_dict() if self.usage else None,
             "stop_reason": self.stop_reason,
+            "opaque": self.opaque.to_dict() if self.opaque else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
 
@@ -225,6 +227,7 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
         fallback=reply.fallback or None,
         usage=reply.usage,
         stop_reason=endings.mark(reply),
+        opaque=reply.opaque,
     )
 
 
@@ -272,4 +275,5 @@ def _entry(row: Row[Any]) -> Entry:
         usage=Usage.from_dict(row.usage) if row.usage else None,
         created_at=row.created_at,
         seq=row.seq,
+        opaque=Opaque.from_dict(row.opaque) if row.opaque else None,
     )

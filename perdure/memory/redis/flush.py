@@ -23,7 +23,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
 from perdure.memory.redis import queries
 from perdure.memory.redis.working import RememberedMessage, RememberedTurn, WorkingMemory
-from perdure.models.protocol import Role
+from perdure.models.protocol import Role, Usage
 
 log = logging.getLogger(__name__)
 
@@ -202,10 +202,7 @@ def _turn(turn: RememberedTurn, position: int, first: int, last: int) -> dict[st
     spent = [message.usage for message in turn.messages if message.usage is not None]
     # The last message of a failed turn comes from perdure, not from a model.
     steps = sum(message.role is Role.ASSISTANT for message in turn.messages) - (turn.status == "failed")
-    usage = {
-        "input_tokens": sum(each.input_tokens for each in spent),
-        "output_tokens": sum(each.output_tokens for each in spent),
-    }
+    usage = sum((Usage.from_dict(each.model_dump()) for each in spent), Usage()).to_dict()
     return {
         **record,
         "position": position,

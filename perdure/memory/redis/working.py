@@ -47,6 +47,8 @@ class RememberedUsage(_Record):
 
     input_tokens: _Int4 = 0
     output_tokens: _Int4 = 0
+    cached_tokens: _Int4 | None = None
+    reasoning_tokens: _Int4 | None = None
 
 
 class RememberedMessage(_Record):
@@ -63,6 +65,7 @@ class RememberedMessage(_Record):
     fallback: bool | None = None
     usage: RememberedUsage | None = None
     stop_reason: str | None = None
+    opaque: dict[str, Any] | None = None
     created_at: datetime | None = None
 
 

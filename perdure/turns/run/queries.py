@@ -62,12 +62,19 @@ STEP = Statement(
     """,
 )
 
+
+def _sum_of(count: str) -> str:
+    """The sum of one count of the messages' usage; NULL if no message reports it."""
+    number = f"CASE jsonb_typeof(usage -> '{count}') WHEN 'number' THEN (usage ->> '{count}')::numeric END"
+    return f"sum({number})::bigint AS {count}"
+
+
 # The content that settling adds to the transcript: the user's messages that the transcript does not have yet, and the
 # results of open calls. Of the stored JSON, this statement reads only the ids of the calls and the token counts. So a
 # turn can be settled even if this release cannot parse its rows.
 REMAINS = Statement(
     "turns.remains",
-    """
+    f"""
     SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
                                                        'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
             FROM inbox AS i
@@ -87,12 +94,11 @@ REMAINS = Statement(
            said.steps,
            CASE WHEN said.steps = 0 OR said.input_tokens IS NOT NULL OR said.output_tokens IS NOT NULL
                 THEN jsonb_build_object('input_tokens', coalesce(said.input_tokens, 0),
-                                        'output_tokens', coalesce(said.output_tokens, 0)) END AS usage
-    FROM (SELECT count(*) AS steps,
-                 sum(CASE jsonb_typeof(usage -> 'input_tokens') WHEN 'number'
-                     THEN (usage ->> 'input_tokens')::numeric END)::bigint AS input_tokens,
-                 sum(CASE jsonb_typeof(usage -> 'output_tokens') WHEN 'number'
-                     THEN (usage ->> 'output_tokens')::numeric END)::bigint AS output_tokens
+                                        'output_tokens', coalesce(said.output_tokens, 0),
+                                        'cached_tokens', said.cached_tokens,
+                                        'reasoning_tokens', said.reasoning_tokens) END AS usage
+    FROM (SELECT count(*) AS steps, {_sum_of("input_tokens")}, {_sum_of("output_tokens")},
+                 {_sum_of("cached_tokens")}, {_sum_of("reasoning_tokens")}
           FROM messages
           WHERE session_id = %(session_id)s AND seq >= %(first_seq)s AND turn_id = %(turn_id)s AND role = 'assistant'
          ) AS said
