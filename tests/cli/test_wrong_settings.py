@@ -75,7 +75,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [PROGRAMS[0], *(pytest.param(each, marks=pytest.mark.long) for each in PROGRAMS[1:])]
+)
 @pytest.mark.parametrize(("name", "value", "accepted"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
 def test_a_wrong_value_stops_the_start(run: Run, program: str, name: str, value: str, accepted: str) -> None:
     """A wrong value stops the program at its start, with a message that names the variable."""

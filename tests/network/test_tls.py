@@ -132,6 +132,7 @@ def test_an_impostor_gets_no_command(authority: Authority, impostor: Proxy, clie
     assert not impostor.received
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", PINGS)
 @pytest.mark.parametrize("spelling", VERIFIED)
 def test_each_client_takes_each_spelling(authority: Authority, genuine: Proxy, client: str, spelling: str) -> None:
@@ -148,6 +149,7 @@ def test_the_system_knows_no_test_authority(genuine: Proxy, client: str) -> None
     assert not genuine.received
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", PINGS)
 @pytest.mark.parametrize("spelling", UNVERIFIED)
 def test_verification_can_be_switched_off(impostor: Proxy, client: str, spelling: str) -> None:

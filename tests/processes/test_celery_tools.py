@@ -72,6 +72,7 @@ def _answer(installation: Installation, text: str) -> str:
     return reply
 
 
+@pytest.mark.long
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
     """The model gets a result if a task succeeds, fails, returns no JSON, stores no result, is unknown or is slow.
 

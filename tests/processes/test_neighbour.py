@@ -79,6 +79,7 @@ def accepted(installation: Installation, text: str) -> bool:
     return bool(installation.query("SELECT 1 FROM inbox WHERE text = %(text)s", text=text))
 
 
+@pytest.mark.long
 def test_the_slow_tasks_of_an_application_run_once(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:

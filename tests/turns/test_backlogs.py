@@ -92,6 +92,7 @@ def test_one_round_wakes_a_backlog_whose_wake_ups_are_taken(
     assert len(woken) == len(set(woken)) == BACKLOG
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arrange", KINDS)
 def test_the_list_of_wake_ups_never_grows_beyond_the_limit(
     harness: Harness, arrange: Callable[[Harness], tuple[list[UUID], Work]]
@@ -142,6 +143,7 @@ def test_a_long_round_ends_early(harness: Harness, reason: str) -> None:
     assert (looks, len(woken)) == (2, 2 * MOST)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arrange", [_endings, _deliveries])
 @pytest.mark.parametrize("closes", ["before the round", "during the round"])
 def test_a_closed_intake_delays_no_endings_and_no_deliveries(

@@ -59,6 +59,7 @@ def test_an_owner_forgets_the_samples(database: Database, clock: MovedClock) -> 
     assert forget_samples(database) == 0
 
 
+@pytest.mark.long
 def test_a_table_that_is_being_maintained_delays_no_other(
     database: Database, clock: MovedClock, other: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_table_that_is_being_maintained_delays_no_other(
     assert forget_samples(database) == 1
 
 
+@pytest.mark.long
 def test_the_roles_statement_timeout_ends_no_analyze(database: Database, clock: MovedClock) -> None:
     """A short `statement_timeout` of the role, which suits its turns, does not apply to `ANALYZE`."""
     _erased(database, clock)
