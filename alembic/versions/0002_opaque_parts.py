@@ -1,4 +1,4 @@
-"""A message keeps what its provider needs back: signatures, thoughts and ids, as the provider sent them.
+"""A message keeps how its reply ended, and what its provider needs back: signatures, thoughts and ids.
 
 Revision: 0002, after 0001.
 """
@@ -23,8 +23,10 @@ def upgrade() -> None:
         "messages",
         sa.Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
     )
+    op.alter_column("messages", "stop_reason", comment="how the model's reply ended, such as stop or length")
 
 
 def downgrade() -> None:
     """Revert the migration."""
+    op.alter_column("messages", "stop_reason", comment="why the model's reply is incomplete, such as length")
     op.drop_column("messages", "opaque")

@@ -494,7 +494,7 @@ messages = Table(
     Column("usage", JSONB, comment="{input_tokens, output_tokens} of the model call that produced it"),
     Column("created_at", _timestamp, nullable=False),
     Column("author", Text, comment="who wrote the message, in a group"),
-    Column("stop_reason", Text, comment="why the model's reply is incomplete, such as length"),
+    Column("stop_reason", Text, comment="how the model's reply ended, such as stop or length"),
     Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),

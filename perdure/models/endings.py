@@ -1,7 +1,7 @@
 """How a model's reply ended, and what may be done with it. Used by the model wires, the resilience and the step loop.
 
 Only a reply that ended properly acts: the step loop runs no tool call of any other reply (`why_calls_do_not_run`). A
-text that a token limit cut off is still a reply, and its message keeps the reason (`mark`). A filtered reply is none,
+text that a token limit cut off is still a reply. Each reply's message keeps its reason (`recorded`). A filtered reply is none,
 with or without calls (`checked`).
 
 Servers and third parties spell the reasons differently. `normalized` maps all known spellings to the names below.
@@ -62,9 +62,9 @@ def ended_properly(reply: ModelReply) -> bool:
     return is_proper(reply.stop_reason)
 
 
-def mark(reply: ModelReply) -> str | None:
-    """The reason to store with the reply's message; `None` if the reply ended properly."""
-    return None if ended_properly(reply) else _short(normalized(reply.stop_reason)) or "unknown"
+def recorded(reply: ModelReply) -> str:
+    """The reason to store with the reply's message."""
+    return _short(normalized(reply.stop_reason)) or "unknown"
 
 
 def why_calls_do_not_run(reply: ModelReply) -> str | None:

@@ -19,6 +19,7 @@ from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
 
 _CALL = frozenset({"id", "name", "arguments"})
+_OPAQUE = frozenset({"endpoint", "family", "parts"})
 _USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"})
 
 
@@ -63,18 +64,20 @@ class Opaque:
 
     `parts` is stored with the reply's message, and sent back as it came, to the endpoint and the model family that sent
     it. It is never sent to another one, and never shown as text. The model's wire determines the form of `parts`.
+    `extra` holds the stored members that this release does not know.
     """
 
     endpoint: str
     family: str
     parts: Mapping[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        return cls(record["endpoint"], record["family"], record["parts"])
+        return cls(record["endpoint"], record["family"], record["parts"], unknown_members(record, _OPAQUE))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"endpoint": self.endpoint, "family": self.family, "parts": self.parts}
+        return {**self.extra, "endpoint": self.endpoint, "family": self.family, "parts": self.parts}
 
     def is_from(self, endpoint: str, family: str) -> bool:
         return (self.endpoint, self.family) == (endpoint, family)

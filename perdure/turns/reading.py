@@ -192,9 +192,9 @@ def _body(row: Row[Any]) -> dict[str, Any]:
 
 
 def _reply(row: Row[Any]) -> dict[str, str]:
-    """The reply's text; `stop_reason` is included if the model's reply is incomplete."""
-    incomplete = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
-    return {"text": row.reply, "format": "text", **incomplete}
+    """The reply's text, and how the model ended it. The reply of a hook or of an import has no end."""
+    end = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
+    return {"text": row.reply, "format": "text", **end}
 
 
 def _metadata(given: object) -> dict[str, object]:

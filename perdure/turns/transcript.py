@@ -39,7 +39,7 @@ HISTORY = Statement(
     "turns.history",
     f"""
     SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
-           m.opaque, NULL::text AS message_id, m.created_at, NULL::int AS position
+           m.model, m.fallback, m.stop_reason, m.opaque, NULL::text AS message_id, m.created_at, NULL::int AS position
     FROM messages AS m
     WHERE m.session_id = %(session_id)s AND m.seq >= (
         SELECT min(first_seq) FROM (
@@ -50,7 +50,8 @@ HISTORY = Statement(
       AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
            FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     UNION ALL
-    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at, i.position
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at,
+           i.position
     FROM inbox AS i
     WHERE i.turn_id = %(turn_id)s
       AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
@@ -73,7 +74,7 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 class Entry:
     """One message of a transcript; `seq` is `None` until the message is committed.
 
-    `stop_reason` tells why a model's reply is incomplete; it is `None` for every other message.
+    `stop_reason` tells how a model's reply ended; it is `None` for every other message.
     """
 
     turn_id: UUID
@@ -226,7 +227,7 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
         model=storable(reply.model),
         fallback=reply.fallback or None,
         usage=reply.usage,
-        stop_reason=endings.mark(reply),
+        stop_reason=endings.recorded(reply),
         opaque=reply.opaque,
     )
 
@@ -272,8 +273,11 @@ def _entry(row: Row[Any]) -> Entry:
         tool_calls=tuple(ToolCall.from_dict(call) for call in row.tool_calls or ()),
         tool_call_id=row.tool_call_id,
         message_id=row.message_id,
+        model=row.model,
+        fallback=row.fallback,
         usage=Usage.from_dict(row.usage) if row.usage else None,
         created_at=row.created_at,
         seq=row.seq,
+        stop_reason=row.stop_reason,
         opaque=Opaque.from_dict(row.opaque) if row.opaque else None,
     )

@@ -23,6 +23,7 @@ from perdure.runtime import Runtime
 from perdure.settings import GuardSettings
 from tests.channels.conftest import BASE_URL, SERVICE_KEY
 from tests.channels.conftest import rows as rows  # noqa: PLC0414 (a fixture)
+from tests.turns.scripted import UNREPORTED
 
 TASK = {"X-OpenWebUI-Task": "title_generation"}
 PROMPT = "### Task:\nGenerate a concise, 3-5 word title."
@@ -90,7 +91,7 @@ def test_the_model_gets_the_newest_message_only(runtime: Runtime) -> None:
     assert [(message.role, message.content) for message in request.messages] == [(Role.USER, PROMPT)]
     with runtime.database.engine.connect() as connection:
         kept = connection.execute(text("SELECT user_id, kind, model, usage FROM metered_requests")).one()
-    assert kept == ("ann", "side_request", "scripted", {"input_tokens": 40, "output_tokens": 3})
+    assert kept == ("ann", "side_request", "scripted", {**UNREPORTED, "input_tokens": 40, "output_tokens": 3})
 
 
 def test_a_side_request_has_the_limits_of_a_message(runtime: Runtime) -> None:

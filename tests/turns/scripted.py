@@ -14,6 +14,10 @@ from tests.models.openai_server import validate_transcript
 Line = ModelReply | BaseException | Callable[[ModelRequest, ModelCall], ModelReply]
 
 
+UNREPORTED = {"cached_tokens": None, "reasoning_tokens": None}
+"""The members of a usage that the scripted model does not report."""
+
+
 def says(text: str) -> ModelReply:
     """A reply without tool calls, which ends the turn."""
     return ModelReply(text, usage=Usage(10, 2), model="scripted")

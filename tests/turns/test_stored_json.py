@@ -41,8 +41,9 @@ from tests.casebank.bank import put
 from tests.memory.conftest import line
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import UNREPORTED, calls, says
 
+OPAQUE = {"endpoint": "openai", "family": "gpt-5", "parts": {"reasoning_content": "Hm."}}
 NEWER = {"of_a_newer_release": {"deep": [1]}}
 CALL = {"id": "call_0", "name": "count", "arguments": "{}"}
 
@@ -71,15 +72,18 @@ def _extend(harness: Harness, table: str, column: str) -> None:
 
 
 def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
-    """The transcript keeps unknown members of stored tool calls and usage, but sends none of them to the model."""
+    """The transcript keeps unknown members of stored JSON, but sends none of them to the model."""
     _talked(harness)
+    harness.sql("UPDATE messages SET opaque = %(opaque)s WHERE role = 'assistant'", opaque=json.dumps(OPAQUE))
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
+    _extend(harness, "messages", "opaque")
     newest = harness.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0]
     transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id))
     asking = transcript.present[1].to_dict(1)
     assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()
+    assert asking["opaque"] == OPAQUE | NEWER
     assert harness.ask("and now?")["status"] == "done"
     assert not any("of_a_newer_release" in str(request) for request in harness.model.requests)
 
@@ -186,7 +190,7 @@ def a_remembered_turn(harness: Harness, redis_memory: RedisMemory, path: Path) -
     fence = Fence(row.token, row.nonce)
     assert flush(harness.database, redis_memory.working, session_id, fence) == Flushed(1)
     kept = harness.sql("SELECT tool_calls, usage FROM messages WHERE tool_calls IS NOT NULL")[0]
-    assert (kept.tool_calls, kept.usage) == ([CALL | NEWER], spent)
+    assert (kept.tool_calls, kept.usage) == ([CALL | NEWER], UNREPORTED | spent)
 
 
 def an_event(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
@@ -270,7 +274,8 @@ READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
 }  # fmt: skip
 
 COLUMNS = {
-    "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "turns.unsaved": "a_held_ending",
+    "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "messages.opaque": "the_transcript",
+    "turns.unsaved": "a_held_ending",
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",

@@ -16,7 +16,7 @@ from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, requ
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import UNREPORTED, calls, says
 
 _ran: list[int] = []
 
@@ -84,7 +84,7 @@ def test_a_rejected_reply_counts_with_its_usage(harness: Harness) -> None:
     harness.script(calls(("act", {"number": 1})), says("a secret"))
     turn = harness.ask()
     assert (turn["status"], turn["steps"]) == ("failed", 2)
-    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 7}
+    assert turn["usage"] == {**UNREPORTED, "input_tokens": 20, "output_tokens": 7}
     assert "a secret" not in str(harness.lines(UUID(turn["session_id"])))
 
 
@@ -92,7 +92,7 @@ def test_a_turn_without_a_model_call_uses_no_tokens(harness: Harness) -> None:
     """Zero tokens are a fact if no model was called; `null` would say that the usage is unknown."""
     harness.equip(before_turn=[required(_refuses)])
     turn = harness.ask()
-    assert (turn["steps"], turn["usage"]) == (0, {"input_tokens": 0, "output_tokens": 0})
+    assert (turn["steps"], turn["usage"]) == (0, {**UNREPORTED, "input_tokens": 0, "output_tokens": 0})
 
 
 def test_a_required_hook_keeps_a_tool_from_running_or_its_result_from_the_model(harness: Harness) -> None:

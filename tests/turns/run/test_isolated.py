@@ -21,7 +21,7 @@ from perdure.turns.run.child_watch import IDLE_S, LOST_S, Overdue, Standing, Wat
 from perdure.turns.run.failures import out_of_time
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import Crash, Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import UNREPORTED, calls, says
 
 FENCE = Fence(3, UUID(int=3))
 TURN = UUID(int=7)
@@ -170,8 +170,8 @@ def test_a_turn_whose_process_was_killed_fails_and_the_next_one_runs(harness: Ha
     ("usages", "expected"),
     [
         ([None], None),
-        ([Usage(3, 1), None], {"input_tokens": 3, "output_tokens": 1}),
-        ([], {"input_tokens": 0, "output_tokens": 0}),
+        ([Usage(3, 1), None], {**UNREPORTED, "input_tokens": 3, "output_tokens": 1}),
+        ([], {**UNREPORTED, "input_tokens": 0, "output_tokens": 0}),
     ],
 )
 def test_the_usage_of_a_turn_whose_process_was_killed(

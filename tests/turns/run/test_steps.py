@@ -17,7 +17,7 @@ from perdure.turns.calls.plan import MAX_CALLS
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Unequipped
 from tests.turns.harness import PATIENCE_S, Harness, until
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import UNREPORTED, calls, says
 
 
 @tool(effect="pure")
@@ -57,7 +57,7 @@ def _results(harness: Harness) -> list[str]:
 def _answers_the_next_message(harness: Harness) -> None:
     """Check that the session answers its next message."""
     harness.script(says("still here"))
-    assert harness.ask("next")["reply"] == {"text": "still here", "format": "text"}
+    assert harness.ask("next")["reply"] == {"text": "still here", "format": "text", "stop_reason": "stop"}
 
 
 def test_a_turn_of_two_steps(harness: Harness) -> None:
@@ -66,9 +66,9 @@ def test_a_turn_of_two_steps(harness: Harness) -> None:
     harness.script(calls(("double", {"number": 4})), says("It is 8."))
     turn = harness.ask("double 4")
     assert turn["status"] == "done"
-    assert turn["reply"] == {"text": "It is 8.", "format": "text"}
+    assert turn["reply"] == {"text": "It is 8.", "format": "text", "stop_reason": "stop"}
     assert (turn["attempts"], turn["steps"], turn["error"]) == (1, 2, None)
-    assert turn["usage"] == {"input_tokens": 20, "output_tokens": 7}
+    assert turn["usage"] == {**UNREPORTED, "input_tokens": 20, "output_tokens": 7}
     rows = harness.sql("SELECT role, content FROM messages ORDER BY seq")
     assert [(row.role, row.content) for row in rows] == [
         ("user", "double 4"), ("assistant", ""), ("tool", "8"), ("assistant", "It is 8."),
@@ -237,7 +237,7 @@ def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
     harness.script(calls(("double", {"number": 4})), errors.ProviderError("The provider is down."))
     turn = harness.ask("double")
     assert (turn["status"], turn["steps"]) == ("failed", 1)
-    assert turn["usage"] == {"input_tokens": 10, "output_tokens": 5}
+    assert turn["usage"] == {**UNREPORTED, "input_tokens": 10, "output_tokens": 5}
     assert _results(harness) == ["8"]
     _answers_the_next_message(harness)
 

@@ -33,6 +33,7 @@ _MARK = "\x1f"
 _CRC_BITS, _CHECK_BITS = 32, 24
 """The size of a checksum in bits, and the number of its high bits that form the low bits of a sequence number."""
 
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
 
@@ -63,7 +64,7 @@ class Response:
             "status": status,
             "background": self.background,
             "error": None if error is None else {"code": "server_error", "message": error["message"]},
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": _INCOMPLETE[finish_reason(turn)]} if status == "incomplete" else None,
             "instructions": None,
             "metadata": turn.get("metadata") or {},
             "model": self.agent,
@@ -81,7 +82,7 @@ class Response:
 
 def status_of(turn: dict[str, Any]) -> str:
     """The Responses API's name for a turn's status."""
-    if turn["status"] == "done" and finish_reason(turn) == "length":
+    if turn["status"] == "done" and finish_reason(turn) in _INCOMPLETE:
         return "incomplete"
     return _STATUSES.get(turn["status"], "in_progress")
 

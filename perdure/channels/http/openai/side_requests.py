@@ -20,7 +20,7 @@ from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.openai.chat_completions import Completion, encode
 from perdure.database.engine import as_json
 from perdure.errors import Forbidden, RateLimited
-from perdure.models.endings import mark
+from perdure.models.endings import recorded
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.runtime import Runtime
 from perdure.turns.inbox import queries, rate_limit
@@ -70,7 +70,10 @@ class SideRequests:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
         finally:
             self._running -= 1
-        turn = {"usage": None if reply.usage is None else reply.usage.to_dict(), "reply": {"stop_reason": mark(reply)}}
+        turn = {
+            "usage": None if reply.usage is None else reply.usage.to_dict(),
+            "reply": {"stop_reason": recorded(reply)},
+        }
         now = int(self._runtime.clock.now().timestamp())
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
 

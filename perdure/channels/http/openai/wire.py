@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StrictB
 from pydantic_core import CoreSchema
 
 from perdure.channels.http.openai.errors import BadParameter
-from perdure.models.endings import LENGTH
+from perdure.models.endings import CONTENT_FILTER, LENGTH
 from perdure.turns.inbox.incoming import Name, Text
 
 _ANSWERED = frozenset({"assistant", "tool", "function"})
@@ -165,11 +165,12 @@ def epoch_s(instant: str) -> int:
 
 
 def finish_reason(turn: Mapping[str, Any]) -> str:
-    """Why a settled turn's answer ends: `length` if a limit of tokens cut it off, else `stop`.
+    """Why a settled turn's answer ends: `length` if a limit of tokens cut it off, `content_filter`, else `stop`.
 
     Clients check this member against the API's list, so it has no other value.
     """
-    return "length" if (turn.get("reply") or {}).get("stop_reason") == LENGTH else "stop"
+    reason = (turn.get("reply") or {}).get("stop_reason")
+    return reason if reason in {LENGTH, CONTENT_FILTER} else "stop"
 
 
 def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -182,8 +183,8 @@ def chat_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens", 0)},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens") or 0},
+        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens") or 0},
     }
 
 
@@ -195,9 +196,9 @@ def response_usage(turn: Mapping[str, Any]) -> dict[str, Any] | None:
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": used.get("cached_tokens", 0), "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": used.get("cached_tokens") or 0, "cache_write_tokens": 0},
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens") or 0},
         "total_tokens": read + written,
     }
 

@@ -102,7 +102,7 @@ class Call(Answer):
 class Message(Answer):
     """One committed message of a transcript.
 
-    `stop_reason` is the reason why a model's reply is incomplete, such as `length`. `error` marks the reply of a failed
+    `stop_reason` tells how a model's reply ended, such as `stop`, `tool_calls` or `length`. `error` marks the reply of a failed
     turn, which no model receives.
     """
 

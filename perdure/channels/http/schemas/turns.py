@@ -80,7 +80,11 @@ class Accepted(Answer):
 
 
 class Reply(Answer):
-    """The reply of a turn. An incomplete one has a `stop_reason`, such as `length`."""
+    """The reply of a turn.
+
+    `stop_reason` tells how the model ended it: `stop`, `length`, `content_filter`, `refusal`, or the provider's own
+    word.
+    """
 
     text: str
     format: Literal["text"]
@@ -180,7 +184,7 @@ class Turn(Answer):
             "reply": {"text": "12 * 7 is 84.", "format": "text"},
             "error": None,
             "delayed": None,
-            "usage": {"input_tokens": 412, "output_tokens": 9},
+            "usage": {"input_tokens": 412, "output_tokens": 9, "cached_tokens": 0, "reasoning_tokens": None},
             "pending_approvals": [],
             "decisions": [],
             "waiting_for": None,
@@ -200,7 +204,7 @@ class Turn(Answer):
     reply: Reply | None
     error: Error | None
     delayed: Delay | None
-    usage: dict[str, int] | None
+    usage: dict[str, int | None] | None
     pending_approvals: list[Approval]
     decisions: list[Decided]
     waiting_for: Awaited | None
