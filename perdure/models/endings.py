@@ -1,8 +1,8 @@
 """How a model's reply ended, and what may be done with it. Used by the model wires, the resilience and the step loop.
 
 Only a reply that ended properly acts: the step loop runs no tool call of any other reply (`why_calls_do_not_run`). A
-text that a token limit cut off is still a reply. Each reply's message keeps its reason (`recorded`). A filtered reply is none,
-with or without calls (`checked`).
+text that a token limit cut off is still a reply. Each reply's message keeps its reason (`recorded`). A filtered reply
+is none, with or without calls (`checked`).
 
 Servers and third parties spell the reasons differently. `normalized` maps all known spellings to the names below.
 """

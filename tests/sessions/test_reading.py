@@ -73,9 +73,9 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     harness.run(sent.session_id)
     question, calling, first, second, reply = read_messages(harness.database, sent.session_id)
     assert set(question) == MESSAGE_KEYS
-    assert set(calling) == MESSAGE_KEYS | {"tool_calls", "model"}
+    assert set(calling) == MESSAGE_KEYS | {"tool_calls", "model", "stop_reason"}
     assert set(first) == set(second) == MESSAGE_KEYS | {"tool_call_id"}
-    assert set(reply) == MESSAGE_KEYS | {"model"}
+    assert set(reply) == MESSAGE_KEYS | {"model", "stop_reason"}
     assert calling["tool_calls"] == [
         {"id": "call_0", "name": "double", "arguments": {"number": 4}},
         {"id": "call_1", "name": "double", "arguments": "{oops"},
@@ -169,7 +169,7 @@ def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
     done = harness.turn(sent.turn_id)
     assert set(done) == TURN_KEYS
     assert (done["status"], done["attempts"], done["steps"]) == ("done", 2, 2)
-    assert done["reply"] == {"text": "8", "format": "text"}
+    assert done["reply"] == {"text": "8", "format": "text", "stop_reason": "stop"}
 
 
 @pytest.mark.long

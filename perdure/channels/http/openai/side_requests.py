@@ -70,12 +70,9 @@ class SideRequests:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
         finally:
             self._running -= 1
-        turn = {
-            "usage": None if reply.usage is None else reply.usage.to_dict(),
-            "reply": {"stop_reason": recorded(reply)},
-        }
+        usage = None if reply.usage is None else reply.usage.to_dict()
         now = int(self._runtime.clock.now().timestamp())
-        return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
+        return Completion(uuid4().hex, reply.model, now).whole({"usage": usage, "reply": {"stop_reason": recorded(reply)}}, reply.content)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -102,8 +102,8 @@ class Call(Answer):
 class Message(Answer):
     """One committed message of a transcript.
 
-    `stop_reason` tells how a model's reply ended, such as `stop`, `tool_calls` or `length`. `error` marks the reply of a failed
-    turn, which no model receives.
+    `stop_reason` tells how a model's reply ended, such as `stop`, `tool_calls` or `length`. `error` marks the reply of
+    a failed turn, which no model receives.
     """
 
     model_config = examples(
