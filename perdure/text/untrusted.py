@@ -86,6 +86,20 @@ def load_object(text: str) -> dict[str, Any]:
     return value
 
 
+def load_value(text: str, start: int) -> tuple[Any, int]:
+    """Parse the JSON value that begins at `start`, as strictly as `load_object`. Returns it and the position behind it.
+
+    Raises:
+        ValueError: no such value begins there.
+    """
+    try:
+        value, end = _STRICT.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check(value)
+    return value, end
+
+
 def dump(value: Any, limit: int) -> str:
     """Render `value` for a model in at most `limit` characters: a string as plain text, any other value as JSON.
 

@@ -31,6 +31,7 @@ from perdure.memory.consolidation.consolidate import (
     count_given_up,
     retry_abandoned,
 )
+from perdure.memory.consolidation.extraction import ATTEMPTS
 from perdure.memory.consolidation.merging import MergeCounts
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
@@ -214,7 +215,7 @@ def test_entities_and_relations_are_stored(archive: Archive) -> None:
 def test_an_invalid_reply_is_requested_again_with_the_reason(archive: Archive) -> None:
     """After an invalid reply the model is called again. The new prompt contains the invalid reply and the error."""
     session_id = archive.ended(LYON)
-    archive.harness.script(says("Sure! Here they are."), says('[{"content": "I live'), answer(LYON))
+    archive.harness.script(says('[{"content": "I live'), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
     last = archive.harness.model.requests[-1].messages
     assert last[-2].content == '[{"content": "I live'
@@ -232,19 +233,39 @@ def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> 
     """The next batch retries a session whose consolidation failed. After `max_runs` runs the session is abandoned."""
     archive.limit(max_runs=2)
     session_id = archive.ended(LYON)
-    archive.harness.script(*[says("I would rather not.")] * 6)
+    archive.harness.script(*[ProviderError("It is forbidden.", transient=False)] * 2)
     first = archive.consolidator().consolidate(session_id)
     assert isinstance(first, ConsolidationFailed)
     assert not first.given_up
     row = archive.session(session_id)
     assert (row.consolidated_at, row.lease_until) == (None, None)
-    assert row.consolidation_error.startswith("INVALID_RESPONSE: ")
+    assert row.consolidation_error == "PROVIDER_ERROR: It is forbidden."
     assert backlog(archive.harness.database, archive.limits) == Backlog(1, 1, 0)
     assert consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S) == []
     assert archive.consolidator().batch() == ConsolidationCounts(processed=1, failed=1)
     assert archive.consolidator().batch() == ConsolidationCounts()
     assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 1)
     assert archive.known() == []
+
+
+def test_a_model_that_cannot_extract_is_asked_twice_and_what_it_said_is_kept(archive: Archive) -> None:
+    """Further calls would cost as much and give as little. Operators see what the model said."""
+    session_id = archive.ended(LYON)
+    archive.harness.script(says("Well, I"), says("I would\nrather not."))
+    failed = archive.consolidator().consolidate(session_id)
+    assert isinstance(failed, ConsolidationFailed)
+    assert failed.given_up
+    assert len(archive.harness.model.requests) == ATTEMPTS
+    [listed] = list_sessions(archive.harness.database, given_up=True)
+    assert listed["consolidation"]["error"].endswith("It said: I would rather not.")
+    assert consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S) == []
+
+
+def test_what_can_be_extracted_is_kept_next_to_a_part_that_cannot(archive: Archive) -> None:
+    """The memories of a conversation's other parts are stored."""
+    session_id = archive.ended(*["x" * 4_000] * 6, LYON)
+    archive.harness.script(says("No."), says("No."), answer(LYON))
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
 
 def test_an_abandoned_session_is_listed_and_can_be_retried(archive: Archive) -> None:

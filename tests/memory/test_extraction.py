@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
-from perdure.errors import InvalidResponse
 from perdure.memory.consolidation.candidates import Candidate, Entity, MemoryKind, Relation, comparison_key, parse
 from perdure.memory.consolidation.extraction import (
     ATTEMPTS,
@@ -22,6 +22,7 @@ from perdure.memory.consolidation.extraction import (
     MESSAGE_CHARS,
     MOST_MEMORIES,
     ConversationMessage,
+    UnusableExtraction,
     chunks,
     deduplicate,
     extract,
@@ -85,10 +86,16 @@ def test_a_valid_reply_is_kept() -> None:
         '```json\n[{"content": "a"}]\n```',
         '{"memories": [{"content": "a"}]}',
         ' [{"content":"a"}]\n',
+        '{"facts": [{"content": "a"}]}',
+        'Sure! Here is what I found [1]:\n```json\n[{"content": "a"}]\n```\nLet me know if {you} need more.',
+        'The user says {"x": 1}. A draft: [{"content": "draft"}]. Final answer: [{"content": "a"}]',
+        '```\n{"memories": [{"content": "a", "entities": [{"name": "Lyon"}]}]}\n',
+        '[{"content": "a"}] An empty answer would be [].',
+        "[" * 10 + ' [{"content": "a"}]',
     ],
 )
 def test_a_wrapped_array_is_read(reply: str) -> None:
-    """`parse` finds the array, even if the model wraps it in a code fence or an object."""
+    """`parse` finds the array in fences, objects and prose. Of several, the last one counts: drafts come before it."""
     assert [candidate.content for candidate in parse(reply)[0]] == ["a"]
 
 
@@ -109,9 +116,8 @@ def test_a_wrapped_array_is_read(reply: str) -> None:
         ('[{"text": "a"}]', "item 1"),
         ('[{"content": "a\\u0000"}]', "NUL"),
         ('{"facts": []}', "got an object"),
-        ('"[]"', "expected a JSON array"),
         ('[], "more": [1]', "something follows"),
-        ("[] I hope this helps!", "not valid JSON"),
+        ('[{"content": "a"}, {"content": "b", "importance": NaN}]', "NaN"),
         ("[" * 100_000, "nested"),
     ],
 )
@@ -123,9 +129,23 @@ def test_an_invalid_reply_is_refused_with_the_reason(reply: str, fault: str) -> 
     with pytest.raises(ValueError, match=fault):
         parse(reply)
     model = Scripted(*[says(reply)] * ATTEMPTS)
-    with pytest.raises(InvalidResponse, match=f"{ATTEMPTS} times"):
+    with pytest.raises(UnusableExtraction, match=f"{ATTEMPTS} times") as caught:
         extract(model, calling, messages_of("I live in Lyon."))
+    assert " ".join(reply.split())[:100] in caught.value.message
     assert fault in model.requests[-1].messages[-1].content
+
+
+def test_nothing_to_remember_may_be_said_with_politeness() -> None:
+    """An empty array in prose is an answer, if nothing else in the prose could be one."""
+    assert parse("[] I hope this helps!") == ([], [])
+
+
+def test_many_brackets_take_little_time() -> None:
+    """A reply of two megabytes of brackets is refused without reading it again for each of them."""
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="not valid JSON"):
+        parse('[{"a' * 500_000)
+    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, linear, patterns, quoting, untrusted, words
+from perdure.text import contradiction, json_replies, linear, patterns, quoting, untrusted, words
 from perdure.text.patterns import Pattern
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
@@ -125,6 +125,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.is_storable": untrusted.is_storable,
     "perdure.text.untrusted.storable": untrusted.storable,
     "perdure.text.untrusted.load_object": suppressing(untrusted.load_object, ValueError),
+    "perdure.text.untrusted.load_value": suppressing(lambda given: untrusted.load_value(given, 0), ValueError),
+    "perdure.text.json_replies.values_in": lambda given: list(json_replies.values_in(given)),
+    "perdure.text.json_replies.without_fence": json_replies.without_fence,
     "perdure.tools.registry.load_arguments": suppressing(lambda text: registry.load_arguments(text, {}), ValueError),
     "perdure.text.untrusted.cut": lambda given: untrusted.cut(given, 500),
     "perdure.text.untrusted.first_line": untrusted.first_line,

@@ -24,6 +24,19 @@ def test_a_conversation_that_is_too_long_is_summarised_from_its_newest_half() ->
     assert "001 " not in third
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        'Here it is:\n```json\n{"summary": "They greeted.", "key_topics": ["greeting"]}\n```\nAnything else?',
+        'A first idea is {"summary": "Hm."}, but better: {"summary": "They greeted.", "key_topics": ["greeting"]}',
+    ],
+)
+def test_a_summary_is_found_in_prose(reply: str) -> None:
+    """A model that talks around its JSON, or drafts it first, has its JSON read."""
+    summary = summarise(Scripted(says(reply)), ModelCall(SystemClock(), 60), [Message(Role.USER, "hello")])
+    assert (summary.text, summary.key_topics) == ("They greeted.", ("greeting",))
+
+
 def test_half_of_a_json_summary_is_none() -> None:
     """A summary that a token limit cut off within its JSON is refused; a cut text is still a summary."""
     call, said = ModelCall(SystemClock(), 60), [Message(Role.USER, "hello")]

@@ -1,9 +1,9 @@
 """Parses a model's reply to an extraction request into candidate memories.
 
-`parse` rejects a reply that is not a JSON array of objects with a `content`. It corrects an invalid field of an item,
-such as an importance of 7 or an unknown type, and returns a warning. After a rejection or a warning, `extraction`
-repeats the request. If the last attempt ends with warnings, `extraction` keeps the corrected items, because the content
-of a memory matters more than its other fields.
+`parse` finds a JSON array of objects with a `content` in the reply, or rejects the reply. It corrects an invalid field
+of an item, such as an importance of 7 or an unknown type, and returns a warning. After a rejection or a warning,
+`extraction` repeats the request. If the last attempt ends with warnings, `extraction` keeps the corrected items,
+because the content of a memory matters more than its other fields.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from perdure.text.json_replies import values_in, without_fence
 from perdure.text.linear import normalized
 from perdure.text.untrusted import first_line, load_object
 
@@ -22,7 +23,6 @@ MOST_NAMES = 20
 """Maximum number of entities of one memory, and maximum number of its relations."""
 
 _DEFAULT_IMPORTANCE = 0.5
-_FENCE = "```"
 _WRAPPED = "memories"
 
 
@@ -86,7 +86,13 @@ def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
     Raises:
         ValueError: the reply is not a JSON array of objects with a content; the message names the fault.
     """
-    items = _items(_without_fence(reply.strip()))
+    try:
+        items = _items(without_fence(reply.strip()))
+    except ValueError:
+        found = _items_in_prose(reply)
+        if found is None:
+            raise
+        items = found
     warnings: list[ParseWarning] = []
     return [_candidate(item, number, warnings) for number, item in enumerate(items, start=1)], warnings
 
@@ -113,6 +119,18 @@ def _items(text: str) -> Sequence[Any]:
     if not isinstance(listed, list):
         raise ValueError("expected a JSON array")  # noqa: TRY004 (all refusals are ValueErrors)
     return listed
+
+
+def _items_in_prose(reply: str) -> Sequence[Any] | None:
+    """The last list of memories in `reply`: drafts come before it. An empty list counts only without any other JSON."""
+    values = list(values_in(reply))
+    lists = [listed for value in values for listed in (value.values() if isinstance(value, dict) else [value])]
+    memories = [each for each in lists if isinstance(each, list) and each and all(map(_has_content, each))]
+    return memories[-1] if memories else [] if values == [[]] else None
+
+
+def _has_content(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("content"), str)
 
 
 def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidate:
@@ -169,10 +187,3 @@ def _name(value: Any) -> str:
     """The name `value` on one line; an empty string if `value` is not a string or is too long."""
     normalized_text = " ".join(value.split()) if isinstance(value, str) else ""
     return normalized_text if len(normalized_text) <= MAX_NAME_CHARS else ""
-
-
-def _without_fence(text: str) -> str:
-    # Not a regular expression: backtracking over blanks takes hours for a reply of megabytes.
-    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
-        return text
-    return text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()

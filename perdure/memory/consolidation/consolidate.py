@@ -40,7 +40,14 @@ from perdure.errors import (
 )
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import Candidate
-from perdure.memory.consolidation.extraction import ConversationMessage, chunks, deduplicate, extract, message_chars
+from perdure.memory.consolidation.extraction import (
+    ConversationMessage,
+    UnusableExtraction,
+    chunks,
+    deduplicate,
+    extract,
+    message_chars,
+)
 from perdure.memory.consolidation.merging import EmbeddedCandidate, MergeCounts, merge
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import CallAborted, Model, ModelCall, Role
@@ -60,6 +67,7 @@ MAX_CONCURRENT_USERS = 4
 
 _OWNER = "consolidation"
 _SESSIONS_PER_RETRY = 1_000
+_ERROR_CHARS = 1_500
 _SKIPPED = as_json({"skipped": True})
 
 
@@ -290,11 +298,17 @@ class Consolidator:
 
         conversation = read_conversation(self.database, session_id, message_chars(message_count))
         candidates: list[Candidate] = []
+        unusable: UnusableExtraction | None = None
+        usable = False
         for part in chunks(conversation):
             try:
                 candidates += extract(self.model, calling, part)
-            except ContentFiltered as error:
+                usable = True
+            except (ContentFiltered, UnusableExtraction) as error:
                 log.warning("session %s: no memories are extracted from a part: %s", session_id, loggable(error))
+                unusable = error if isinstance(error, UnusableExtraction) else unusable
+        if unusable is not None and not usable:
+            raise unusable
         return self._embedded(deduplicate(candidates), {said.seq: said for said in conversation}, calling)
 
     def _embedded(
@@ -313,10 +327,13 @@ class Consolidator:
         ]
 
     def _failed(self, fenced: dict[str, Any], runs: int, error: PerdureError) -> ConsolidationOutcome:
-        """Store the error with the session. A failure caused by a provider outage does not count towards `max_runs`."""
+        """Store the error with the session. A failure caused by a provider outage does not count towards `max_runs`.
+
+        A model whose replies are unusable is not asked again.
+        """
         forgiven = _is_outage(error)
-        given_up = not forgiven and runs >= self.limits.max_runs
-        kept = f"{error.code}: {first_line(error.message)}"
+        given_up = isinstance(error, UnusableExtraction) or (not forgiven and runs >= self.limits.max_runs)
+        kept = f"{error.code}: {first_line(error.message, _ERROR_CHARS)}"
         outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
         if not self.database.run(queries.RELEASE, {**fenced, **outcome}):
             return ConsolidationNotDue()
