@@ -47,9 +47,8 @@ from perdure.turns.outcome import (
     Replied,
     Struck,
 )
-from perdure.turns.run.failures import render_error
 from perdure.turns.run.loop import Turn
-from perdure.turns.run.verdict import Verdict, conclude
+from perdure.turns.run.verdict import Verdict, conclude, render_error
 from perdure.turns.transcript import LEFT_OUT, Entry, Transcript
 
 Approve = bool | Callable[[ToolCall], bool]
@@ -240,12 +239,13 @@ class Conversation:
             if not isinstance(outcome, AwaitsDecision) or self._approve is None:
                 break
             self._decide(transcript, self._approve)
-        return self._answer(tenure, transcript, outcome)
+        return self._answer(turn, transcript, outcome)
 
     def _next_turn(self) -> TurnRow:
         self._turns += 1
         return TurnRow(
             turn_id=new_id(self._clock),
+            session_id=self._session_id,
             seq=self._turns,
             user_id=self._user,
             agent=self._agent.name,
@@ -268,7 +268,7 @@ class Conversation:
 
     def _tenure(self, turn: TurnRow, spent_s: float) -> Tenure:
         fence, lease_s = Fence(1, uuid4()), self._settings.turn.lease_s
-        tenure = Tenure(self._session_id, fence, self._clock, lease_s, turn=turn, tick=0)
+        tenure = Tenure(self._session_id, fence, self._clock, lease_s, turn=turn)
         tenure.overdue = True  # there is no other worker
         tenure.spent(spent_s)
         tenure.begin()
@@ -297,7 +297,7 @@ class Conversation:
             approved = approve(call) if callable(approve) else approve
             self._store.decide(effect, approved=approved, denial=approvals.DENIED)
 
-    def _answer(self, tenure: Tenure, transcript: Transcript, outcome: Outcome) -> Answer:
+    def _answer(self, turn: TurnRow, transcript: Transcript, outcome: Outcome) -> Answer:
         match outcome:
             case AwaitsDecision():
                 return self._read(transcript, "waiting_approval")
@@ -306,16 +306,15 @@ class Conversation:
             case AwaitsModel(error):
                 return self._read(transcript, "parked", error)
             case Replied() | Failed() | Cancelled():
-                return self._settle(tenure, transcript, outcome)
+                return self._settle(turn, transcript, outcome)
             case Parked() | Lacking() | Struck() | NotSaved():
                 raise RuntimeError("the turn was left to another worker, which does not exist in a test")
             case _:
                 assert_never(outcome)
 
-    def _settle(self, tenure: Tenure, transcript: Transcript, ending: Ending) -> Answer:
-        turn = tenure.at_hand
+    def _settle(self, turn: TurnRow, transcript: Transcript, ending: Ending) -> Answer:
         ending = render_error(self._runtime.agents, turn, ending)
-        verdict = conclude(self._store, tenure, transcript, ending)
+        verdict = conclude(self._store, turn, transcript, ending)
         self._store.append(turn.turn_id, verdict.messages)
         if isinstance(ending, Failed):
             self._failures.add(len(self._store.messages))

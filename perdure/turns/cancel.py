@@ -11,7 +11,7 @@ from perdure.runtime import Runtime
 from perdure.turns import queries as turns_queries
 from perdure.turns.inbox import queries as inbox_queries
 from perdure.turns.inbox import route_unrouted
-from perdure.turns.lease.tenure import Tenure, TurnRow
+from perdure.turns.lease.tenure import TurnRow
 from perdure.turns.outcome import CANCELLED
 from perdure.turns.reading import find_owner
 from perdure.turns.run.leave import settle_begun
@@ -56,9 +56,8 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
         rows = transaction.run(inbox_queries.BEGUN, {"session_id": session_id}) if seized else ()
         if not rows or rows[0].turn_id != turn_id or rows[0].status not in _WAITING:
             return False
-        fence, lease_s = Fence(seized[0].token, seized[0].nonce), runtime.settings.turn.lease_s
-        tenure = Tenure(session_id, fence, runtime.clock, lease_s, turn=TurnRow.begun(rows[0]))
-        settled = settle_begun(transaction, runtime.clock, tenure)
+        fence = Fence(seized[0].token, seized[0].nonce)
+        settled = settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, rows[0]))
     if settled.delivery_id is not None:
         runtime.wake.delivery(settled.delivery_id)
     if settled.may_end:

@@ -23,7 +23,7 @@ from perdure.errors import ContentFiltered, ContextTooLong, loggable
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.text.untrusted import storable
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import TurnRow
 
 log = logging.getLogger(__name__)
 
@@ -127,19 +127,18 @@ class Transcript:
         self._entries = list(entries)
 
     @classmethod
-    def load(cls, executor: Executor, tenure: Tenure, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns, the present one included. Runs one statement.
+    def load(cls, executor: Executor, turn: TurnRow, *, window: int = WINDOW_TURNS) -> Transcript:
+        """Read the last `window` turns up to the present turn `turn`. Runs one statement.
 
         An earlier turn that this release cannot parse is omitted as a whole, and logged.
 
         Raises:
             Exception: the present turn cannot be parsed.
         """
-        turn = tenure.at_hand
         rows = executor.run(
             HISTORY,
             {
-                "session_id": tenure.session_id,
+                "session_id": turn.session_id,
                 "turn_id": turn.turn_id,
                 "turn_seq": turn.seq,
                 "first_seq": turn.first_seq,

@@ -72,9 +72,9 @@ class Session:
         """Run the turn of the message `sent`, and add the turn to working memory in Redis."""
         self.harness.run(self.id)
         tenure = self.harness.tenure_of(sent.turn_id)
-        transcript = Transcript.load(self.harness.database, tenure)
+        transcript = Transcript.load(self.harness.database, tenure.at_hand)
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory)
-        remember(runtime, tenure, tenure.at_hand, transcript, SETTLED_BEFORE)
+        remember(runtime, tenure.at_hand, transcript, SETTLED_BEFORE, token=tenure.token)
 
     @property
     def fence(self) -> Fence:

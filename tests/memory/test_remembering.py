@@ -25,7 +25,8 @@ def _settled(
 
     `verdict` overrides fields of the verdict "done".
     """
-    ref = TurnRow(new_id(harness.clock), 4, UserKey("ana"), "assistant", "web", 9, None, before or Before())
+    turn_id = new_id(harness.clock)
+    ref = TurnRow(turn_id, turn_id, 4, UserKey("ana"), "assistant", "web", 9, None, before or Before())
     question = Entry(ref.turn_id, Role.USER, "hello", message_id="m", created_at=harness.clock.now(), seq=9)
     reply = Entry(ref.turn_id, Role.ASSISTANT, "hi", model="scripted").to_dict(1)
     done = Verdict(
@@ -33,10 +34,10 @@ def _settled(
     )
     remember(
         replace(harness.runtime, redis_memory=redis_memory),
-        harness.tenure(ref.turn_id, ref, token=7),
         ref,
         Transcript(ref.turn_id, [question]),
         replace(done, **verdict),
+        token=7,
     )
     return ref
 
@@ -77,10 +78,10 @@ def test_nothing_to_remember_and_no_redis_are_no_errors(
     """`remember` does not raise if the turn has no messages, or if Redis is unavailable or not configured."""
     _settled(harness, None)
     _settled(harness, unreachable)
-    ref = TurnRow(new_id(harness.clock), 4, UserKey("ana"), "assistant", "web", 9, None)
+    ref = TurnRow(new_id(harness.clock), new_id(harness.clock), 4, UserKey("ana"), "assistant", "web", 9, None)
     silent = Verdict(
         "cancelled", [], replied=False, steps=0, usage={}, error_code=None, error_message=None, variables=None
     )
     runtime = replace(harness.runtime, redis_memory=redis_memory)
-    remember(runtime, harness.tenure(ref.turn_id, ref), ref, Transcript(ref.turn_id, []), silent)
+    remember(runtime, ref, Transcript(ref.turn_id, []), silent, token=1)
     assert client.keys() == []

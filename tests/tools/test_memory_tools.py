@@ -35,7 +35,7 @@ def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> Too
         effect_id=effect_id,
         channel="http",
         cancelled=hold.unwanted,
-        memory=memory_of_call(harness.runtime, hold, effect_id),
+        memory=memory_of_call(harness.runtime, hold.at_hand, effect_id),
     )
 
 

@@ -147,9 +147,8 @@ class Harness:
         row = self.sql("SELECT * FROM turns WHERE turn_id = %(id)s", id=turn_id)[0]
         present = self.session(row.session_id)
         fence = fence or Fence(present.token, present.nonce)
-        return Tenure(
-            row.session_id, fence, self.clock, self.settings.turn.lease_s, turn=TurnRow.begun(row), tick=present.tick
-        )
+        turn = TurnRow.begun(row.session_id, row)
+        return Tenure(row.session_id, fence, self.clock, self.settings.turn.lease_s, turn=turn, tick=present.tick)
 
     def ask(self, text: str = "hello", **given: Any) -> dict[str, Any]:
         """Accept a message, run its session, and return the message's turn."""

@@ -79,7 +79,7 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
     _extend(harness, "messages", "usage")
     _extend(harness, "messages", "opaque")
     newest = harness.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0]
-    transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id))
+    transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id).at_hand)
     asking = transcript.present[1].to_dict(1)
     assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()

@@ -26,13 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, V
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
-from perdure.database.engine import Executor, as_json
+from perdure.database.engine import as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object, what_is_wrong
 from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
-from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +87,6 @@ OPERATOR = Decider("operator", is_staff=True)
 """A person at the command line of this installation."""
 
 
-class Undecided(Exception):
-    """At least one call still needs a person's decision."""
-
-
 def none_begun(statuses: Iterable[str]) -> bool:
     """Whether at least one call of a message is `asked` or `approved`, and no call has begun."""
     present = set(statuses)
@@ -138,7 +133,12 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
         row = found[0]
         if not by.is_staff and STAFF in (row.approver, approver):
             raise Forbidden("This call needs the approval of staff, so the user of the turn cannot decide about it.")
-        _require_open(row, ending=locked[0].ending)
+        if row.status != "asked":
+            raise Conflict("That call was already decided, or needed no decision.")
+        if locked[0].ending or not row.waits:
+            raise Conflict("That call no longer waits: its turn runs or is settled, or its session is ending.")
+        if row.expired:
+            raise Conflict("The time to approve that call has expired: it is denied.")
         approved = decision.decision == "approve"
         last = transaction.run(
             queries.DECIDE,
@@ -155,48 +155,6 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
     log.info("turn %s: decision about the call %s of %s: %s", turn_id, decision.call_id, row.tool, decision.decision)
     if last:
         runtime.wake.session(locked[0].session_id, row.priority)
-
-
-def begin(
-    executor: Executor,
-    tenure: Tenure,
-    *,
-    message_seq: int,
-    calls: Iterable[tuple[UUID, float]],
-) -> None:
-    """Begin the approved calls among `calls` (effect id, time limit in seconds), unless a call can still be decided.
-
-    Denies undecided calls if the approval has expired or the session's end is requested.
-
-    Raises:
-        Undecided: a call can still be decided; no call has begun.
-        LeaseLost: another worker has the session; nothing was written.
-    """
-    rows = executor.run(
-        queries.BEGIN_APPROVED,
-        {
-            **tenure.fenced,
-            "lease_s": tenure.lease_s,
-            "turn_id": tenure.at_hand.turn_id,
-            "message_seq": message_seq,
-            "calls": as_json([{"effect_id": effect_id, "timeout_s": timeout_s} for effect_id, timeout_s in calls]),
-            "expired": EXPIRED,
-            "ended": ENDED,
-        },
-    )
-    if not rows:
-        raise LeaseLost
-    if rows[0].undecided:
-        raise Undecided
-
-
-def _require_open(row: Row[Any], *, ending: bool) -> None:
-    if row.status != "asked":
-        raise Conflict("That call was already decided, or needed no decision.")
-    if ending or not row.waits:
-        raise Conflict("That call no longer waits: its turn runs or is settled, or its session is ending.")
-    if row.expired:
-        raise Conflict("The time to approve that call has expired: it is denied.")
 
 
 def _examined(runtime: Runtime, row: Row[Any], edited: Mapping[str, Any] | None) -> tuple[str | None, str]:

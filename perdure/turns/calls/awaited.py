@@ -34,13 +34,13 @@ from perdure.errors import Unavailable
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime
 from perdure.text import untrusted
-from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
+from perdure.tools.awaited.port import TaskCall, TaskCalls, TaskEnded, TaskRuns, TaskSent
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.turns.calls import fan_out, queries
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import LOST, Result
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import TurnRow, TurnScope
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +64,7 @@ _SEND_S = 5.0
 _MAX_PROGRESS = 1_000
 
 
-class Awaiting(Exception):
-    """At least one call waits for a task or a time. `results` holds the results of the message's other calls."""
-
-    def __init__(self, results: Sequence[Result]) -> None:
-        super().__init__("calls wait for a task or a time")
-        self.results = tuple(results)
-
-
-def send(runtime: Runtime, tenure: Tenure, planned: Planned) -> Result | None:
+def send(runtime: Runtime, scope: TurnScope, planned: Planned) -> Result | None:
     """Send the task of a call whose intent is committed. Does nothing for a timer, which has no task.
 
     Returns a failed result if the broker refused an `unsafe` task, otherwise `None`. A refused task that is not
@@ -84,11 +76,11 @@ def send(runtime: Runtime, tenure: Tenure, planned: Planned) -> Result | None:
     effect_id = planned.effect_id
     if tool.max_parallel is not None:
         parts = len(planned.arguments["calls"])
-        tenure.step_within(_SEND_S * parts)
+        scope.step_within(_SEND_S * parts)
         fan_out.begin(runtime, effect_id, parts)
         note_sent(runtime, effect_id)
         return None
-    tenure.step_within(_SEND_S)
+    scope.step_within(_SEND_S)
     call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
     sent = TaskSent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is TaskSent.NO and tool.effect is Effect.UNSAFE:
@@ -105,7 +97,9 @@ def note_sent(runtime: Runtime, effect_id: UUID) -> None:
     runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
 
 
-def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) -> Result | Planned | None:
+def resume(
+    runtime: Runtime, scope: TurnScope, turn: TurnRow, row: Row[Any], planned: Planned
+) -> Result | Planned | None:
     """The result of a call that an earlier worker began.
 
     Returns `None` if the call still waits, and the planned call if its task must be sent.
@@ -113,12 +107,16 @@ def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) ->
     is_task, position = row.waits_for == "task", planned.position
     if row.undecided_s <= 0:
         limit = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
-        return _due(runtime, tenure, row, position, limit)
-    if _is_ending(runtime, tenure):
-        return Result(position, "unknown", LOST, row.effect_id) if is_task else _ended(row, position)
+        return _due(runtime, scope, row, position, limit)
+    sessions = runtime.database.run(queries.IS_ENDING, {"session_id": turn.session_id})
+    if sessions and sessions[0].ending:
+        if is_task:
+            return Result(position, "unknown", LOST, row.effect_id)
+        return Result(position, "denied", ENDED, row.effect_id)
     if is_task and not row.sent:
         # A call with a list of arguments stores its parts before it sends a task: without parts, no task was sent.
-        in_doubt = row.parts is not None or not _is_list(planned)
+        is_list = isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
+        in_doubt = row.parts is not None or not is_list
         if row.effect == Effect.UNSAFE and in_doubt:
             note_sent(runtime, row.effect_id)  # the task may have been sent: its result can still arrive
         elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
@@ -128,15 +126,13 @@ def resume(runtime: Runtime, tenure: Tenure, row: Row[Any], planned: Planned) ->
 
 def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
     """The values that store results in their effect rows. `result_values.recorded_result` is the inverse."""
-    return [
-        {
-            "effect_id": result.effect_id,
-            "status": result.status,
-            "result": None if result.status == "unknown" else untrusted.storable(_without_mark(result)),
-        }
-        for result in results
-        if result.effect_id is not None
-    ]
+    dicts: list[Mapping[str, Any]] = []
+    for result in results:
+        text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
+        stored = None if result.status == "unknown" else untrusted.storable(text)
+        if result.effect_id is not None:
+            dicts.append({"effect_id": result.effect_id, "status": result.status, "result": stored})
+    return dicts
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
@@ -194,10 +190,8 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
         if stopped():
             break
         try:
-            if row.waits and row.parts is None:
-                _probe(runtime, row.effect_id, row.progress)
-            elif row.waits:
-                _probe_parts(runtime, row)
+            if row.waits:
+                _probe(runtime, runtime.calls, row)
         except Unavailable as error:  # later rounds probe these tasks; the sweep continues
             log.warning("tasks are probed later: %s", error.message)
             break
@@ -211,33 +205,32 @@ def _task_ids(row: Row[Any]) -> list[UUID]:
     return [part_task_id(row.effect_id, number) for number in fan_out.running(fan_out.load(row.parts))]
 
 
-def _probe_parts(runtime: Runtime, row: Row[Any]) -> None:
-    for number in fan_out.running(fan_out.load(row.parts)):
-        found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
-        if isinstance(found, TaskEnded):
-            finish(runtime, row.effect_id, found, number)
-    fan_out.advance(runtime, row.effect_id, again=True)
-
-
-def _probe(runtime: Runtime, effect_id: UUID, before: str | None) -> None:
-    found = runtime.calls.ask(effect_id) if runtime.calls is not None else None
-    match found:
-        case TaskEnded():
-            finish(runtime, effect_id, found)
+def _probe(runtime: Runtime, calls: TaskCalls, row: Row[Any]) -> None:
+    """Record the results and the progress of a call's tasks that are in the result backend."""
+    if row.parts is not None:
+        for number in fan_out.running(fan_out.load(row.parts)):
+            part = calls.ask(part_task_id(row.effect_id, number))
+            if isinstance(part, TaskEnded):
+                finish(runtime, row.effect_id, part, number)
+        fan_out.advance(runtime, row.effect_id, again=True)
+        return
+    match calls.ask(row.effect_id):
+        case TaskEnded() as ended:
+            finish(runtime, row.effect_id, ended)
         case TaskRuns(progress) if progress is not None:
             shown = _as_progress(progress)
-            if shown != before:
-                runtime.database.run(queries.NOTE_PROGRESS, {"effect_id": effect_id, "progress": shown})
+            if shown != row.progress:
+                runtime.database.run(queries.NOTE_PROGRESS, {"effect_id": row.effect_id, "progress": shown})
         case _:
             pass
 
 
-def _due(runtime: Runtime, tenure: Tenure, row: Row[Any], position: int, limit: int) -> Result:
+def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit: int) -> Result:
     """The result of a task at its time limit, or of a timer at its time. An unfinished task is probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
-    tenure.step_within(_SEND_S)
+    scope.step_within(_SEND_S)
     if row.parts is not None:
         return Result(position, "done", _end_parts(runtime, row, limit), row.effect_id)
     found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
@@ -256,23 +249,6 @@ def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
         if isinstance(found, TaskEnded):
             parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
     return fan_out.rendered(parts)
-
-
-def _is_list(planned: Planned) -> bool:
-    return isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
-
-
-def _ended(row: Row[Any], position: int) -> Result:
-    return Result(position, "denied", ENDED, row.effect_id)
-
-
-def _is_ending(runtime: Runtime, tenure: Tenure) -> bool:
-    rows = runtime.database.run(queries.IS_ENDING, {"session_id": tenure.session_id})
-    return bool(rows and rows[0].ending)
-
-
-def _without_mark(result: Result) -> str:
-    return result.text.removeprefix("Error: ") if result.status == "failed" else result.text
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 from uuid import UUID
 
 from perdure.access.tenants import tenant_of, user_of
-from perdure.agents import Agent
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
-from perdure.hooks import ToolCalled, ToolCalling, call_hooks
+from perdure.hooks import ToolCalled, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
@@ -38,9 +37,11 @@ from perdure.tools.registry import (
 from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import Change, VariableSet, WorkingVariables
 from perdure.turns.calls import queries
+from perdure.turns.calls.hooked import ToolHooks
+from perdure.turns.calls.ledger import CallLedger
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result
-from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.lease.tenure import LeaseLost, TurnRow, TurnScope
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +115,6 @@ class CallThread:
         self._done.put(self)
 
 
-def _set_if(event: threading.Event, *, condition: bool) -> bool:
-    if condition:
-        event.set()
-    return condition
-
-
 def _loggable_cause(error: BaseException | None) -> BaseException | None:
     """Return `error` if its traceback may be logged; `None` if `error` or one of its causes has a very long message."""
     each = error
@@ -132,11 +127,11 @@ def _loggable_cause(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def memory_of_call(runtime: Runtime, tenure: Tenure, effect_id: UUID) -> OwnMemory:
+def memory_of_call(runtime: Runtime, turn: TurnRow, effect_id: UUID) -> OwnMemory:
     """The memory of the turn's user, for one tool call."""
-    settings, turn = runtime.settings, tenure.at_hand
+    settings = runtime.settings
     means = Means(runtime.recall, settings.consolidation, settings.memory.recall_timeout_s)
-    return OwnMemory(means, turn.user_id, tenure.session_id, turn.turn_id, effect_id, turn.channel)
+    return OwnMemory(means, turn.user_id, turn.session_id, turn.turn_id, effect_id, turn.channel)
 
 
 def outcome_result(run: CallThread) -> Result:
@@ -153,18 +148,22 @@ def outcome_result(run: CallThread) -> Result:
 class CallExecutor:
     """Runs the calls of one message concurrently, for the turn at hand."""
 
-    def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        scope: TurnScope,
+        turn: TurnRow,
+        *,
+        hooks: ToolHooks,
+        ledger: CallLedger,
+        variables: VariableSet,
+    ) -> None:
         self._runtime = runtime
-        self._tenure = tenure
-        self._turn = tenure.at_hand
-        self._agent = agent
+        self._scope = scope
+        self._turn = turn
+        self._hooks = hooks
+        self._ledger = ledger
         self._variables = variables
-        self._intended_at: dict[UUID, float] = {}
-
-    def intended(self, effect_ids: Iterable[UUID], at: float) -> None:
-        """Start the calls' time limits at `at`, the monotonic time at which the intents were sent to the database."""
-        for effect_id in effect_ids:
-            self._intended_at[effect_id] = max(at, self._intended_at.get(effect_id, at))
 
     def run(self, calls: Sequence[Planned], *, record: bool = False) -> list[Result]:
         """Run calls concurrently. A call that exceeds its time limit runs once more if its effect class allows it.
@@ -180,7 +179,7 @@ class CallExecutor:
         repeated: set[int] = set()
         results: list[Result] = []
         while waiting:
-            self._tenure.step_within(max(run.until for run in waiting.values()) - self._now())
+            self._scope.step_within(max(run.until for run in waiting.values()) - self._now())
             finished = self._next_finished(done, waiting.values())
             if finished is not None:
                 # A finished call keeps its result, even if its time limit has passed since.
@@ -188,7 +187,7 @@ class CallExecutor:
                 if waiting.pop(position, None) is None:
                     continue
                 if isinstance(finished.outcome, NotBegun):
-                    self.extend(finished.planned)
+                    self._ledger.extend(finished.planned)
                     waiting[position] = self._start(finished.planned, done, record=record)
                 elif self._resolve(finished, results, again=position not in repeated):
                     repeated.add(position)
@@ -215,32 +214,30 @@ class CallExecutor:
             case _:
                 assert_never(effect)
 
-    def extend(self, planned: Planned) -> None:
-        """Restart a call's time limit, and renew the lease.
-
-        Raises:
-            LeaseLost: another worker has the session.
-        """
-        asked_at = self._now()
-        rows = self._runtime.database.run(
-            queries.EXTEND_EFFECT,
-            {
-                **self._tenure.fenced,
-                "effect_id": planned.effect_id,
-                "timeout_s": planned.timeout_s,
-                "lease_s": self._runtime.settings.turn.lease_s,
-            },
-        )
-        if not rows:
-            raise LeaseLost
-        self._tenure.renewed(asked_at)
-        self._intended_at[planned.effect_id] = asked_at
-
     def _by_probe(self, planned: Planned) -> Result | None:
-        answer = self._probe(planned)
+        tool = planned.tool
+        answer: ProbeOutcome = Unknown()
+        if tool is not None and tool.probe is not None:
+            probe, context = tool.probe, self._context(planned)
+            done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
+            ask = partial(
+                event_loop.call,
+                f"the probe of {tool.name}",
+                partial(probe, context),
+                lambda: context.working_variables.revoked,
+            )
+            self._scope.step_within(planned.timeout_s)
+            run = CallThread(planned, ask, self._now() + planned.timeout_s, context.working_variables, done)
+            try:
+                found = done.get(timeout=planned.timeout_s).outcome
+                answer = found if isinstance(found, Happened | DidNotHappen) else answer
+            except queue.Empty:
+                run.variables.revoke()
+                self._runtime.leaks.add(run.thread)
+                log.warning("the probe of tool %s did not return within %g s", tool.name, planned.timeout_s)
         match answer:
             case Happened(result):
-                longest = planned.tool.max_result_chars if planned.tool else MAX_RESULT_CHARS
+                longest = tool.max_result_chars if tool else MAX_RESULT_CHARS
                 return Result(planned.position, "done", storable(cut(str(result), longest)), planned.effect_id)
             case DidNotHappen():
                 return None
@@ -248,31 +245,6 @@ class CallExecutor:
                 return Result(planned.position, "unknown", UNKNOWN_OUTCOME, planned.effect_id)
             case _:
                 assert_never(answer)
-
-    def _probe(self, planned: Planned) -> ProbeOutcome:
-        tool = planned.tool
-        if tool is None or tool.probe is None:
-            return Unknown()
-        probe, context = tool.probe, self._context(planned)
-        self._tenure.step_within(planned.timeout_s)
-        done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
-
-        def ask() -> ProbeOutcome:
-            answer: ProbeOutcome = event_loop.call(
-                f"the probe of {tool.name}", partial(probe, context), lambda: context.working_variables.revoked
-            )
-            return answer
-
-        run = CallThread(planned, ask, self._now() + planned.timeout_s, context.working_variables, done)
-        try:
-            done.get(timeout=planned.timeout_s)
-        except queue.Empty:
-            run.variables.revoke()
-            self._runtime.leaks.add(run.thread)
-            log.warning("the probe of tool %s did not return within %g s", tool.name, planned.timeout_s)
-            return Unknown()
-        outcome = run.outcome
-        return outcome if isinstance(outcome, Happened | DidNotHappen | Unknown) else Unknown()
 
     def _resolve(self, run: CallThread, results: list[Result], *, again: bool) -> bool:
         """Append the result of a call whose thread has ended. Returns True instead if the call must run again."""
@@ -295,7 +267,7 @@ class CallExecutor:
             finished = done.get(timeout=max(0.0, min(left, _POLL_S)))
         except queue.Empty:
             finished = None
-        if self._tenure.lost:
+        if self._scope.lost:
             for run in waiting:  # the calls' threads keep running, detached from the turn
                 run.variables.revoke()
                 self._runtime.leaks.add(run.thread)
@@ -303,17 +275,16 @@ class CallExecutor:
         return finished
 
     def _start(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
-        tool = planned.tool
-        if tool is None:
-            raise ValueError(f"the call of {planned.call.name} was refused: it cannot run")
+        tool = planned.runnable
         if not self._may_begin(planned):
-            self.extend(planned)
-        # `until` is never later than the row's `decide_at`, after which another worker may resolve the call.
-        context, until = self._context(planned), self._until(planned)
+            self._ledger.extend(planned)
+        context, until = self._context(planned), self._ledger.until(planned)
         arrived = threading.Event()
 
         def record_result(status: str, text: str) -> None:
-            in_time = _set_if(arrived, condition=self._now() < until)
+            in_time = self._now() < until
+            if in_time:
+                arrived.set()
             if record or not in_time:
                 self._finish(planned, status, text, context.working_variables.changes())
 
@@ -337,21 +308,11 @@ class CallExecutor:
             ToolError: the tool failed, or a required hook rejects the call or its result.
             NotBegun: the lease or the time limit had expired before the function was called.
         """
-        turn = self._turn
-        seen = ToolCalling(
-            user_of(turn.user_id),
-            self._tenure.session_id,
-            turn.turn_id,
-            planned.effect_id,
-            tool.name,
-            planned.arguments,
-            tenant_of(turn.user_id),
-            turn.own_metadata(),
-        )
+        agent, seen = self._hooks.agent, self._hooks.calling(planned.effect_id, tool.name, planned.arguments)
         # A hook that hangs must not use up the call's time limit.
         within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         leaks = self._runtime.leaks
-        self._call_hooks(lambda: call_hooks(self._agent.before_tool, seen, within_s, leaks))
+        self._call_hooks(lambda: call_hooks(agent.before_tool, seen, within_s, leaks))
         # Checked immediately before the tool runs: if the process was paused, another worker may have the session.
         if not self._may_begin(planned):
             raise NotBegun
@@ -363,7 +324,7 @@ class CallExecutor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._call_hooks(lambda: call_hooks(self._agent.after_tool, ToolCalled(seen, text), within_s, leaks))
+        self._call_hooks(lambda: call_hooks(agent.after_tool, ToolCalled(seen, text), within_s, leaks))
         return text
 
     def _call_hooks(self, call: Callable[[], None]) -> None:
@@ -375,7 +336,7 @@ class CallExecutor:
             raise ToolError(storable(error.message)) from error
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
-        self.extend(planned)
+        self._ledger.extend(planned)
         return self._start(replace(planned, repeated=True), done, record=record)
 
     def _timed_out(self, run: CallThread, *, again: bool) -> Result | None:
@@ -384,9 +345,7 @@ class CallExecutor:
         `again` tells whether another run is allowed.
         """
         planned = run.planned
-        tool = planned.tool
-        if tool is None:
-            raise ValueError(f"the call of {planned.call.name} was refused: it cannot time out")
+        tool = planned.runnable
         log.warning("tool %s exceeded its time limit of %g s", tool.name, planned.timeout_s)
         run.variables.revoke()
         self._runtime.leaks.add(run.thread)
@@ -402,10 +361,7 @@ class CallExecutor:
         return Result(planned.position, "failed", text, planned.effect_id)
 
     def _may_begin(self, planned: Planned) -> bool:
-        return self._tenure.still_valid() and self._now() < self._until(planned)
-
-    def _until(self, planned: Planned) -> float:
-        return self._intended_at[planned.effect_id] + planned.timeout_s
+        return self._scope.still_valid() and self._now() < self._ledger.until(planned)
 
     def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
         try:
@@ -428,13 +384,13 @@ class CallExecutor:
         return ToolContext(
             user_id=user_of(self._turn.user_id),
             tenant=tenant_of(self._turn.user_id),
-            session_id=self._tenure.session_id,
+            session_id=self._turn.session_id,
             turn_id=self._turn.turn_id,
             effect_id=planned.effect_id,
             channel=self._turn.channel,
-            cancelled=self._tenure.unwanted,
+            cancelled=self._scope.unwanted,
             working_variables=WorkingVariables(self._variables),
-            memory=memory_of_call(self._runtime, self._tenure, planned.effect_id),
+            memory=memory_of_call(self._runtime, self._turn, planned.effect_id),
             reminders=UserReminders(
                 self._runtime.database,
                 self._runtime.clock,

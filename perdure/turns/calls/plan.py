@@ -16,7 +16,7 @@ from perdure.runtime import Runtime
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.sources import RunnableTool, Toolset
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import TurnScope
 
 MAX_CALLS = 32
 """At most this number of calls run for one reply. Further calls are refused."""
@@ -55,6 +55,17 @@ class Planned:
             case _:
                 return None
 
+    @property
+    def runnable(self) -> RunnableTool:
+        """The call's tool.
+
+        Raises:
+            ValueError: the call was refused.
+        """
+        if self.tool is None:
+            raise ValueError(f"the call of {self.call.name} was refused: it cannot run")
+        return self.tool
+
     def intent(self) -> dict[str, Any]:
         """The row that is committed before the call begins."""
         return self._row("intended", self.timeout_s)
@@ -64,14 +75,12 @@ class Planned:
         return self._row("asked" if self.needs_approval else "approved", expires_s)
 
     def _row(self, status: str, within_s: float) -> dict[str, Any]:
-        if self.tool is None:
-            raise ValueError(f"the call of {self.call.name} was refused: it has no intent")
         return {
             "effect_id": self.effect_id,
             "position": self.position,
-            "tool": self.tool.name,
+            "tool": self.runnable.name,
             "arguments": self.call.arguments,
-            "effect": self.tool.effect,
+            "effect": self.runnable.effect,
             "status": status,
             "timeout_s": within_s,
             "waits_for": self.waits_for,
@@ -79,10 +88,10 @@ class Planned:
         }
 
 
-def equip(runtime: Runtime, tenure: Tenure, agent: Agent) -> Toolset:
+def equip(runtime: Runtime, scope: TurnScope, agent: Agent) -> Toolset:
     """The agent's tools for the next step. Connects its MCP servers concurrently, and waits for them."""
     if agent.servers:
-        tenure.step_within(max(server.connect_timeout_s for server in agent.servers))
+        scope.step_within(max(server.connect_timeout_s for server in agent.servers))
     return agent.toolset(runtime.connections)
 
 

@@ -23,10 +23,9 @@ from perdure.tools.registry import Effect
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
-from perdure.turns.calls.approvals import Undecided
-from perdure.turns.calls.awaited import Awaiting
 from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
+from perdure.turns.calls.ledger import CallLedger
 from perdure.turns.calls.plan import Planned, equip, plan
 from perdure.turns.calls.result_values import (
     UNKNOWN_OUTCOME,
@@ -41,7 +40,7 @@ from perdure.turns.calls.result_values import (
     unbegun_result,
     with_edited_arguments,
 )
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import Tenure, TurnScope
 from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, Failed, Lacking
 from perdure.turns.transcript import Entry
 
@@ -50,29 +49,45 @@ class Interrupted(Exception):
     """The turn must stop. The tenure has the reason."""
 
 
-class _MissingTool(Exception):
-    """This process lacks the tool of a call that an earlier worker committed. Another worker may have the tool."""
-
-
 class CallRunner:
     """Runs and resumes the tool calls of the turn at hand, one message at a time."""
 
     def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:
         self._runtime = runtime
-        self._tenure = tenure
+        self._scope: TurnScope = tenure
         self._turn = tenure.at_hand
+        self._is_overdue = tenure.overdue
         self._agent = agent
         self._variables = variables
-        self._hooks = ToolHooks(runtime, tenure, agent)
-        self._executor = CallExecutor(runtime, tenure, agent, self._variables)
+        self._ledger = CallLedger(runtime, tenure)
+        self._hooks = ToolHooks(runtime, tenure, self._turn, agent)
+        self._executor = CallExecutor(
+            runtime, tenure, self._turn, hooks=self._hooks, ledger=self._ledger, variables=variables
+        )
+
+    def intended(self, planned: Sequence[Planned], sent_at: float | None) -> None:
+        """Start the time limits of calls whose intents were just committed.
+
+        `sent_at` is the monotonic time at which the commit was sent. `None`: it is not known which try has committed
+        the intents, so the time limits are restarted in the calls' rows.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        runnable = [each for each in planned if each.refusal is None]
+        if sent_at is not None:
+            self._ledger.intended(runnable, sent_at)
+            return
+        for each in runnable:
+            self._ledger.extend(each)
 
     def answer(
-        self, asking: Entry, planned: Sequence[Planned] | None, intended_at: float
+        self, asking: Entry, planned: Sequence[Planned] | None
     ) -> list[Result] | AwaitsDecision | AwaitsCalls | Lacking | Failed:
         """Run the calls that the message `asking` requests; returns their results, in the order of the calls.
 
-        If `planned` is `None`, the calls are resumed. `intended_at` is the monotonic time at which the intents of
-        `planned` were sent to the database.
+        `planned` are the calls whose intents this process has just committed (`intended`). If it is `None`, the calls
+        are resumed: another worker began them, or they waited for approval.
 
         If there is not a result for each call, returns the outcome that stops the turn. A hook that is to announce a
         call to a person may fail the turn.
@@ -81,178 +96,126 @@ class CallRunner:
             LeaseLost: another worker has the session.
             Interrupted: the turn must stop before a call in doubt can be resolved.
         """
-        message_seq = asking.seq or 0
-        try:
-            return self._resume(asking) if planned is None else self._perform(planned, intended_at)
-        except Undecided:
-            return self._announce(asking) or AwaitsDecision(message_seq)
-        except Awaiting as awaiting:
-            return AwaitsCalls(message_seq, awaited.results_to_dicts(awaiting.results))
-        except _MissingTool as missing:
-            return Lacking(str(missing))
-
-    def _announce(self, asking: Entry) -> Failed | None:
-        """Call the agent's hooks for the calls of the message `asking` that wait for approval."""
-        if not self._agent.on_approval_waiting:
-            return None
+        if planned is not None:
+            refused = [refused_result(each) for each in planned if each.refusal is not None]
+            return self._run(asking, refused, [each for each in planned if each.refusal is None])
         rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
-        try:
-            for position, row in rows.items():
-                if row.status == "asked":
-                    self._hooks.waiting(asking.tool_calls[position], row.effect_id, row.approver)
-        except Unavailable:
-            raise
-        except PerdureError as error:
-            return Failed(error)
-        return None
+        undecided = any(row.status == "asked" and row.undecided_s > 0 for row in rows.values())
+        needed = [asking.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
+        if needed and not undecided and not self._is_overdue:
+            tools = self._tools()
+            for name in needed:
+                if tools.find(name) is None:
+                    return Lacking(f"the tool {name!r} of the agent {self._agent.name!r}")
+        if approvals.none_begun(row.status for row in rows.values()):
+            return self._begin(asking, rows)
+        return self._take_over(asking, rows)
 
-    def _perform(self, planned: Sequence[Planned], intended_at: float) -> list[Result]:
-        """Run calls whose intents were just committed; returns the results in call order."""
-        runnable = [each for each in planned if each.refusal is None]
-        refused = [refused_result(each) for each in planned if each.refusal is not None]
-        self._executor.intended((each.effect_id for each in runnable), intended_at)
-        return in_call_order(self._run(refused, runnable))
+    def _run(
+        self,
+        asking: Entry,
+        results: list[Result],
+        begun: Sequence[Planned],
+        *,
+        rows: Mapping[int, Row[Any]] | None = None,
+        still_wait: bool = False,
+    ) -> list[Result] | AwaitsCalls:
+        """Run the calls in `begun`; returns their results together with `results`, in the order of the calls.
 
-    def _run(self, results: list[Result], begun: Sequence[Planned], *, still_wait: bool = False) -> list[Result]:
-        """Run the calls in `begun`; returns their results together with `results`.
-
-        `still_wait` tells whether a call that an earlier worker began still waits for a task or a time.
-
-        Raises:
-            Awaiting: a call waits for a task or a time.
+        `rows` are the rows of resumed calls, whose arguments a person may have edited. `still_wait` tells whether a
+        call that an earlier worker began still waits for a task or a time.
         """
         here = [each for each in begun if each.waits_for is None]
         if len(here) == len(begun) and not still_wait:
-            return results + self._executor.run(here)
+            return in_call_order(with_edited_arguments(asking, rows or {}, results + self._executor.run(here)))
         for each in begun:
-            failed = None if each.waits_for is None else self._send(each)
-            results += [failed] if failed else []
-        raise Awaiting([*results, *self._executor.run(here, record=True)])
+            if each.waits_for is not None:
+                failed = self._hooks.before(each)
+                if failed is None:
+                    if not self._scope.still_valid():
+                        self._ledger.extend(each)
+                    failed = awaited.send(self._runtime, self._scope, each)
+                results += [failed] if failed else []
+        results += self._executor.run(here, record=True)
+        return AwaitsCalls(asking.seq or 0, awaited.results_to_dicts(results))
 
-    def _send(self, planned: Planned) -> Result | None:
-        """Call the hooks, then send a call's task.
-
-        Returns a failed result if a hook rejects the call, or if `awaited.send` returns one.
-        """
-        refused = self._hooks.before(planned)
-        if refused is not None:
-            return refused
-        if not self._tenure.still_valid():
-            self._executor.extend(planned)
-        return awaited.send(self._runtime, self._tenure, planned)
-
-    def extend(self, planned: Sequence[Planned]) -> None:
-        """Restart the time limits of calls that have not begun. Their intents are already committed.
-
-        Raises:
-            LeaseLost: another worker has the session.
-        """
-        for each in planned:
-            if each.refusal is None:
-                self._executor.extend(each)
-
-    def _resume(self, asking: Entry) -> list[Result]:
-        """Resume calls that another worker began or that waited for approval; returns results in call order."""
-        rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
-        self._require_tools(asking, rows)
-        if approvals.none_begun(row.status for row in rows.values()):
-            results, again, still_wait = *self._begin(asking, rows), False
-        else:
-            results, again, still_wait = self._take_over(asking, rows)
-        results = self._run(results, again, still_wait=still_wait)
-        return in_call_order(with_edited_arguments(asking, rows, results))
-
-    def _require_tools(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> None:
-        """Check that this process has the tools of the calls that must run or be decided here.
-
-        Raises:
-            _MissingTool: it lacks one of them.
-        """
-        undecided = any(row.status == "asked" and row.undecided_s > 0 for row in rows.values())
-        needed = [asking.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
-        if self._tenure.overdue or undecided or not needed:
-            return
-        tools = self._tools()
-        for name in needed:
-            if tools.find(name) is None:
-                raise _MissingTool(f"the tool {name!r} of the agent {self._agent.name!r}")
-
-    def _begin(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> tuple[list[Result], list[Planned]]:
-        """Begin calls that waited for approval. Returns the results of calls that do not run, and the calls to run."""
+    def _begin(
+        self, asking: Entry, rows: Mapping[int, Row[Any]]
+    ) -> list[Result] | AwaitsDecision | AwaitsCalls | Failed:
+        """Begin calls that waited for approval, and run them. If they still wait, call the agent's hooks."""
         planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
             for each in planned
         ]
-        runnable = [(each.effect_id, each.timeout_s) for each in calls if each.refusal is None]
-        asked_at = self._runtime.clock.monotonic()
-        approvals.begin(self._runtime.database, self._tenure, message_seq=asking.seq or 0, calls=runnable)
-        begun = effect_rows(self._runtime.database, self._turn.turn_id, asking)
+        database, turn_id, message_seq = self._runtime.database, self._turn.turn_id, asking.seq or 0
+        if not self._ledger.begin(message_seq, [each for each in calls if each.refusal is None]):
+            waiting = effect_rows(database, turn_id, asking) if self._agent.on_approval_waiting else {}
+            try:
+                self._hooks.waiting(asking, waiting)
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return Failed(error)
+            return AwaitsDecision(message_seq)
+        begun = effect_rows(database, turn_id, asking)
         again = [each for each in calls if each.refusal is None and is_intended(begun.get(each.position))]
-        self._executor.intended((each.effect_id for each in again), asked_at)
         running = {each.position for each in again}
-        return [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running], again
+        unbegun = [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running]
+        return self._run(asking, unbegun, again, rows=rows)
 
-    def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> tuple[list[Result], list[Planned], bool]:
-        """Take over calls that another worker began.
+    def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> list[Result] | AwaitsCalls:
+        """Take over calls that another worker began: run or send again those that may be, and wait for the others.
 
-        Returns the known results, the calls to run or send again, and whether some calls wait for a task or a time.
+        Raises:
+            Interrupted: the turn must stop before the time limits of the calls in doubt have passed.
         """
         in_doubt = [row for row in rows.values() if row.status == "intended" and row.waits_for is None]
         wait_s = max((row.undecided_s for row in in_doubt), default=0.0)
         if wait_s > 0:
-            self._wait(wait_s)
+            self._scope.step_within(wait_s)
+            if self._scope.stopping.wait(wait_s):
+                raise Interrupted
             rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
         self._variables.replay(recorded_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
-        waited, still_wait = [], False
+        waited: list[tuple[Planned, Result]] = []
+        still_wait = False
         for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
             row = rows.get(fresh.position)
-            if row is not None and row.waits_for is not None:
-                found = self._recorded_or_waiting(fresh, row)
-                waited.append((replace(fresh, effect_id=row.effect_id), found))
-                still_wait = still_wait or not isinstance(found, Result)
-            else:
-                found = self._recorded_or_planned(fresh, row)
+            found = self._found(fresh, row)
             results += [found] if isinstance(found, Result) else []
             again += [found] if isinstance(found, Planned) else []
+            if row is not None and row.waits_for is not None:
+                waited += [(replace(fresh, effect_id=row.effect_id), found)] if isinstance(found, Result) else []
+                still_wait = still_wait or not isinstance(found, Result)
         for each in again:
             if each.waits_for is None:
-                self._executor.extend(each)
+                self._ledger.extend(each)
         if not still_wait:
-            seen = {
-                found.position: self._hooks.after(each, found) for each, found in waited if isinstance(found, Result)
-            }
+            seen = {found.position: self._hooks.after(each, found) for each, found in waited}
             results = [seen.get(result.position, result) for result in results]
-        return results, again, still_wait
+        return self._run(asking, results, again, rows=rows, still_wait=still_wait)
 
-    def _recorded_or_waiting(self, fresh: Planned, row: Row[Any]) -> Result | Planned | None:
-        """The result of a call whose tool is a Celery task or a timer.
+    def _found(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned | None:
+        """The result of a call that another worker began, or the call, if it runs or is sent again.
 
-        Returns `None` if the call still waits, and the planned call if its task must be sent.
+        Returns `None` if the call still waits for a task or a time.
         """
+        if row is None:
+            return recorded_result(fresh.position, None) if fresh.refusal is None else refused_result(fresh)
         if row.status != "intended":
             return recorded_result(fresh.position, row)
-        return awaited.resume(self._runtime, self._tenure, row, fresh)
-
-    def _recorded_or_planned(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned:
-        if fresh.refusal is not None and row is None:
-            return refused_result(fresh)
-        if row is None or row.status != "intended":
-            return recorded_result(fresh.position, row)
+        if row.waits_for is not None:
+            return awaited.resume(self._runtime, self._scope, self._turn, row, fresh)
         if fresh.tool is None:
             return Result(fresh.position, "unknown", UNKNOWN_OUTCOME, row.effect_id)
         same = replace(fresh, effect_id=row.effect_id, approver=None, repeated=True)
         return self._executor.decide(same, Effect(row.effect)) or same
 
-    def _wait(self, seconds: float) -> None:
-        self._tenure.step_within(seconds)
-        if self._tenure.stopping.wait(seconds):
-            raise Interrupted
-
     def _tools(self) -> Toolset:
-        return equip(self._runtime, self._tenure, self._agent)
+        return equip(self._runtime, self._scope, self._agent)
 
 
 def _needs_tool(row: Row[Any]) -> bool:

@@ -325,16 +325,16 @@ def _interrupt(runtime: AcceptingRuntime, transaction: Transaction, session_id: 
     """
     # Imported only when needed: few messages interrupt, and `perdure send` starts faster without these modules.
     from perdure.database.fencing import Fence  # noqa: PLC0415
-    from perdure.turns.lease.tenure import Tenure, TurnRow  # noqa: PLC0415
+    from perdure.turns.lease.tenure import TurnRow  # noqa: PLC0415
     from perdure.turns.outcome import CANCELLED  # noqa: PLC0415
     from perdure.turns.run.leave import settle_begun  # noqa: PLC0415
 
     [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
-    fence, lease_s = Fence(seized.token, seized.nonce), runtime.settings.turn.lease_s
-    settled = []
-    for row in transaction.run(queries.BEGUN, {"session_id": session_id}):
-        tenure = Tenure(session_id, fence, runtime.clock, lease_s, turn=TurnRow.begun(row))
-        settled.append(settle_begun(transaction, runtime.clock, tenure).delivery_id)
+    fence = Fence(seized.token, seized.nonce)
+    settled = [
+        settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, row)).delivery_id
+        for row in transaction.run(queries.BEGUN, {"session_id": session_id})
+    ]
     owing = [row.turn_id for row in transaction.run(queries.OWING, {"session_id": session_id})]
     delivery_ids = [new_id(runtime.clock) for _ in owing]
     parameters = {"session_id": session_id, "message": CANCELLED, "turn_ids": owing, "delivery_ids": delivery_ids}

@@ -1,4 +1,11 @@
-"""Claiming a session. The claim raises the session's fence; every later commit of the turn requires this fence."""
+"""Claiming a session. The claim raises the session's fence; every later commit of the turn requires this fence.
+
+While a deployment adds an agent or a tool, some workers do not have it yet. Such a worker leaves the session to
+another one: it counts no attempt, and publishes the session's wake-up again. The broker gives the wake-up to a waiting
+worker. A worker that receives a wake-up for a session that it has just left drops it, so a wake-up visits each worker
+about once. The sweeper then wakes the session again. If a worker's child process leaves a session, the worker remembers
+it, but publishes no wake-up: each worker that receives it would start a child process.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +13,23 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
-from perdure.access.tenants import UserKey
 from perdure.database.engine import Database, Statement
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.settings import TurnSettings
-from perdure.snapshots.store import Version
-from perdure.text.untrusted import load_object
 from perdure.turns.lease import death_queries, queries
-from perdure.turns.lease.tenure import Before, LeaseLost, Tenure, TurnRow
+from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 log = logging.getLogger(__name__)
 
 ISOLATE_FROM_CLAIM = 2
 """After this number of claims of a turn, only a dedicated process may claim it."""
+
+CHILD_S = 60.0
+"""Seconds for which a worker remembers that a child of it has left a session: the start of a child is expensive."""
 
 _NO_LIMIT = 2**31 - 1
 
@@ -115,7 +119,7 @@ def claim(
         return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
     tenure = Tenure(session_id, Fence(row.token, row.nonce), runtime.clock, limits.lease_s)
     tenure.renewed(asked_at)
-    _read(tenure, row)
+    tenure.read(row)
     tenure.alone, tenure.overdue = alone, row.overdue
     return tenure
 
@@ -138,17 +142,17 @@ def claim_patiently(
 
 def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
     """Charge the death of the process that holds the session's expired lease to one of its turns."""
+
+    def judge(blame: Statement) -> None:
+        with database.transaction("turns.blame") as transaction:
+            transaction.run(death_queries.LOCK_DEATH, {"session_id": session_id})
+            transaction.run(blame, {"session_id": session_id, "lease_s": limits.lease_s})
+
     try:
-        _judge(database, session_id, limits, death_queries.BLAME)
+        judge(death_queries.BLAME)
     except Unavailable as error:  # a session is locked for long, or its lock waits for this one
         log.warning("a dead process's sessions are judged without the locked ones: %s", loggable(error))
-        _judge(database, session_id, limits, death_queries.BLAME_UNLOCKED)
-
-
-def _judge(database: Database, session_id: UUID, limits: TurnSettings, blame: Statement) -> None:
-    with database.transaction("turns.blame") as transaction:
-        transaction.run(death_queries.LOCK_DEATH, {"session_id": session_id})
-        transaction.run(blame, {"session_id": session_id, "lease_s": limits.lease_s})
+        judge(death_queries.BLAME_UNLOCKED)
 
 
 def read_again(database: Database, tenure: Tenure) -> None:
@@ -160,43 +164,42 @@ def read_again(database: Database, tenure: Tenure) -> None:
     rows = database.run(queries.BEGIN_NEXT, {**tenure.fenced, "lease_s": tenure.lease_s})
     if not rows:
         raise LeaseLost
-    _read(tenure, rows[0])
+    tenure.read(rows[0])
 
 
-def _read(tenure: Tenure, row: Row[Any]) -> None:
-    before, tenure.turn = tenure.turn, _turn(row)
-    if before is None or tenure.turn is None or tenure.turn.turn_id != before.turn_id:
-        tenure.spent(row.spent_s)
-        tenure.overdue = False
-    tenure.strikes, tenure.wakes, tenure.tick = row.strikes, row.wakes_before, row.tick
-    tenure.variables_tick, tenure.variables = row.variables_tick, row.variables
-    tenure.saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
+class Claims:
+    """The claims of this process, `owner`, and the sessions that it, or a child of it, has just left to other workers.
 
+    A session that this process has left itself is remembered for `PERDURE_TURN__SWEEP_S` seconds.
+    """
 
-def _turn(row: Row[Any]) -> TurnRow | None:
-    if row.turn_id is None:
-        return None
-    return TurnRow(
-        turn_id=row.turn_id,
-        seq=row.seq,
-        user_id=UserKey(row.user_id),
-        agent=row.agent,
-        channel=row.channel,
-        first_seq=row.first_seq,
-        cancel_requested_at=row.cancel_requested_at,
-        before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
-        verdict=row.unsaved,
-        started_at=row.started_at,
-        attempt_error=row.attempt_error,
-        metadata=_metadata(row),
-        may_overtake=getattr(row, "may_overtake", False),
-    )
+    def __init__(self, runtime: Runtime, owner: str) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._left_until: dict[UUID, float] = {}
 
+    def claim(self, session_id: UUID, *, alone: bool = False) -> Tenure | Refusal:
+        """Claim the session, unless it was just left here and still waits for another worker; see `claim_patiently`.
 
-def _metadata(row: Row[Any]) -> dict[str, Any]:
-    """The metadata of a turn; empty if this release cannot parse it."""
-    try:
-        return {} if row.metadata is None else load_object(row.metadata)
-    except ValueError as error:
-        log.warning("turn %s runs without its metadata, which cannot be parsed: %s", row.turn_id, loggable(error))
-        return {}
+        A session whose turn needs an agent that this process lacks is left to another worker.
+        """
+        unknown_agent_s = self._runtime.settings.turn.unknown_agent_s
+        if self._left_until.get(session_id, 0.0) > self._runtime.clock.monotonic():
+            given = {"session_id": session_id, "unknown_agent_s": unknown_agent_s}
+            rows = self._runtime.database.run(queries.IS_UNEQUIPPED, given)
+            if rows and rows[0].unequipped:
+                return NotNeeded()
+        agents = [each.name for each in self._runtime.agents]
+        found = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=agents)
+        if isinstance(found, Unequipped):
+            self.leave(session_id, found, publish=not alone)
+        return found
+
+    def leave(self, session_id: UUID, lacking: Unequipped, *, publish: bool) -> None:
+        """Record that this process has left the session, and publish its wake-up; or that a child of it has left it."""
+        log.warning("session %s is left to another worker: this one lacks %s", session_id, lacking.lacks)
+        now = self._runtime.clock.monotonic()
+        self._left_until = {each: until for each, until in list(self._left_until.items()) if until > now}
+        self._left_until[session_id] = now + (self._runtime.settings.turn.sweep_s if publish else CHILD_S)
+        if publish:
+            self._runtime.wake.session(session_id, lacking.priority)

@@ -31,7 +31,7 @@ _MOST_TOUCHED = 10_000
 
 
 class Keeper:
-    """Renews the leases of all sessions that this process tenures."""
+    """Renews the leases of all sessions that this process holds."""
 
     def __init__(self, database: Database, clock: Clock, limits: TurnSettings) -> None:
         self._database = database
@@ -51,7 +51,7 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Leases that the process still tenures then expire."""
+        """Stop the thread. Leases that the process still holds then expire."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_WATCH_S * 5)
@@ -62,8 +62,15 @@ class Keeper:
         with self._lock:
             older = self._tenures.get(tenure.session_id)
             self._tenures[tenure.session_id] = tenure
-            self._touch(tenure)
+            self._touched[tenure.session_id] = tenure.fence
+            self._touched.move_to_end(tenure.session_id)
+            too_many = len(self._touched) > _MOST_TOUCHED
+            if too_many:
+                self._touched.popitem(last=False)
             draining = self._draining
+        if too_many and not self._has_dropped:
+            self._has_dropped = True
+            log.warning("more than %d sessions were held here: the oldest are not flushed at shutdown", _MOST_TOUCHED)
         if older is not None:  # this process lost the session and has claimed it again
             older.lose()
         if draining:
@@ -81,7 +88,7 @@ class Keeper:
 
     @property
     def running(self) -> int:
-        """The number of sessions that this process tenures, including sessions that it is ending."""
+        """The number of sessions that this process holds, including sessions that it is ending."""
         return len(self._tenures)
 
     @property
@@ -141,19 +148,17 @@ class Keeper:
         if not tenures:
             self._renewed_at = self._clock.monotonic()
             return
-        if self._clock.monotonic() - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
-            self._renew([tenure for tenure in tenures if tenure.within_step()])
+        asked_at = self._clock.monotonic()
+        if asked_at - self._renewed_at >= self._limits.heartbeat_s - _WATCH_S / 2:
+            alive = [tenure for tenure in tenures if tenure.within_step()]
+            given = {**all_fenced(alive), "lease_s": self._limits.lease_s}
+            renewed = {row.session_id for row in self._database.run(queries.RENEW, given, urgent=True)}
+            for tenure in alive:
+                if tenure.session_id in renewed:
+                    tenure.renewed(asked_at)
+            if len(renewed) == len(alive):
+                self._renewed_at = asked_at  # otherwise some rows were locked: the next beat renews them
         self._watch([tenure for tenure in tenures if tenure.running is not None])
-
-    def _touch(self, tenure: Tenure) -> None:
-        self._touched[tenure.session_id] = tenure.fence
-        self._touched.move_to_end(tenure.session_id)
-        if len(self._touched) <= _MOST_TOUCHED:
-            return
-        self._touched.popitem(last=False)
-        if not self._has_dropped:
-            self._has_dropped = True
-            log.warning("more than %d sessions were held here: the oldest are not flushed at shutdown", _MOST_TOUCHED)
 
     def _run(self) -> None:
         pause = min(_WATCH_S, self._limits.heartbeat_s / 2)
@@ -165,31 +170,13 @@ class Keeper:
             except Exception:
                 log.exception("the keeper raised an error and continues")
 
-    def _renew(self, tenures: list[Tenure]) -> None:
-        asked_at = self._clock.monotonic()
-        rows = self._database.run(
-            queries.RENEW,
-            {**all_fenced(tenures), "lease_s": self._limits.lease_s},
-            urgent=True,
-        )
-        renewed = {row.session_id for row in rows}
-        for tenure in tenures:
-            if tenure.session_id in renewed:
-                tenure.renewed(asked_at)
-        if len(renewed) == len(tenures):
-            self._renewed_at = asked_at  # otherwise some rows were locked: the next beat renews them
-
-    def _watch(self, tenures: list[Tenure]) -> None:
-        rows = self._database.run(
-            queries.WATCH,
-            {
-                "session_ids": [tenure.session_id for tenure in tenures],
-                "turn_ids": [tenure.running for tenure in tenures],
-            },
-            urgent=True,
-        )
-        seen = {row.session_id: row for row in rows}
-        for tenure in tenures:
+    def _watch(self, running: list[Tenure]) -> None:
+        given = {
+            "session_ids": [tenure.session_id for tenure in running],
+            "turn_ids": [tenure.running for tenure in running],
+        }
+        seen = {row.session_id: row for row in self._database.run(queries.WATCH, given, urgent=True)}
+        for tenure in running:
             row = seen.get(tenure.session_id)
             if row is None or Fence(row.token, row.nonce) != tenure.fence:
                 tenure.lose()

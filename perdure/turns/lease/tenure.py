@@ -1,13 +1,15 @@
 """`Tenure`: what a process has while it holds a session.
 
-That is the fence, the turn at hand, the state that is kept between turns, the deadline of the present step, and the
-reason to stop. `claim` makes a tenure, and `read_again` brings it up to date. The thread of the turn and the thread of
-the keeper share it.
+That is the fence, the turn at hand, and the state that is kept between turns. `claim` makes a tenure, and `read_again`
+brings it up to date. Only code that reads or writes under the fence gets the tenure. Code inside a step, such as a
+hook or a tool call, gets its base class, the `TurnScope`: the step's deadline and the reasons to stop. The thread of
+the turn and the thread of the keeper share both.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +23,12 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.fencing import Fence
+from perdure.errors import loggable
 from perdure.models.protocol import ModelCall
 from perdure.snapshots.store import Version
+from perdure.text.untrusted import load_object
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """The keeper stops renewing a lease this number of seconds after the deadline of the turn's step."""
@@ -46,6 +52,7 @@ class TurnRow:
     """What the database has of the turn at hand. `user_id` is the key of its user."""
 
     turn_id: UUID
+    session_id: UUID
     seq: int
     user_id: UserKey
     agent: str
@@ -70,59 +77,59 @@ class TurnRow:
         return found if isinstance(found, str) else None
 
     @classmethod
-    def begun(cls, row: Row[Any]) -> TurnRow:
+    def begun(cls, session_id: UUID, row: Row[Any]) -> TurnRow:
         """The turn of a row of the statement `turns.begun`."""
-        return cls(row.turn_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq)
+        return cls(row.turn_id, session_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq)
+
+    @classmethod
+    def read(cls, session_id: UUID, row: Row[Any]) -> TurnRow | None:
+        """The turn of a row of the statement `turns.claim` or `turns.begin_next`; `None` if no turn has begun.
+
+        The metadata is empty if this release cannot parse it.
+        """
+        if row.turn_id is None:
+            return None
+        metadata: dict[str, Any] = {}
+        try:
+            metadata = {} if row.metadata is None else load_object(row.metadata)
+        except ValueError as error:
+            log.warning("turn %s runs without its metadata, which cannot be parsed: %s", row.turn_id, loggable(error))
+        return cls(
+            turn_id=row.turn_id,
+            session_id=session_id,
+            seq=row.seq,
+            user_id=UserKey(row.user_id),
+            agent=row.agent,
+            channel=row.channel,
+            first_seq=row.first_seq,
+            cancel_requested_at=row.cancel_requested_at,
+            before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
+            verdict=row.unsaved,
+            started_at=row.started_at,
+            attempt_error=row.attempt_error,
+            metadata=metadata,
+            may_overtake=getattr(row, "may_overtake", False),
+        )
 
     def own_metadata(self) -> dict[str, Any]:
         """A copy of the metadata for a function of the agent, which may change it."""
         return copy.deepcopy(dict(self.metadata))
 
 
-class Tenure:
-    """A session that this process holds under `fence`.
+class TurnScope:
+    """The running of a turn: its run time, the deadline of its present step, and the reasons to stop.
 
     Attributes:
-        turn: The turn at hand, or `None`: a concurrent commit settled the last turn, or no turn may begin because the
-            intake is closed.
-        tick: The number of the session's committed steps, after the last commit that this process has made or read.
-            `None`: the caller has locked the session's row.
-        strikes: The number of attempts at the turn's next step, the present one included.
-        wakes: The number of wake-ups before this claim.
-        overdue: The turn has waited long enough for a worker that has its agent and tools: it fails if this worker
-            lacks them.
-        variables_tick: The tick at which the working variables were last changed. `None`: there are no variables.
-        variables: The working variables, as JSON. `None`: there are no variables, or a concurrent transaction committed
-            them too late for the claim's statement to see them.
-        saved: The version of the session's valid snapshot.
-        alone: This process runs only this session.
         running: The id of the turn that runs.
         stopping: Set by `cancel`, `lose` and `drain`: the turn must stop at its next safe point.
         unwanted: Set when tool results are no longer needed: the turn is cancelled or the lease is lost.
+        cancelled: The turn is cancelled.
+        lost: Another claim has raised the session's fence.
+        draining: The process takes no more steps.
     """
 
-    def __init__(
-        self,
-        session_id: UUID,
-        fence: Fence,
-        clock: Clock,
-        lease_s: float,
-        *,
-        turn: TurnRow | None = None,
-        tick: int | None = None,
-    ) -> None:
-        self.session_id = session_id
-        self.fence = fence
+    def __init__(self, clock: Clock, lease_s: float) -> None:
         self.lease_s = lease_s
-        self.turn = turn
-        self.tick = tick
-        self.strikes = 0
-        self.wakes = 0
-        self.overdue = False
-        self.variables_tick: int | None = None
-        self.variables: str | None = None
-        self.saved: Version | None = None
-        self.alone = False
         self.running: UUID | None = None
         self.stopping = threading.Event()
         self.unwanted = threading.Event()
@@ -135,27 +142,6 @@ class Tenure:
         self._lock = threading.Lock()
         self._valid_until = clock.monotonic() + lease_s
         self._step_until = self._valid_until
-
-    @property
-    def token(self) -> int:
-        """The fence's token. A later claim of the session has a higher token."""
-        return self.fence.token
-
-    @property
-    def fenced(self) -> dict[str, Any]:
-        """The parameters of a statement that is conditional on the fence."""
-        return self.fence.on(self.session_id)
-
-    @property
-    def at_hand(self) -> TurnRow:
-        """The turn at hand.
-
-        Raises:
-            LookupError: there is none.
-        """
-        if self.turn is None:
-            raise LookupError(f"session {self.session_id} has no turn to run")
-        return self.turn
 
     @property
     def spent_s(self) -> float:
@@ -184,16 +170,6 @@ class Tenure:
     def within_step(self) -> bool:
         """Whether the present step is within its deadline, extended by `GRACE_S`."""
         return self._clock.monotonic() < self._step_until
-
-    def begin(self) -> None:
-        """Begin to run the turn at hand, and clear the cancellation of the previous turn."""
-        with self._lock:
-            self.running = self.at_hand.turn_id
-            self.cancelled = False
-            if not (self.lost or self.draining):
-                self.stopping.clear()
-            if not self.lost:
-                self.unwanted.clear()
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
@@ -253,6 +229,89 @@ def _abort(call: ModelCall | None) -> None:
     """Abort the call. The caller must not hold the tenure's lock, because `abort` runs the model's own code."""
     if call is not None:
         call.abort()
+
+
+class Tenure(TurnScope):
+    """A session that this process holds under `fence`.
+
+    Attributes:
+        turn: The turn at hand, or `None`: a concurrent commit settled the last turn, or no turn may begin because the
+            intake is closed.
+        tick: The number of the session's committed steps, after the last commit that this process has made or read.
+        strikes: The number of attempts at the turn's next step, the present one included.
+        wakes: The number of wake-ups before this claim.
+        overdue: The turn has waited long enough for a worker that has its agent and tools: it fails if this worker
+            lacks them.
+        variables_tick: The tick at which the working variables were last changed. `None`: there are no variables.
+        variables: The working variables, as JSON. `None`: there are no variables, or a concurrent transaction committed
+            them too late for the claim's statement to see them.
+        saved: The version of the session's valid snapshot.
+        alone: This process runs only this session.
+    """
+
+    def __init__(
+        self,
+        session_id: UUID,
+        fence: Fence,
+        clock: Clock,
+        lease_s: float,
+        *,
+        turn: TurnRow | None = None,
+        tick: int = 0,
+    ) -> None:
+        super().__init__(clock, lease_s)
+        self.session_id = session_id
+        self.fence = fence
+        self.turn = turn
+        self.tick = tick
+        self.strikes = 0
+        self.wakes = 0
+        self.overdue = False
+        self.variables_tick: int | None = None
+        self.variables: str | None = None
+        self.saved: Version | None = None
+        self.alone = False
+
+    @property
+    def token(self) -> int:
+        """The fence's token. A later claim of the session has a higher token."""
+        return self.fence.token
+
+    @property
+    def fenced(self) -> dict[str, Any]:
+        """The parameters of a statement that is conditional on the fence."""
+        return self.fence.on(self.session_id)
+
+    @property
+    def at_hand(self) -> TurnRow:
+        """The turn at hand.
+
+        Raises:
+            LookupError: there is none.
+        """
+        if self.turn is None:
+            raise LookupError(f"session {self.session_id} has no turn to run")
+        return self.turn
+
+    def read(self, row: Row[Any]) -> None:
+        """Bring the tenure up to date with a row of the statement `turns.claim` or `turns.begin_next`."""
+        before, self.turn = self.turn, TurnRow.read(self.session_id, row)
+        if before is None or self.turn is None or self.turn.turn_id != before.turn_id:
+            self.spent(row.spent_s)
+            self.overdue = False
+        self.strikes, self.wakes, self.tick = row.strikes, row.wakes_before, row.tick
+        self.variables_tick, self.variables = row.variables_tick, row.variables
+        self.saved = None if row.saved_token is None else Version(row.saved_token, row.saved_tick)
+
+    def begin(self) -> None:
+        """Begin to run the turn at hand, and clear the cancellation of the previous turn."""
+        with self._lock:
+            self.running = self.at_hand.turn_id
+            self.cancelled = False
+            if not (self.lost or self.draining):
+                self.stopping.clear()
+            if not self.lost:
+                self.unwanted.clear()
 
 
 def all_fenced(tenures: Sequence[Tenure]) -> dict[str, Any]:

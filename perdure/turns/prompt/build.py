@@ -33,7 +33,7 @@ from perdure.settings import CaseScope, MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
-from perdure.turns.lease.tenure import Before, Tenure, TurnRow
+from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
 from perdure.turns.prompt.parts import Part, affordable, fitting, latest, render
 from perdure.turns.transcript import Entry, Transcript
 
@@ -86,20 +86,22 @@ _SHRINKING = (
 )  # fmt: skip
 
 
-def build(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, *, limits: MemorySettings) -> Prompt:
+def build(
+    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, limits: MemorySettings
+) -> Prompt:
     """Build the prompt within `limits`. The most important part about the past comes last.
 
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
 
     Raises:
-        CallAborted: the turn must stop; `tenure` has the reason.
+        CallAborted: the turn must stop; `scope` has the reason.
         Unavailable: the database cannot be reached.
     """
-    quoter, turn = Quoter(runtime.quoting_key), tenure.at_hand
+    quoter = Quoter(runtime.quoting_key)
     channel = _channel(turn.channel, turn.before.channel)
     instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     previous = _previous_session(runtime, turn.before, limits.budget_archive)
-    found = _ask(runtime, tenure, agent, transcript, limits)
+    found = _ask(runtime, scope, turn, agent, transcript, limits=limits)
     known = {each.content for each in found.recalled}
     hot = [_dated(each) for each in found.past.hot if each.content not in known]
     cases = Part(MEMORY, _CASES, [_case(each) for each in found.cases], limits.budget_semantic // _CASES_SHARE)
@@ -164,18 +166,20 @@ class _Answers:
     events: Sequence[StreamEvent]
 
 
-def _ask(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, limits: MemorySettings) -> _Answers:
-    turn, question = tenure.at_hand, transcript.asked
+def _ask(
+    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, limits: MemorySettings
+) -> _Answers:
+    question = transcript.asked
     from_seq = next((each.seq for each in _history(transcript, limits.budget_working) if each.seq is not None), 0)
     embedder = MemoizedEmbedder(runtime.embedder)
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
-    tenure.step_within(limits.recall_timeout_s)
+    scope.step_within(limits.recall_timeout_s)
     try:
-        with tenure.calling(call):
+        with scope.calling(call):
             past = read_past(
                 runtime.database,
                 turn.user_id,
-                tenure.session_id,
+                turn.session_id,
                 previous_id=turn.before.session_id,
                 most_summaries=limits.archive_sessions,
                 bank=agent.bank,
@@ -186,7 +190,7 @@ def _ask(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript,
             recalled: list[Recalled] = []
             if past.searchable or from_seq > 1:  # otherwise, the prompt contains all that could be recalled
                 recalled = runtime.recall.using(embedder).search(
-                    turn.user_id, question, MOST_RECALLED, in_prompt=PromptWindow(tenure.session_id, from_seq),
+                    turn.user_id, question, MOST_RECALLED, in_prompt=PromptWindow(turn.session_id, from_seq),
                     exclude_sessions=past.related_sessions, call=call,
                 )  # fmt: skip
             around = read_surroundings(runtime.database, turn.user_id, recalled)

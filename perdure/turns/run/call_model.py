@@ -13,7 +13,7 @@ from perdure.runtime import Runtime
 from perdure.text.tokens import estimate_tokens
 from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt.build import Prompt, build, halved, offered
 from perdure.turns.transcript import Transcript
 
@@ -24,7 +24,7 @@ _MOST_HALVINGS = 2
 
 
 class ModelCaller:
-    """Calls the model of the turn at hand, with its agent's tools, within `timeout_s` seconds of the turn's run time.
+    """Calls the model of `turn`, with its agent's tools, within `timeout_s` seconds of the turn's run time.
 
     Attributes:
         name: The model's name.
@@ -35,18 +35,20 @@ class ModelCaller:
     def __init__(
         self,
         runtime: Runtime,
-        tenure: Tenure,
+        scope: TurnScope,
+        turn: TurnRow,
         agent: Agent,
         transcript: Transcript,
-        events: TurnEvents,
         *,
+        events: TurnEvents,
         timeout_s: float,
     ) -> None:
         self.name = agent.model or runtime.settings.model
         self.tools = Toolset()
-        self.called_at_s = tenure.spent_s
+        self.called_at_s = scope.spent_s
         self._runtime = runtime
-        self._tenure = tenure
+        self._scope = scope
+        self._turn = turn
         self._agent = agent
         self._transcript = transcript
         self._events = events
@@ -70,7 +72,7 @@ class ModelCaller:
         Raises:
             ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
             PerdureError: the model failed.
-            CallAborted: the turn must stop; the tenure has the reason.
+            CallAborted: the turn must stop; the scope has the reason.
         """
         request = self._request()
         while True:
@@ -83,9 +85,11 @@ class ModelCaller:
 
     def _request(self) -> ModelRequest:
         if self._prompt is None:
-            self._prompt = build(self._runtime, self._tenure, self._agent, self._transcript, limits=self._limits)
+            self._prompt = build(
+                self._runtime, self._scope, self._turn, self._agent, self._transcript, limits=self._limits
+            )
         # Read before each call, because an MCP server's tools may change between two steps.
-        self.tools = equip(self._runtime, self._tenure, self._agent)
+        self.tools = equip(self._runtime, self._scope, self._agent)
         schemas = self.tools.schemas()
         if schemas != self._schemas:  # so that tools beyond the budget are logged once
             self._schemas = schemas
@@ -112,13 +116,13 @@ class ModelCaller:
         raise error
 
     def _respond(self, request: ModelRequest) -> ModelReply:
-        self.called_at_s = self._tenure.spent_s
+        self.called_at_s = self._scope.spent_s
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self.called_at_s, 0.001)
         call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
         call.may_shorten = self._halvings < _MOST_HALVINGS
-        self._tenure.step_within(limit_s)
-        with self._tenure.calling(call):
+        self._scope.step_within(limit_s)
+        with self._scope.calling(call):
             try:
                 return checked(self._model.respond(request, call))
             except Unavailable as error:  # the loop would take `Unavailable` for a database error and retry

@@ -20,8 +20,8 @@ from perdure.turns.lease import leave_queries, queries
 from perdure.turns.lease.claim import Unequipped
 from perdure.turns.lease.tenure import GRACE_S
 from perdure.turns.outcome import Cancelled, Ending, Failed
-from perdure.turns.run.failures import COULD_NOT_START, out_of_time
 from perdure.turns.run.loop import Runner
+from perdure.turns.run.verdict import COULD_NOT_START, out_of_time
 
 log = logging.getLogger(__name__)
 

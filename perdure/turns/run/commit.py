@@ -88,7 +88,7 @@ def commit_step(
 
     row = persist(runtime, tenure, write)
     if row is not None:
-        tenure.tick = (tenure.tick or 0) + 1
+        tenure.tick += 1
         base, cancelled_at = row.base, row.cancel_requested_at
     elif tenure.turn is None or tenure.turn.turn_id != turn.turn_id:
         raise LeaseLost  # another runner has settled the turn

@@ -20,15 +20,15 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Executor, Statement, as_json
+from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import error_summary, storable
 from perdure.turns.lease import leave_queries as queries
 from perdure.turns.lease import user_share
-from perdure.turns.lease.claim import Unequipped
-from perdure.turns.lease.passing import Passing
-from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.lease.claim import Claims, Unequipped
+from perdure.turns.lease.tenure import LeaseLost, Tenure, TurnRow
 from perdure.turns.outcome import (
     AwaitsCalls,
     AwaitsDecision,
@@ -116,10 +116,10 @@ class Settled:
 class Leaving:
     """Leaves the sessions of a process."""
 
-    def __init__(self, runtime: Runtime, passing: Passing) -> None:
+    def __init__(self, runtime: Runtime, claims: Claims) -> None:
         self._runtime = runtime
         self._limits = runtime.settings.turn
-        self._passing = passing
+        self._claims = claims
         self._counting = threading.Lock()
         self.turns = Turns()
         """The numbers of turns that were settled and parked since the process started."""
@@ -159,7 +159,7 @@ class Leaving:
                 log.log(level, "turn %s waits %g s for a model: %s", turn.turn_id, wait_s, loggable(error))
             case Lacking(what):
                 lacking = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
-                self._passing.leave(tenure.session_id, lacking, publish=not tenure.alone)
+                self._claims.leave(tenure.session_id, lacking, publish=not tenure.alone)
             case NotSaved(reason):
                 wakes = min(tenure.wakes, _MOST_DOUBLINGS)
                 self._stop(tenure, queries.POSTPONE, wakes=wakes, error=storable(reason))
@@ -191,7 +191,8 @@ class Leaving:
         settled = persist(
             runtime, tenure,
             lambda: settle(
-                runtime.database, runtime.clock, tenure, ended.verdict, keep=not tenure.draining, saved=ended.saved
+                runtime.database, runtime.clock, tenure.fence, turn, ended.verdict,
+                tick=tenure.tick, keep_s=0.0 if tenure.draining else tenure.lease_s, saved=ended.saved,
             ),
         )  # fmt: skip
         self._count(settled=1)
@@ -202,12 +203,10 @@ class Leaving:
             runtime.wake.delivery(settled.delivery_id)
         if ended.transcript is not None:
             try:
-                remember(runtime, tenure, turn, ended.transcript, ended.verdict)
+                remember(runtime, turn, ended.transcript, ended.verdict, token=tenure.token)
             except Exception:  # working memory may lack a turn
                 log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
-        if (
-            settled is None
-        ):  # an earlier try had settled the turn, but its result was lost: the next read tells the rest
+        if settled is None:  # an earlier try had settled the turn, but its result was lost: the next read has the rest
             return Left(settled=True, is_kept=True)
         if settled.may_end:  # only now: ending the session removes its working memory
             runtime.wake.ending(tenure.session_id)
@@ -260,25 +259,33 @@ class Leaving:
 
 
 def settle(
-    executor: Executor, clock: Clock, tenure: Tenure, verdict: Verdict, *, keep: bool = False, saved: bool = False
+    executor: Executor,
+    clock: Clock,
+    fence: Fence,
+    turn: TurnRow,
+    verdict: Verdict,
+    *,
+    tick: int | None = None,
+    keep_s: float = 0.0,
+    saved: bool = False,
 ) -> Settled:
-    """Settle the turn at hand.
+    """Settle the turn `turn` of a session that the caller holds under `fence`.
 
     One statement commits the turn's last messages, its outcome and its delivery, and records the use of the cases in
-    the prompt. No channel receives a reply before this commit. With `keep`, the lease is kept if the session has more
-    turns. This commit begins a new tick. `saved`: the snapshot store already has the snapshot of that tick.
+    the prompt. No channel receives a reply before this commit. If the session has more turns, its lease is kept for
+    `keep_s` seconds; 0 releases it. This commit begins a new tick. `saved`: the snapshot store already has the snapshot
+    of that tick. `tick` is the session's present tick; `None`: the caller has locked the session's row.
 
     Raises:
         LeaseLost: another worker has the session; nothing was written.
     """
-    turn = tenure.at_hand
     rows = executor.run(
         queries.SETTLE,
         {
-            **tenure.fenced,
-            "tick": tenure.tick,
-            "lease_s": tenure.lease_s,
-            "keep": keep,
+            **fence.on(turn.session_id),
+            "tick": tick,
+            "lease_s": keep_s,
+            "keep": keep_s > 0,
             "turn_id": turn.turn_id,
             "channel": turn.channel,
             "added": len(verdict.messages),
@@ -301,12 +308,12 @@ def settle(
     return Settled(row.unsettled, row.may_end, row.delivery_id, row.others_wait)
 
 
-def settle_begun(executor: Executor, clock: Clock, tenure: Tenure) -> Settled:
+def settle_begun(executor: Executor, clock: Clock, fence: Fence, turn: TurnRow) -> Settled:
     """Settle as cancelled a turn that has begun, and that this process did not run.
 
-    The caller has raised the session's fence and holds the lock of its row.
+    The caller has raised the session's fence to `fence` and holds the lock of its row.
     """
-    return settle(executor, clock, tenure, conclude_begun(executor, tenure, Cancelled()))
+    return settle(executor, clock, fence, turn, conclude_begun(executor, turn, Cancelled()))
 
 
 def _at_hand(tenure: Tenure, given: Mapping[str, Any]) -> dict[str, Any]:

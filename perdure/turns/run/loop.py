@@ -7,6 +7,10 @@ that ends its processes. It claims the session and runs its turns, the oldest fi
 loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it
 settles the turn, or leaves it to a later worker (`run.leave`).
 
+The tenure has the session's fence. It goes only to code that reads or writes under the fence: `claim`, `keeper`,
+`snapshot`, `commit`, the ledger of the calls, and `leave`. All other code gets the turn's row, and the tenure as a
+`TurnScope`: the deadline of the step and the reasons to stop.
+
 A process may be killed at any point. Everything that another worker needs is committed before the loop goes on: a
 model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
@@ -36,18 +40,8 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls.plan import Planned, plan
 from perdure.turns.calls.run_calls import CallRunner, Interrupted
 from perdure.turns.lease import wait_for_model
-from perdure.turns.lease.claim import (
-    NeedsIsolation,
-    NotNeeded,
-    Ran,
-    Refusal,
-    Unequipped,
-    claim,
-    claim_patiently,
-    read_again,
-)
+from perdure.turns.lease.claim import Claims, NeedsIsolation, Ran, Refusal, Unequipped, claim, read_again
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.lease.passing import Passing
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.outcome import (
     AwaitsCalls,
@@ -64,8 +58,14 @@ from perdure.turns.outcome import (
 )
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, commit_step, read_patiently, wait_for_database
-from perdure.turns.run.failures import (
+from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
+from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
+from perdure.turns.run.turn_hooks import TurnHooks
+from perdure.turns.run.verdict import (
+    Verdict,
     abandoned_verdict,
+    closings,
+    conclude,
     log_failure,
     misconfigured,
     out_of_time,
@@ -73,10 +73,6 @@ from perdure.turns.run.failures import (
     unknown_agent,
     unrun_verdict,
 )
-from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
-from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
-from perdure.turns.run.turn_hooks import TurnHooks
-from perdure.turns.run.verdict import Verdict, closings, conclude
 from perdure.turns.transcript import Entry, Transcript, said
 
 log = logging.getLogger(__name__)
@@ -98,8 +94,8 @@ class Runner:
         self._runtime = runtime
         self._owner = owner
         self._limits = runtime.settings.turn
-        self._passing = Passing(runtime)
-        self._leaving = Leaving(runtime, self._passing)
+        self._claims = Claims(runtime, owner)
+        self._leaving = Leaving(runtime, self._claims)
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
@@ -118,7 +114,7 @@ class Runner:
         if self._runtime.events is not None:
             self._runtime.events.close()
 
-    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:
+    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:  # noqa: C901 (from claim to release)
         """Claim the session unless another worker holds it, run its turns in order, and leave it.
 
         A failed turn raises no exception: its failure is committed. `alone` tells that this process runs only this
@@ -127,40 +123,29 @@ class Runner:
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
         """
-        if self._passing.has_left(session_id):
-            return NotNeeded()
         settled = 0
         while True:
-            agents = [each.name for each in self._runtime.agents]
-            tenure = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=agents)
+            tenure = self._claims.claim(session_id, alone=alone)
             if isinstance(tenure, NeedsIsolation) and tenure.cancelled and self.settle_unrun(session_id, Cancelled()):
                 return Ran(settled + 1)
             if not isinstance(tenure, Tenure):
-                if isinstance(tenure, Unequipped):
-                    self._passing.leave(session_id, tenure, publish=not alone)
                 return Ran(settled) if settled else tenure
+            left, until = Left(is_kept=True), self._runtime.clock.monotonic() + _SLICE_S
             with self.keeper.keep(tenure):
-                count, left = self._run_turns(tenure)
-            settled += count
+                try:
+                    while tenure.turn is not None:
+                        left = self._run_turn(tenure)
+                        settled += left.settled
+                        if not left.is_kept or tenure.draining or self._runtime.clock.monotonic() >= until:
+                            break
+                        read_patiently(self._runtime, tenure)  # begins the next turn
+                    if left.is_kept:
+                        left = self._leaving.leave(tenure, SliceOver())
+                except LeaseLost:
+                    log.warning("session %s was claimed by another worker: this one stops running it", session_id)
+                    left = Left()
             if not left.is_unwoken:
                 return Ran(settled) if settled or left.lacking is None else left.lacking
-
-    def _run_turns(self, tenure: Tenure) -> tuple[int, Left]:
-        """Run the session's turns; returns the number of settled ones, and what became of the session."""
-        settled, until = 0, self._runtime.clock.monotonic() + _SLICE_S
-        try:
-            while tenure.turn is not None:
-                left = self._run_turn(tenure)
-                settled += left.settled
-                if not left.is_kept:
-                    return settled, left
-                if tenure.draining or self._runtime.clock.monotonic() >= until:
-                    break
-                read_patiently(self._runtime, tenure)
-            return settled, self._leaving.leave(tenure, SliceOver())
-        except LeaseLost:
-            log.warning("session %s was claimed by another worker: this one stops running it", tenure.session_id)
-        return settled, Left()
 
     def _run_turn(self, tenure: Tenure) -> Left:
         """Run the turn at hand until it is settled or left to a later worker.
@@ -175,7 +160,7 @@ class Runner:
         tenure.begin()
         while tenure.turn is not None and tenure.turn.turn_id == turn_id:
             try:
-                return self._run_once(tenure)
+                return self._attempt(tenure)
             except LeaseLost:
                 raise
             except Unavailable as error:
@@ -189,23 +174,30 @@ class Runner:
                 return self._leaving.leave(tenure, Struck(error))
         return Left(is_kept=True)  # the turn was settled, although its commit had raised an error
 
-    def _run_once(self, tenure: Tenure) -> Left:
+    def _attempt(self, tenure: Tenure) -> Left:  # noqa: C901 (from the transcript to the settled turn)
         """Read the transcript, run the steps, write the verdict, save the snapshot, and settle the turn."""
-        runtime, turn = self._runtime, tenure.at_hand
+        runtime, row = self._runtime, tenure.at_hand
         if tenure.strikes > self._limits.max_attempts:
-            return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, tenure)))
-        transcript = Transcript.load(runtime.database, tenure, window=runtime.settings.memory.working_turns)
-        if turn.verdict is not None:  # an earlier worker could not save the snapshot
-            verdict, variables = Verdict.from_json(turn.verdict), VariableSet(kept_variables(runtime.database, tenure))
+            return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, row, tenure.strikes)))
+        transcript = Transcript.load(runtime.database, row, window=runtime.settings.memory.working_turns)
+        if row.verdict is not None:  # an earlier worker could not save the snapshot
+            verdict, variables = Verdict.from_json(row.verdict), VariableSet(kept_variables(runtime.database, tenure))
         else:
             variables = hydrate(runtime, tenure)
-            ended = self._run_steps(tenure, transcript, variables)
-            if isinstance(ended, Left):
-                return ended
-            ending, case_ids = ended
-            log_failure(turn, ending)
-            ending = render_error(runtime.agents, turn, ending)
-            verdict = conclude(runtime.database, tenure, transcript, ending, case_ids=case_ids)
+            turn = self._begin(tenure, transcript, variables)
+            while True:
+                outcome = turn.run() if isinstance(turn, Turn) else turn
+                if isinstance(outcome, Ending):
+                    break
+                left = self._leaving.leave(tenure, outcome)
+                if not left.goes_on:
+                    if isinstance(turn, Turn):
+                        turn.announce(outcome)
+                    return left
+            log_failure(row, outcome)
+            case_ids = turn.case_ids if isinstance(turn, Turn) else ()
+            ending = render_error(runtime.agents, row, outcome)
+            verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids)
         saved = is_elsewhere(runtime.snapshots)
         if saved:
             refusal = save(runtime, tenure, verdict, Memory(transcript.committed_messages(), variables.kept()))
@@ -213,24 +205,10 @@ class Runner:
                 return self._leaving.leave(tenure, refusal)
         return self._leaving.leave(tenure, Concluded(verdict, transcript, saved=saved))
 
-    def _run_steps(
-        self, tenure: Tenure, transcript: Transcript, variables: VariableSet
-    ) -> tuple[Ending, tuple[str, ...]] | Left:
-        """The turn's ending and the cases in its prompt; or what became of the session, if the turn stops."""
-        turn = self._begin(tenure, transcript, variables)
-        while True:
-            outcome = turn.run() if isinstance(turn, Turn) else turn
-            if isinstance(outcome, Ending):
-                return outcome, turn.case_ids if isinstance(turn, Turn) else ()
-            left = self._leaving.leave(tenure, outcome)
-            if not left.goes_on:
-                if isinstance(turn, Turn):
-                    turn.announce(outcome)
-                return left
-
     def _begin(
         self, tenure: Tenure, transcript: Transcript, variables: VariableSet
     ) -> Turn | Cancelled | Failed | Lacking:
+        """The turn at hand, or the outcome with which it stops because it cannot begin."""
         row = tenure.at_hand
         agent = self._runtime.agents.find(row.agent)
         if agent is None:
@@ -246,11 +224,14 @@ class Runner:
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
 
     def child_left(self, session_id: UUID, lacking: Unequipped) -> None:
-        """Record that a child of this process has left the session to another worker (see `passing`)."""
-        self._passing.leave(session_id, lacking, publish=False)
+        """Record that a child of this process has left the session to another worker (see `lease.claim`)."""
+        self._claims.leave(session_id, lacking, publish=False)
 
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
         """Settle a turn whose process was killed while it held the session under `fence`.
+
+        Called by the worker that killed its child process (`workers.isolated.kill`), because the turn was cancelled or
+        out of time and the child no longer renewed its lease (`child_watch`).
 
         Returns False if another claim has raised the fence, or if the turn is not the session's oldest unsettled turn.
         If the process had committed a verdict (`queries.KEEP_UNSAVED`), it takes precedence over `ending`. The next
@@ -267,7 +248,11 @@ class Runner:
             return False
 
     def settle_unrun(self, session_id: UUID, ending: Ending) -> bool:
-        """Settle the session's oldest turn without running it; returns False if another worker has the session."""
+        """Settle the session's oldest turn without running it; returns False if another worker has the session.
+
+        Called by `run` for a cancelled turn that needs a child process, and by `child_watch` for a turn whose time has
+        passed while its child processes did not start.
+        """
         tenure = claim(self._runtime, session_id, self._owner, alone=True)
         if not isinstance(tenure, Tenure) or tenure.turn is None:
             return False
@@ -284,7 +269,7 @@ class Runner:
             elif tenure.turn.turn_id != turn_id:
                 self._leaving.leave(tenure, Parked())
             else:
-                self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure, ending)))
+                self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.turn, ending)))
                 return True
         return False
 
@@ -311,12 +296,13 @@ class Turn:
         committed = sum(entry.seq is not None for entry in transcript.present)
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
-        self._model = ModelCaller(runtime, tenure, agent, transcript, self._events, timeout_s=self._timeout_s)
+        self._model = ModelCaller(
+            runtime, tenure, self._row, agent, transcript, events=self._events, timeout_s=self._timeout_s
+        )
         self._calls = CallRunner(runtime, tenure, agent, variables)
-        self._hooks = TurnHooks(runtime, tenure, agent, transcript)
+        self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
         self._planned: list[Planned] | None = None
         """The calls whose intents this process has just committed; `None` when it resumes those of another."""
-        self._intended_at = 0.0
         self._incomplete = 0
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
@@ -389,12 +375,19 @@ class Turn:
             asking = self.transcript.asking()
             return self._call_model() if asking is None else self._execute(asking)
         except (CallAborted, Interrupted) as error:
-            # If the turn is being stopped, the loop's next check returns the reason.
-            return None if self._tenure.stopping.is_set() else Failed(_aborted_call(error))
+            if self._tenure.stopping.is_set():
+                return None  # `_why_stop` returns the reason
+            broken = ProviderError("The model broke off its answer.")
+            broken.__cause__ = error
+            return Failed(broken)
         except Unavailable:
             raise
         except PerdureError as error:
-            return self._wait_for_model(error) or Failed(error)
+            wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
+            in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
+            if wait_s is None or not (self._may_park and in_time):
+                return Failed(error)
+            return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
 
     def _call_model(self) -> Replied | None:
         """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
@@ -418,43 +411,23 @@ class Turn:
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        at_once = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
-        if not (waits or at_once):
-            self._calls.extend(planned)
-        self._planned = None if waits else planned
+        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
+        if not waits:
+            self._calls.intended(planned, sent_at)
+            self._planned = planned
         return None
 
     def _execute(self, asking: Entry) -> Outcome | None:
         """Execute the calls of the message `asking`, or resume those that an earlier worker began, and commit."""
         planned, self._planned = self._planned, None
-        answered = self._calls.answer(asking, planned, self._intended_at)
+        answered = self._calls.answer(asking, planned)
         if not isinstance(answered, Sequence):
             return answered
         self._commit(Step(closings(asking, [result.text for result in answered]), results=answered))
         return None
 
-    def _commit(self, step: Step) -> bool:
-        """Commit a step and announce its messages.
-
-        Returns False if a try raised an error although it had committed the step, so that time may have passed since.
-        """
+    def _commit(self, step: Step) -> float | None:
+        """Commit a step and announce its messages; see `commit_step`."""
         sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
         self._events.committed(len(step.entries))
-        self._intended_at = self._intended_at if sent_at is None else sent_at
-        return sent_at is not None
-
-    def _wait_for_model(self, error: PerdureError) -> AwaitsModel | None:
-        """The wait for a model after `error`; `None` if the turn fails with `error` instead."""
-        if not self._may_park or self._tenure.spent_s >= self._timeout_s:
-            return None
-        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
-        if wait_s is None or not wait_for_model.may_wait(self._row, self._runtime.clock):
-            return None
-        return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
-
-
-def _aborted_call(error: Exception) -> PerdureError:
-    """The error for a model that reported its call as aborted, although the engine had not aborted the call."""
-    broken = ProviderError("The model broke off its answer.")
-    broken.__cause__ = error
-    return broken
+        return sent_at

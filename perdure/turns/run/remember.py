@@ -8,17 +8,16 @@ error.
 from __future__ import annotations
 
 from perdure.events.event import news_channel
-from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
 from perdure.runtime import Runtime
-from perdure.turns.lease.tenure import Tenure, TurnRow
+from perdure.turns.lease.tenure import TurnRow
 from perdure.turns.run.verdict import Verdict
 from perdure.turns.transcript import Transcript
 
 
-def remember(runtime: Runtime, tenure: Tenure, turn: TurnRow, transcript: Transcript, verdict: Verdict) -> None:
-    """Write the turn that `verdict` settled under `tenure`, unless the turn has no messages.
+def remember(runtime: Runtime, turn: TurnRow, transcript: Transcript, verdict: Verdict, *, token: int) -> None:
+    """Write the turn that `verdict` settled under the fencing token `token`, unless the turn has no messages.
 
     The turn's messages are its committed messages in `transcript`, followed by the messages of `verdict`. If the turn's
     channel differs from the previous turn's, this also appends a `channel_switch` event to the user's stream.
@@ -30,7 +29,7 @@ def remember(runtime: Runtime, tenure: Tenure, turn: TurnRow, transcript: Transc
         {
             "turn_id": turn.turn_id,
             "seq": turn.seq,
-            "token": tenure.token,
+            "token": token,
             "agent": turn.agent,
             "channel": turn.channel,
             "status": verdict.status,
@@ -40,13 +39,8 @@ def remember(runtime: Runtime, tenure: Tenure, turn: TurnRow, transcript: Transc
             "messages": [*committed, *verdict.messages],
         }
     )
-    _note_switch(runtime.redis_memory, turn, remembered)
+    if turn.before.channel not in {None, turn.channel}:
+        at = remembered.messages[0].created_at or remembered.settled_at
+        runtime.redis_memory.stream.append(turn.user_id, StreamEvent(StreamEventKind.CHANNEL_SWITCH, turn.channel, at))
     settled = news_channel(runtime.settings.redis_prefix), f"s {turn.turn_id.hex}"
-    runtime.redis_memory.working.remember_turn(tenure.session_id, remembered, settled)
-
-
-def _note_switch(redis_memory: RedisMemory, turn: TurnRow, remembered: RememberedTurn) -> None:
-    if turn.before.channel in {None, turn.channel}:
-        return
-    at = remembered.messages[0].created_at or remembered.settled_at
-    redis_memory.stream.append(turn.user_id, StreamEvent(StreamEventKind.CHANNEL_SWITCH, turn.channel, at))
+    runtime.redis_memory.working.remember_turn(turn.session_id, remembered, settled)

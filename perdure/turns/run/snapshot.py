@@ -88,16 +88,41 @@ def save(runtime: Runtime, tenure: Tenure, verdict: Verdict, memory: Memory) -> 
     Raises:
         LeaseLost: another worker has the session.
     """
-    rows = persist(runtime, tenure, lambda: _store_verdict(runtime, tenure, verdict))
+    given = {
+        **tenure.fenced,
+        "lease_s": tenure.lease_s,
+        "turn_id": tenure.at_hand.turn_id,
+        "verdict": verdict.to_json(),
+        "most": MAX_EVENTS,
+    }
+
+    def store_verdict() -> Sequence[Row[Any]]:
+        asked_at = runtime.clock.monotonic()
+        rows = runtime.database.run(queries.KEEP_UNSAVED, given)
+        if not rows:
+            raise LeaseLost
+        tenure.renewed(asked_at)
+        return rows
+
+    rows = persist(runtime, tenure, store_verdict)
     if rows is None:  # another runner has settled the turn
         raise LeaseLost
+    said = [
+        Message(
+            Role(each["role"]),
+            each["content"],
+            tuple(ToolCall.from_dict(call) for call in each["tool_calls"] or ()),
+            each["tool_call_id"],
+        )
+        for each in verdict.said
+    ]
     snapshot = AgentSnapshot(
         agent_id=tenure.session_id,
         tick_index=rows[0].tick + 1,
         timestamp=int(runtime.clock.now().timestamp() * 1000),
         status=Status.WAITING_FOR_EVENT,
         memory=Memory(
-            (*memory.short_term_history, *(_message(record) for record in verdict.said)),
+            (*memory.short_term_history, *said),
             memory.working_variables if verdict.variables is None else verdict.variables,
         ),
         event_queue_backup=pending.events(rows[0].pending),
@@ -140,24 +165,6 @@ def _stored(runtime: Runtime, tenure: Tenure) -> AgentSnapshot | None:
     return None
 
 
-def _store_verdict(runtime: Runtime, tenure: Tenure, verdict: Verdict) -> Sequence[Row[Any]]:
-    asked_at = runtime.clock.monotonic()
-    rows = runtime.database.run(
-        queries.KEEP_UNSAVED,
-        {
-            **tenure.fenced,
-            "lease_s": runtime.settings.turn.lease_s,
-            "turn_id": tenure.at_hand.turn_id,
-            "verdict": verdict.to_json(),
-            "most": MAX_EVENTS,
-        },
-    )
-    if not rows:
-        raise LeaseLost
-    tenure.renewed(asked_at)
-    return rows
-
-
 def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | NotSaved | None:
     """Save `snapshot`; returns the refusal of the store. `StaleSnapshot`: the store has a newer snapshot."""
     try:
@@ -173,11 +180,6 @@ def _require_lease(runtime: Runtime, tenure: Tenure) -> None:
     rows = runtime.database.run(queries.OWNED, tenure.fenced)
     if not rows:
         raise LeaseLost
-
-
-def _message(record: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall.from_dict(call) for call in record["tool_calls"] or ())
-    return Message(Role(record["role"]), record["content"], calls, record["tool_call_id"])
 
 
 def _reason(store: SnapshotStore, error: Exception) -> str:

@@ -9,17 +9,18 @@ from perdure.agents import Agent
 from perdure.errors import PerdureError
 from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
 from perdure.runtime import Runtime
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
 from perdure.turns.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
 class TurnHooks:
-    """The hooks of `agent` around the turn at hand."""
+    """The hooks of `agent` around the turn `turn`."""
 
     runtime: Runtime
-    tenure: Tenure
+    scope: TurnScope
+    turn: TurnRow
     agent: Agent
     transcript: Transcript
 
@@ -48,14 +49,14 @@ class TurnHooks:
 
     def _call(self, hooks: Hooks[Seen], seen: Seen) -> None:
         within_s = self.runtime.settings.turn.hook_timeout_s
-        self.tenure.step_within(within_s * len(hooks))
+        self.scope.step_within(within_s * len(hooks))
         call_hooks(hooks, seen, within_s, self.runtime.leaks)
 
     def _seen(self) -> TurnStarted:
-        turn = self.tenure.at_hand
+        turn = self.turn
         return TurnStarted(
             user_of(turn.user_id),
-            self.tenure.session_id,
+            turn.session_id,
             turn.turn_id,
             turn.agent,
             turn.channel,

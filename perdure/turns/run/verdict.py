@@ -4,31 +4,38 @@ Settling also adds a result to each tool call that has none, because model provi
 unanswered call. While the session's snapshot is being saved in a store other than PostgreSQL, the turn's row stores the
 verdict.
 
-Called by the loop, and by `cancel` and `accept` when they settle a turn that no worker runs.
+Called by the loop, and by `cancel` and `accept` when they settle a turn that no worker runs. The errors of turns that
+cannot run, or that are abandoned, are here too.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
+from perdure.agents import Agents
 from perdure.database.engine import Executor, as_json
+from perdure.errors import BudgetExhausted, DeadlineExceeded, InvalidRequest, PerdureError, loggable, reworded
 from perdure.models.protocol import Role, Usage, unknown_members
+from perdure.runtime import Runtime
 from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import load_object, storable
+from perdure.tools import around
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.result_values import outcome_of, recorded
-from perdure.turns.lease.tenure import Tenure, TurnRow
-from perdure.turns.outcome import Cancelled, Ending
+from perdure.turns.lease.tenure import TurnRow
+from perdure.turns.outcome import Cancelled, Ending, Failed
 from perdure.turns.run import queries
 from perdure.turns.transcript import UNREADABLE, Entry, Transcript, result_of, steps_in, total_usage
 
 log = logging.getLogger(__name__)
+
+COULD_NOT_START = "The process of the turn could not start:"
+"""The beginning of the error of an attempt whose dedicated process ended before it claimed the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +84,13 @@ class Verdict:
 
 
 def conclude(
-    executor: Executor, tenure: Tenure, transcript: Transcript, ending: Ending, *, case_ids: Sequence[str] = ()
+    executor: Executor, turn: TurnRow, transcript: Transcript, ending: Ending, *, case_ids: Sequence[str] = ()
 ) -> Verdict:
-    """The verdict on the turn at hand, which ends with `ending`, with results for open calls.
+    """The verdict on a turn, which ends with `ending`, with results for open calls.
 
     `case_ids` names the cases in the prompt.
     """
-    turn = tenure.at_hand
-    closing, variables = _close_calls(executor, tenure, transcript)
+    closing, variables = _close_calls(executor, turn, transcript)
     entries = [*transcript.uncommitted, *closing, *ending.last_entries(turn.turn_id)]
     spent = [*transcript.present, *ending.last_step()]
     usage = total_usage(spent)
@@ -99,16 +105,24 @@ def conclude(
     )
 
 
-def conclude_unread(executor: Executor, tenure: Tenure, ending: Ending) -> Verdict:
+def conclude_unread(executor: Executor, turn: TurnRow, ending: Ending) -> Verdict:
     """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent the settlement.
 
     Working variables stay as the last step committed them.
     """
-    turn = tenure.at_hand
     [remains] = executor.run(
-        queries.REMAINS, {"session_id": tenure.session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
+        queries.REMAINS, {"session_id": turn.session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
     )
-    said = [_inbox_entry(turn.turn_id, each) for each in remains.uncommitted]
+    said = [
+        Entry(
+            turn.turn_id,
+            Role.USER,
+            each["text"],
+            message_id=each["message_id"],
+            created_at=datetime.fromisoformat(each["accepted_at"]),
+        )
+        for each in remains.uncommitted
+    ]
     closing = [
         Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
         for each in remains.open_calls
@@ -117,13 +131,13 @@ def conclude_unread(executor: Executor, tenure: Tenure, ending: Ending) -> Verdi
     return _verdict(entries, ending, steps=remains.steps, usage=remains.usage)
 
 
-def conclude_begun(executor: Executor, tenure: Tenure, ending: Ending) -> Verdict:
+def conclude_begun(executor: Executor, turn: TurnRow, ending: Ending) -> Verdict:
     """The verdict on a turn that this process did not run; see `conclude` and `conclude_unread`."""
     try:
-        return conclude(executor, tenure, Transcript.load(executor, tenure, window=1), ending)
+        return conclude(executor, turn, Transcript.load(executor, turn, window=1), ending)
     except UNREADABLE:
-        log.exception("turn %s cannot be parsed; its open calls are closed unread", tenure.at_hand.turn_id)
-        return conclude_unread(executor, tenure, ending)
+        log.exception("turn %s cannot be parsed; its open calls are closed unread", turn.turn_id)
+        return conclude_unread(executor, turn, ending)
 
 
 def stored_verdict(turn: TurnRow) -> Verdict | None:
@@ -161,7 +175,7 @@ def _verdict(
 
 
 def _close_calls(
-    executor: Executor, tenure: Tenure, transcript: Transcript
+    executor: Executor, turn: TurnRow, transcript: Transcript
 ) -> tuple[list[Entry], dict[str, Any] | None]:
     """Results for the open calls, and the working variables with the changes of finished calls; `None` if unchanged."""
     asking = transcript.asking()
@@ -171,18 +185,79 @@ def _close_calls(
     closing = closings(asking, [result.text for result in results])
     if not changes:
         return closing, None
-    kept = executor.run(snapshots.KEPT, {"session_id": tenure.session_id})
+    kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
     variables = VariableSet(load_object(kept[0].variables) if kept else None)
     variables.replay(changes)
     return closing, variables.changed()
 
 
-def _inbox_entry(turn_id: UUID, message: Mapping[str, Any]) -> Entry:
-    """Convert a message of the inbox to an entry."""
-    accepted_at = datetime.fromisoformat(message["accepted_at"])
-    return Entry(turn_id, Role.USER, message["text"], message_id=message["message_id"], created_at=accepted_at)
-
-
 def closings(asking: Entry, texts: Sequence[str]) -> list[Entry]:
     """The entries that answer the calls of `asking` with `texts`, in the order of the calls."""
     return [result_of(asking.turn_id, call, text) for call, text in zip(asking.tool_calls, texts, strict=True)]
+
+
+def abandoned_verdict(runtime: Runtime, turn: TurnRow, strikes: int) -> Verdict:
+    """The verdict on a turn that is out of attempts: its stored verdict, or that it has failed or is cancelled.
+
+    Does not read data that may have caused the failures. `strikes` is the number of the turn's attempts, the present
+    one included. Only the first attempt after the last permitted one uses the stored verdict.
+    """
+    attempts = runtime.settings.turn.max_attempts
+    stored = stored_verdict(turn) if strikes == attempts + 1 else None
+    if stored is not None:
+        return stored
+    log.error("turn %s is abandoned after %d attempts", turn.turn_id, attempts)
+    gave_up = BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
+    return _unread_verdict(runtime, turn, Failed(gave_up))
+
+
+def unrun_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
+    """The verdict on a turn that ends with `ending` without being run here: its stored verdict, if it has one."""
+    return stored_verdict(turn) or _unread_verdict(runtime, turn, ending)
+
+
+def _unread_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
+    """The verdict on a turn whose rows are not read, and which may be cancelled.
+
+    The error of a process that could not start is added to the error of a failed turn, but not to its reply. Such an
+    error concerns the installation. The error of any other attempt may quote a user's text or a secret.
+    """
+    if turn.cancel_requested_at is not None:
+        ending = Cancelled()
+    verdict = conclude_unread(runtime.database, turn, render_error(runtime.agents, turn, ending))
+    if verdict.error_message is None or not (turn.attempt_error or "").startswith(COULD_NOT_START):
+        return verdict
+    return replace(verdict, error_message=f"{verdict.error_message} {turn.attempt_error}")
+
+
+def out_of_time(limit_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"I could not finish within {limit_s:g} seconds, so I stopped.")
+
+
+def misconfigured() -> PerdureError:
+    return PerdureError("I cannot answer: this installation is not set up for it. The operator's log says why.")
+
+
+def unknown_agent(agent: str, waited_s: float) -> PerdureError:
+    return InvalidRequest(f"There is no agent {agent!r}: no worker with it took the turn within {waited_s:g} s.")
+
+
+def log_failure(turn: TurnRow, ending: Ending) -> None:
+    """Log the error of a failed turn with its cause, because the database stores only the error's code and message."""
+    if isinstance(ending, Failed):
+        error = ending.error
+        log.warning("turn %s failed: %s", turn.turn_id, loggable(error), exc_info=error.__cause__)
+
+
+def render_error(agents: Agents, turn: TurnRow, ending: Ending) -> Ending:
+    """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message."""
+    agent = agents.find(turn.agent)
+    if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
+        return ending
+    try:
+        with around.surrounded(f"the error_messages of {agent.name}"):
+            message = agent.error_messages.find(ending.error.code, turn.language)
+    except Exception:
+        log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
+        return ending
+    return replace(ending, error=reworded(ending.error, message)) if message else ending

@@ -23,9 +23,8 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NeedsIsolation, NotNeeded, Ran, claim
+from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claims, NeedsIsolation, NotNeeded, Ran, claim
 from perdure.turns.lease.keeper import Keeper
-from perdure.turns.lease.passing import Passing
 from perdure.turns.lease.tenure import LeaseLost, Tenure, all_fenced
 from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Lacking, NotSaved, Parked, Struck
 from perdure.turns.run import queries as run_queries
@@ -126,14 +125,14 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     """Every statement of a runner is conditional on the runner's fence: the token and the nonce."""
     stale = lose(harness)
     assert stale.turn is not None
-    transcript = Transcript.load(harness.database, stale)
+    transcript = Transcript.load(harness.database, stale.at_hand)
     before = _state(harness)
     step = Step([*transcript.uncommitted, Entry(stale.turn.turn_id, Role.ASSISTANT, "x")])
     with pytest.raises(LeaseLost):
         commit_step(harness.runtime, stale, transcript, VariableSet(), step)
     with pytest.raises(LeaseLost):
-        settle_begun(harness.database, harness.clock, stale)
-    leaving = Leaving(harness.runtime, Passing(harness.runtime))
+        settle_begun(harness.database, harness.clock, stale.fence, stale.turn)
+    leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
     for outcome in (
         Parked(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
         Lacking("a tool"), Struck(), NotSaved("full"),
@@ -233,7 +232,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     session_id = harness.send().session_id
     found = harness.claimed(session_id)
     assert found.turn is not None
-    settle_begun(harness.database, harness.clock, found)
+    settle_begun(harness.database, harness.clock, found.fence, found.turn)
     harness.database.run(lease_queries.RENEW, {**all_fenced([found]), "lease_s": 30})
     assert harness.session(session_id).lease_until is None
     harness.waker.sessions.clear()

@@ -19,8 +19,7 @@ from perdure.tools.awaited.task import celery_tool
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
-from perdure.turns.lease.passing import CHILD_S
+from perdure.turns.lease.claim import CHILD_S, ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
 from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep

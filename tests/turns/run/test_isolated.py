@@ -18,8 +18,8 @@ from perdure.turns.lease.tenure import GRACE_S
 from perdure.turns.outcome import Failed
 from perdure.turns.run import loop
 from perdure.turns.run.child_watch import IDLE_S, LOST_S, Overdue, Standing, Watch, look
-from perdure.turns.run.failures import out_of_time
 from perdure.turns.run.loop import Runner
+from perdure.turns.run.verdict import out_of_time
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import UNREPORTED, calls, says
 
