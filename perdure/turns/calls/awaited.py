@@ -29,7 +29,6 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor
 from perdure.errors import Unavailable
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime
@@ -147,7 +146,15 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
         row = fan_out.locked_call(transaction, effect_id)
         if row is None:
             return False
-        outcome = _outcome(transaction, runtime, row, ended, part)
+        agent = runtime.agents.find(row.agent)
+        tool = None if agent is None else agent.find_tool(row.tool)
+        limit = MAX_RESULT_CHARS if tool is None else tool.max_result_chars
+        if row.parts is None:
+            outcome: tuple[str, str] | None = _rendered(ended, limit)
+        else:  # the call has its result when all of its tasks have ended
+            rendered = _rendered(ended, fan_out.most_chars(limit, len(row.parts)))
+            text = fan_out.end_part(transaction, row, -1 if part is None else part, rendered)
+            outcome = None if text is None else ("done", text)
         woken: Sequence[object] = ()
         if outcome is not None:
             given = {"effect_id": effect_id, "status": outcome[0], "result": outcome[1]}
@@ -159,18 +166,6 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
     if outcome is None and row.waits:
         fan_out.advance(runtime, effect_id)
     return True
-
-
-def _outcome(
-    executor: Executor, runtime: Runtime, row: Row[Any], ended: TaskEnded, part: int | None
-) -> tuple[str, str] | None:
-    """The call's status and text after one of its tasks has ended; `None` until all of its tasks have ended."""
-    limit = _max_chars(runtime, row.agent, row.tool)
-    if row.parts is None:
-        return _rendered(ended, limit)
-    rendered = _rendered(ended, fan_out.most_chars(limit, len(row.parts)))
-    text = fan_out.end_part(executor, row, -1 if part is None else part, rendered)
-    return None if text is None else ("done", text)
 
 
 def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -231,24 +226,19 @@ def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
     scope.step_within(_SEND_S)
-    if row.parts is not None:
-        return Result(position, "done", _end_parts(runtime, row, limit), row.effect_id)
+    if row.parts is not None:  # the next sweep revokes the unfinished tasks
+        parts = fan_out.load(row.parts)
+        for number in fan_out.running(parts):
+            part = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
+            if isinstance(part, TaskEnded):
+                parts[number] = fan_out.Part(*_rendered(part, fan_out.most_chars(limit, len(parts))))
+        return Result(position, "done", fan_out.rendered(parts), row.effect_id)
     found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
     if isinstance(found, TaskEnded):
         status, text = _rendered(found, limit)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
     log.warning("the task %s has not ended within its time limit: its outcome is unknown", row.effect_id)
     return Result(position, "unknown", LOST, row.effect_id)
-
-
-def _end_parts(runtime: Runtime, row: Row[Any], limit: int) -> str:
-    """The result of a timed-out call with a list of arguments. The next sweep revokes the unfinished tasks."""
-    parts = fan_out.load(row.parts)
-    for number in fan_out.running(parts):
-        found = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
-        if isinstance(found, TaskEnded):
-            parts[number] = fan_out.Part(*_rendered(found, fan_out.most_chars(limit, len(parts))))
-    return fan_out.rendered(parts)
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:
@@ -267,9 +257,3 @@ def _as_progress(progress: Any) -> str | None:
     except ValueError:
         return None
     return text
-
-
-def _max_chars(runtime: Runtime, agent: str, tool: str) -> int:
-    found = runtime.agents.find(agent)
-    declared = None if found is None else found.find_tool(tool)
-    return MAX_RESULT_CHARS if declared is None else declared.max_result_chars

@@ -117,9 +117,8 @@ def claim(
         return Queued()
     if row.token is None:
         return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
-    tenure = Tenure(session_id, Fence(row.token, row.nonce), runtime.clock, limits.lease_s)
+    tenure = Tenure.claimed(session_id, row, runtime.clock, limits.lease_s)
     tenure.renewed(asked_at)
-    tenure.read(row)
     tenure.alone, tenure.overdue = alone, row.overdue
     return tenure
 

@@ -272,6 +272,13 @@ class Tenure(TurnScope):
         self.saved: Version | None = None
         self.alone = False
 
+    @classmethod
+    def claimed(cls, session_id: UUID, row: Row[Any], clock: Clock, lease_s: float) -> Tenure:
+        """The tenure of a row of the statement `turns.claim`."""
+        tenure = cls(session_id, Fence(row.token, row.nonce), clock, lease_s)
+        tenure.read(row)
+        return tenure
+
     @property
     def token(self) -> int:
         """The fence's token. A later claim of the session has a higher token."""

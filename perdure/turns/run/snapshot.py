@@ -61,8 +61,26 @@ def hydrate(runtime: Runtime, tenure: Tenure) -> VariableSet:
     Raises:
         LeaseLost: another worker has the session.
     """
-    found = _stored(runtime, tenure) if is_elsewhere(runtime.snapshots) else None
-    return VariableSet(kept_variables(runtime.database, tenure) if found is None else found.memory.working_variables)
+    store, saved = runtime.snapshots, tenure.saved
+    if is_elsewhere(store):
+        tenure.step_within(_STEP_S)
+        try:
+            found = store.load(tenure.session_id)
+            if found is None and saved is not None:
+                log.warning("session %s has no snapshot in %s: the next turn saves one", tenure.session_id, store.name)
+            elif found is not None and found.version != saved:
+                _require_lease(runtime, tenure)
+                committed = f"the committed one is of {saved}" if saved else "no snapshot is committed"
+                store.set_aside(tenure.session_id, found.version, f"it is of {found.version}; {committed}")
+            elif found is not None and found.version.tick == tenure.tick:
+                return VariableSet(found.snapshot.memory.working_variables)
+        except LeaseLost:
+            raise
+        except Exception as error:  # noqa: BLE001
+            # A third party's store may raise any error. PostgreSQL also has the variables.
+            reason = _reason(store, error)
+            log.warning("session %s uses PostgreSQL's copy of its variables: %s", tenure.session_id, reason)
+    return VariableSet(kept_variables(runtime.database, tenure))
 
 
 def kept_variables(database: Database, tenure: Tenure) -> Mapping[str, Any]:
@@ -140,29 +158,6 @@ def save(runtime: Runtime, tenure: Tenure, verdict: Verdict, memory: Memory) -> 
         return NotSaved(error.message)
     refusal = _try_save(runtime.snapshots, snapshot, tenure.token)
     return NotSaved(refusal.message) if isinstance(refusal, StaleSnapshot) else refusal
-
-
-def _stored(runtime: Runtime, tenure: Tenure) -> AgentSnapshot | None:
-    """The store's snapshot if it has the tick of the last commit, else `None`."""
-    store, saved = runtime.snapshots, tenure.saved
-    tenure.step_within(_STEP_S)
-    try:
-        found = store.load(tenure.session_id)
-        if found is None:
-            if saved is not None:
-                log.warning("session %s has no snapshot in %s: the next turn saves one", tenure.session_id, store.name)
-            return None
-        if found.version == saved:
-            return found.snapshot if tenure.tick == saved.tick else None
-        _require_lease(runtime, tenure)
-        committed = f"the committed one is of {saved}" if saved else "no snapshot is committed"
-        store.set_aside(tenure.session_id, found.version, f"it is of {found.version}; {committed}")
-    except LeaseLost:
-        raise
-    except Exception as error:  # noqa: BLE001
-        # A third party's store may raise any error. PostgreSQL also has the variables.
-        log.warning("session %s uses PostgreSQL's copy of its variables: %s", tenure.session_id, _reason(store, error))
-    return None
 
 
 def _try_save(store: SnapshotStore, snapshot: AgentSnapshot, token: int) -> StaleSnapshot | NotSaved | None:

@@ -90,7 +90,15 @@ def conclude(
 
     `case_ids` names the cases in the prompt.
     """
-    closing, variables = _close_calls(executor, turn, transcript)
+    asking, closing, variables = transcript.asking(), [], None
+    if asking is not None:  # some calls may have finished
+        results, changes = recorded(executor, asking.turn_id, asking)
+        closing = closings(asking, [result.text for result in results])
+        if changes:
+            kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
+            replayed = VariableSet(load_object(kept[0].variables) if kept else None)
+            replayed.replay(changes)
+            variables = replayed.changed()
     entries = [*transcript.uncommitted, *closing, *ending.last_entries(turn.turn_id)]
     spent = [*transcript.present, *ending.last_step()]
     usage = total_usage(spent)
@@ -172,23 +180,6 @@ def _verdict(
         variables=variables,
         case_ids=list(case_ids),
     )
-
-
-def _close_calls(
-    executor: Executor, turn: TurnRow, transcript: Transcript
-) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Results for the open calls, and the working variables with the changes of finished calls; `None` if unchanged."""
-    asking = transcript.asking()
-    if asking is None:
-        return [], None
-    results, changes = recorded(executor, asking.turn_id, asking)
-    closing = closings(asking, [result.text for result in results])
-    if not changes:
-        return closing, None
-    kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
-    variables = VariableSet(load_object(kept[0].variables) if kept else None)
-    variables.replay(changes)
-    return closing, variables.changed()
 
 
 def closings(asking: Entry, texts: Sequence[str]) -> list[Entry]:
