@@ -354,7 +354,7 @@ class Turn:
         return failed
 
     def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        """The reason not to take another step, if there is one. It stops after the calls that it committed itself."""
+        """The reason not to take another step, if there is one. Calls whose intents were just committed still run."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
