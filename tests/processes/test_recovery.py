@@ -182,4 +182,4 @@ def test_a_worker_stopped_while_sweeping(stopped: Stopped, installation: Install
 def _continues_elsewhere(installation: Installation, text: str, turn_id: str, *results: str) -> None:
     (turn,) = installation.settled(turn_id, within_s=RECOVERY_S)
     assert turn["status"] == "done"
-    assert turn["reply"] == {"text": answer_to(text, *results), "format": "text"}
+    assert turn["reply"] == {"text": answer_to(text, *results), "format": "text", "stop_reason": "stop"}
