@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
 from perdure.hooks import ApprovalWaiting, Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
+from perdure.models.protocol import ForeignModel
+from perdure.models.settings import check as check_settings
 from perdure.settings import OnUnavailable
 from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
+from perdure.tools import search
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.mcp.server import McpServer
@@ -96,7 +99,8 @@ OwnTool = Tool | CeleryTool | SleepUntil
 class Agent:
     """An agent: its instructions, its tools, and limits that override those of the settings.
 
-    `model` has the form of `PERDURE_MODEL`, and defaults to that setting. A plain function among `tools` becomes a tool
+    `model` has the form of `PERDURE_MODEL`, and defaults to that setting. It may also be a model object of pydantic-ai.
+    `settings` are those of the model's calls, such as `temperature` (`perdure.models.settings`). A plain function among `tools` becomes a tool
     with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is moved to `servers`.
     `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`. `error_messages` has the
     messages that users receive when a turn fails.
@@ -118,7 +122,7 @@ class Agent:
     name: str
     instructions: str
     tools: Sequence[OwnTool | McpServer | Callable[..., Any]] = ()
-    model: str | None = None
+    model: str | ForeignModel | None = field(default=None, hash=False)
     max_steps: int | None = None
     timeout_s: float | None = None
     on_unavailable: OnUnavailable | str | None = None
@@ -129,6 +133,7 @@ class Agent:
     before_tool: Hooks[ToolCalling] = ()
     after_tool: Hooks[ToolCalled] = ()
     on_approval_waiting: Hooks[ApprovalWaiting] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
@@ -172,8 +177,11 @@ class Agent:
         instructions = "text" if not callable(self.instructions) else "text, and no function"
         self._require("instructions", declarations.is_text(self.instructions), instructions)
         given: Any = self.model
-        model = "a name such as 'openai:gpt-5', or None for PERDURE_MODEL"
-        self._require("model", given is None or (declarations.is_text(given) and bool(given.strip())), model)
+        model = "a name such as 'openai:gpt-5', a model of pydantic-ai, or None for PERDURE_MODEL"
+        is_name = declarations.is_text(given) and bool(given.strip())
+        is_model = isinstance(given, ForeignModel) and not isinstance(given, type)
+        self._require("model", given is None or is_name or is_model, model)
+        check_settings(self.settings, f"agent {self.name!r}")
         self._require(
             "max_steps",
             self.max_steps is None or declarations.is_count(self.max_steps),
@@ -218,7 +226,9 @@ class Agent:
         `connections` is `None`, the result has only the tools that the agent declares itself.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
-        return Toolset([*self.tool_list, *remote])
+        tools = Toolset([*self.tool_list, *remote])
+        tools.search = None if search.NAME in tools.names else search.over(tools.schemas)
+        return tools
 
     def may_have(self, name: str) -> bool:
         """Whether `name` has the prefix of one of the agent's MCP servers.

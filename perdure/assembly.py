@@ -39,7 +39,9 @@ _NO_REDIS = "redis://127.0.0.1:0"
 BUILT_IN_AGENT = "assistant"
 """The name of the agent in `perdure.builtin`."""
 
-_LOOKED_UP = ("model", "summary_model", "fallback_models", "fallback", "embedder", "snapshots")
+_LOOKED_UP = (
+    "model", "model_settings", "endpoints", "summary_model", "fallback_models", "fallback", "embedder", "snapshots",
+)  # fmt: skip
 """The settings that `check` resolves by name, in addition to `PERDURE_BREAKER__REGISTRY`."""
 
 _NO_DATABASE = "postgresql://"
@@ -142,7 +144,7 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     from perdure.resilience.resolve import resolve as resolve_breakers
     from perdure.snapshots.resolve import resolve
 
-    agents, clock = _load_agents(settings), SystemClock()
+    agents, clock = load_agents(settings), SystemClock()
     check_servers(_servers(agents), settings.mcp)
     breakers = resolve_breakers(settings, clock, _NO_REDIS, lambda _: None)
     _check_models(Models(settings, clock, breakers), settings, agents, called=asks_models)
@@ -230,7 +232,7 @@ def assemble(
     from perdure.tools.mcp.connections import Connections
     from perdure.turns.lease.wait_for_model import recall
 
-    agents = _load_agents(settings)
+    agents = load_agents(settings)
     servers = _servers(agents)
     check_servers(servers, settings.mcp)
     clock = SystemClock()
@@ -267,20 +269,20 @@ def _agents_by_name(settings: Settings) -> Agents:
     """The configured agents. The built-in agent has no tools here: importing them would slow down `perdure send`."""
     if _has_built_in_agent(settings):
         return Agents([Agent(BUILT_IN_AGENT, instructions="")])
-    return _load_agents(settings)
+    return load_agents(settings)
 
 
 def _has_built_in_agent(settings: Settings) -> bool:
     return bool(settings.agents == type(settings).model_fields["agents"].default)
 
 
-def _load_agents(settings: Settings) -> Agents:
+def load_agents(settings: Settings) -> Agents:
     """The configured agents. Sets up their application, which the built-in agent does not have."""
     if _has_built_in_agent(settings):
         return Agents.from_module(settings.agents)
-    from perdure.host import load_agents
+    from perdure import host
 
-    return load_agents(settings.agents)
+    return host.load_agents(settings.agents)
 
 
 def _has_defaults(settings: Settings, agents: Agents) -> bool:
@@ -300,16 +302,24 @@ def _servers(agents: Agents) -> list[McpServer]:
 def _check_models(models: Models, settings: Settings, agents: Agents, *, called: bool) -> None:
     """Set up each model that a setting or an agent names, so that a wrong name stops the program at its start.
 
+    Each agent's model must take the agent's settings and those of `PERDURE_MODEL_SETTINGS`.
+
     An API key may be missing if the process calls no model (`called` is False).
     """
     of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
-    named = [(settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")]
-    named += [(agent.model, of_agent.format(agent.name)) for agent in agents]
     tolerated = () if called else (MissingKey,)
-    for name, variable in named:
+    for name, variable in ((settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")):
         with suppress(*tolerated):
             if name:
                 models.get(name, variable)
+    for agent in agents:
+        with suppress(*tolerated):
+            model = agent.model or settings.model
+            variable = of_agent.format(agent.name) if agent.model else "PERDURE_MODEL"
+            models.get(model, variable)
+            models.check_settings(model, agent.settings, f"agent {agent.name!r}", variable)
+            defaults = {name: each for name, each in settings.model_settings.items() if name not in agent.settings}
+            models.check_settings(model, defaults, "PERDURE_MODEL_SETTINGS", variable)
     for name in settings.fallback_models:
         with suppress(*tolerated):
             models.guarded(name, "PERDURE_FALLBACK_MODELS")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,8 +13,11 @@ from perdure.errors import SettingsError
 
 PREFIX = "PERDURE_"
 
-_SECRET = ("KEY", "SECRET", "URL")
+_SECRET = ("KEY", "SECRET", "URL", "MODEL_SETTINGS")
 """Messages do not show the value of a variable whose name contains one of these words."""
+
+ANY_NAME = "NAME"
+"""Stands for the name that an operator chooses, in the variables of a group such as `PERDURE_ENDPOINTS__NAME__URL`."""
 
 
 def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
@@ -33,8 +36,15 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
     """Those of `names` that begin with `PERDURE_` but are not settings, sorted."""
     known = {PREFIX + name.upper() for name in settings.model_fields}
-    known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
-    return sorted({name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known})
+    known |= {variable for group in _groups(settings) for variable in of_group(settings, group)}
+    return sorted({name for name in names if name.upper().startswith(PREFIX) and _general(settings, name) not in known})
+
+
+def _general(settings: type[BaseSettings], name: str) -> str:
+    """The name in upper case, with `ANY_NAME` in place of the name that an operator chose."""
+    parts = name.upper().split("__")
+    chosen = len(parts) == 3 and parts[0].removeprefix(PREFIX) in _groups(settings, named=True)  # noqa: PLR2004 (group, name, setting)
+    return "__".join([parts[0], ANY_NAME, parts[2]]) if chosen else name.upper()
 
 
 def explain(settings: type[BaseSettings], error: ValidationError) -> str:
@@ -55,22 +65,39 @@ def _line(settings: type[BaseSettings], item: ErrorDetails) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if message.startswith(PREFIX):
         return message
-    if item["type"] in {"model_type", "model_attributes_type"}:
+    group = location.partition("__")[0] in _groups(settings)
+    if item["type"] in {"model_type", "model_attributes_type"} or (group and item["type"] == "dict_type"):
         return _is_group(settings, location)
     secret = any(word in location for word in _SECRET)
     problem = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
     return f"{PREFIX}{location} {problem}: {message[:1].lower()}{message[1:]}"
 
 
-def _groups(settings: type[BaseSettings]) -> list[str]:
-    return [name.upper() for name, field in settings.model_fields.items() if isinstance(field.default, BaseModel)]
+def _groups(settings: type[BaseSettings], *, named: bool = False) -> list[str]:
+    """The groups of settings; if `named`, only those whose variables contain a name that an operator chooses."""
+    return [
+        name.upper() for name in settings.model_fields
+        if (group := _group(settings, name)) is not None and (group[1] or not named)
+    ]  # fmt: skip
 
 
-def _of_group(settings: type[BaseSettings], group: str) -> list[str]:
+def _group(settings: type[BaseSettings], name: str) -> tuple[type[BaseModel], bool] | None:
+    """The model of a group's settings, and whether the group is named; `None` if the field `name` is no group."""
+    field = settings.model_fields[name]
+    if isinstance(field.default, BaseModel):
+        return type(field.default), False
+    value = next(reversed(get_args(field.annotation)), None)
+    return (value, True) if isinstance(value, type) and issubclass(value, BaseModel) else None
+
+
+def of_group(settings: type[BaseSettings], group: str) -> list[str]:
     """The names of a group's variables, with perdure's prefix."""
-    fields = type(settings.model_fields[group.lower()].default).model_fields
-    return [f"{PREFIX}{group.upper()}__{name.upper()}" for name in fields]
+    found = _group(settings, group.lower())
+    model, named = found if found is not None else (BaseModel, False)
+    prefix = f"{PREFIX}{group.upper()}__{f'{ANY_NAME}__' if named else ''}"
+    return [prefix + name.upper() for name in model.model_fields]
 
 
 def _is_group(settings: type[BaseSettings], group: str) -> str:
-    return f"{PREFIX}{group} is a group: set {', '.join(_of_group(settings, group))}"
+    """Say which variables to set; `group` may have a name, such as `ENDPOINTS__VLLM`."""
+    return f"{PREFIX}{group} is a group: set {', '.join(of_group(settings, group.partition('__')[0]))}"

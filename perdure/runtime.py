@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perdure.memory.recall.search import Recall
     from perdure.memory.redis.memory import RedisMemory
     from perdure.models.embedders.protocol import Embedder
-    from perdure.models.protocol import Model
+    from perdure.models.protocol import ForeignModel, Model
     from perdure.resilience.registry import Switchboard
     from perdure.snapshots.store import SnapshotStore
     from perdure.tools.awaited.port import TaskCalls
@@ -96,8 +96,8 @@ class Runtime:
     clock: Clock
     database: Database
     agents: Agents
-    models: Callable[[str], Model]
-    """Returns the model with a given name. The name has the form of `PERDURE_MODEL`."""
+    models: Callable[[str | ForeignModel], Model]
+    """Returns the model with a name in the form of `PERDURE_MODEL`, or from a model object of pydantic-ai."""
     wake: Waker
     snapshots: SnapshotStore
     """The store of snapshots that `PERDURE_SNAPSHOTS` selects."""
@@ -123,6 +123,9 @@ class Runtime:
     """Writes the events of turns; `None` in a process that runs no turns."""
     calls: TaskCalls | None = None
     """Sends the tasks of Celery tools; `None` in a process that runs no turns."""
+
+    tools_left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The tools that do not fit an agent's prompts, by agent, as this process has logged them."""
 
     @cached_property
     def duties(self) -> Duties:

@@ -17,6 +17,7 @@ from datetime import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -34,6 +35,7 @@ from perdure.network.queues import ReplyTask
 from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import make_secret, parse_secrets
 from perdure.text.patterns import compiled
+from perdure.text.untrusted import load_object
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 """Prefixes of the variables in `.env` that other libraries read from the process's environment."""
 
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
+
+_ENDPOINT_NAME = compiled(r"[a-z0-9_-]{1,64}")
 
 _LONGEST_NAME = 63
 """The maximum length of a name in PostgreSQL, in bytes."""
@@ -108,6 +112,14 @@ def _split(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
 
 
 def _normalised(url: SecretStr | None) -> SecretStr | None:
@@ -202,8 +214,29 @@ def _quiet_times(value: str) -> tuple[time, time] | None:
     return begin, end
 
 
+class EndpointSettings(_Group):
+    """`PERDURE_ENDPOINTS__NAME__*`: a server of models and embedders, used as `NAME:MODEL`.
+
+    `kind` is the protocol: `openai` (Chat Completions), `anthropic` (Messages), or a provider that pydantic-ai names.
+    With `thinks`, each reply begins with thoughts, up to a tag `</think>`: some servers omit the opening tag.
+    `show_received` logs the first 200 characters of what cannot be read; by default, only of a server on loopback.
+    """
+
+    url: str | None = None
+    key: SecretStr | None = None
+    kind: str = "openai"
+    thinks: bool = False
+    show_received: bool | None = None
+
+
+_NEED_URL = ("openai", "anthropic")
+
+
 class MemorySettings(_Group):
-    """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept."""
+    """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept.
+
+    Without `budget_tools`, the budget of an agent's tools is a share of its model's window.
+    """
 
     working_turns: Count = 20
     working_ttl_s: Seconds = 3_600
@@ -215,7 +248,7 @@ class MemorySettings(_Group):
     budget_concepts: Annotated[int, Field(ge=0)] = 4_000
     budget_archive: Annotated[int, Field(ge=0)] = 4_000
     budget_meta: Annotated[int, Field(ge=0)] = 2_000
-    budget_tools: Annotated[int, Field(ge=0)] = 4_000
+    budget_tools: Annotated[int, Field(ge=0)] | None = None
     recall_timeout_s: Seconds = 2
     recall_text: Weight = 1
     recall_vector: Weight = 0.6
@@ -426,6 +459,9 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     timezone: str = "UTC"
     model: str = "offline"
+    model_settings: Annotated[dict[str, Any], NoDecode] = {}
+    model_window: Count | None = None
+    endpoints: dict[str, EndpointSettings] = {}
     fallback: str = "models"
     fallback_models: Annotated[tuple[str, ...], NoDecode] = ()
     summary_model: str | None = None
@@ -470,6 +506,34 @@ class Settings(BaseSettings):
                 keys.parse_entry(entry.get_secret_value())
             except ValueError as error:
                 raise ValueError(f"entry {number} {error}; accepted: {keys.ACCEPTED}") from None
+        return value
+
+    @field_validator("model_settings", mode="before")
+    @classmethod
+    def _json_object(cls, value: Any) -> Any:
+        try:
+            return load_object(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ValueError(f'{error}; accepted: a JSON object, such as {{"temperature": 0.2}}') from None
+
+    @field_validator("endpoints")
+    @classmethod
+    def _reachable_endpoints(cls, value: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
+        for name, endpoint in value.items():
+            variable = f"{environment.PREFIX}ENDPOINTS__{name.upper()}__URL"
+            if _ENDPOINT_NAME.fullmatch(name) is None:
+                raise ValueError(f"{variable}: a name has 1 to 64 lower-case letters, digits, _ and -, such as vllm")
+            if endpoint.url is None and endpoint.kind in _NEED_URL:
+                raise ValueError(
+                    f"{variable} is not set, and {environment.PREFIX}ENDPOINTS__{name.upper()}__KIND is "
+                    f"{endpoint.kind!r}: set it to the server's base URL, such as http://127.0.0.1:8000/v1"
+                )
+            if endpoint.url is not None and not _is_http(endpoint.url):
+                shown = "(its value is not shown)" if "@" in endpoint.url else f"is {endpoint.url!r}"
+                raise ValueError(
+                    f"{variable} {shown}: accepted: a URL that begins with http:// or https://, "
+                    "such as http://127.0.0.1:8000/v1"
+                )
         return value
 
     @field_validator("timezone")

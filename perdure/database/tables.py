@@ -450,6 +450,7 @@ turns = Table(
     Column("unsaved_error", Text, comment="why the snapshot is not saved yet"),
     Column("attempt_error", Text, comment="why the last attempt failed"),
     Column("feedback", JSONB, comment="a person's feedback: a score, -1 or 1, and a comment"),
+    Column("tools_left_out", JSONB, comment="names of tools that do not fit its prompts"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"

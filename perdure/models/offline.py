@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import islice, takewhile
 
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.settings import NAMES
 from perdure.text.linear import is_hangul, words
 from perdure.text.patterns import ENDS, SPACE, STARTS, WORD, compiled
 from perdure.text.untrusted import cut
@@ -83,7 +84,9 @@ _RELATED = compiled(rf"{STARTS}I (live in|work at|work for|come from) ({_CAPITAL
 
 
 class OfflineModel:
-    """A model that follows rules. The same prompt always gets the same reply."""
+    """A model that follows rules. The same prompt always gets the same reply. It ignores all settings."""
+
+    supported_settings = frozenset(NAMES)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
@@ -328,6 +328,22 @@ class ModelCall:
             on_abort = self._on_abort
         if on_abort is not None:
             on_abort()
+
+
+@runtime_checkable
+class ForeignModel(Protocol):
+    """A model object of pydantic-ai. Its name is that of its system and model, such as `google:gemini-2.5-pro`."""
+
+    @property
+    def system(self) -> str: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+
+def name_of(model: str | ForeignModel) -> str:
+    """The name of a model as in `PERDURE_MODEL`."""
+    return model if isinstance(model, str) else f"{model.system}:{model.model_name}"
 
 
 class Model(Protocol):

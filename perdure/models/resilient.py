@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.without_tools import flatten_tool_calls
+from perdure.models.settings import supported_by, without_tools
 from perdure.resilience.failures import FailureKind, allows_fallback, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker
@@ -48,10 +49,14 @@ class GuardedModel:
         retry: RetrySettings,
         timeout_s: float,
         *,
+        defaults: Mapping[str, Any] | None = None,
         wait: Callable[[ModelCall, float], None] = wait_within,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """All attempts of one call together have `timeout_s` seconds.
+        """All attempts of one call together have `timeout_s` seconds, or the request's setting `timeout`.
+
+        `defaults` are the settings of requests that have none of their own. The model gets only the settings that it
+        supports: a fallback may have another protocol than the model that a setting was meant for.
 
         `wait` waits between two attempts. `draw` returns a random number for the jitter. Tests replace both functions.
         """
@@ -59,6 +64,7 @@ class GuardedModel:
         self._breaker = breaker
         self._retry = retry
         self._timeout_s = timeout_s
+        self._defaults = defaults or {}
         self._wait = wait
         self._draw = draw
 
@@ -66,13 +72,20 @@ class GuardedModel:
     def name(self) -> str:
         return self._model.name
 
+    @property
+    def supported_settings(self) -> frozenset[str]:
+        return supported_by(self._model)
+
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt; see `Model.respond`.
 
         Raises:
             CircuitBreakerOpen: the breaker is open.
         """
-        with call.part(self._timeout_s) as part:
+        settings = {**self._defaults, **request.settings}
+        supported = self.supported_settings
+        request = replace(request, settings={name: each for name, each in settings.items() if name in supported})
+        with call.part(settings.get("timeout", self._timeout_s)) as part:
             return self._breaker.execute(lambda: self._try_until(request, part), part.remaining())
 
     def _try_until(self, request: ModelRequest, part: ModelCall) -> ModelReply:
@@ -124,6 +137,10 @@ class ResilientModel:
     def name(self) -> str:
         return self._model.name
 
+    @property
+    def supported_settings(self) -> frozenset[str]:
+        return supported_by(self._model)
+
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set to true.
 
@@ -174,7 +191,8 @@ class FallbackModels:
             CallAborted: the call was aborted.
             ContentFiltered: a model's content filter refuses the input.
         """
-        request = flatten_tool_calls(asked.request)
+        settings, output = without_tools(asked.request.settings), asked.request.output
+        request = replace(flatten_tool_calls(asked.request), settings=settings, output=output)
         for model in self._models:
             try:
                 return _named(model, model.respond(request, asked.call))

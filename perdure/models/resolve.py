@@ -4,6 +4,9 @@ Other packages add providers through entry points of the group `perdure.models`.
 which is the part of a model's name before the colon. The entry point's object is a `ModelFactory`. It is called with
 the text after the colon, the settings and the clock.
 
+A scheme is looked up in this order: the built-in ones, the named endpoints (`perdure.models.endpoints`), the entry
+points, and the providers that pydantic-ai names.
+
 `PERDURE_FALLBACK` is `models` or the name of an entry point of the group `perdure.fallbacks`. The entry point's object
 is a `FallbackFactory`. It is called with the settings, the clock and a `Guarded` function.
 """
@@ -11,16 +14,20 @@ is a `FallbackFactory`. It is called with the settings, the clock and a `Guarded
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
-from perdure.models.protocol import Model
+from perdure.models import endpoints
+from perdure.models import settings as model_settings
+from perdure.models.protocol import ForeignModel, Model, name_of
 from perdure.models.resilient import FallbackModels, GuardedModel, ModelFallback, ResilientModel
 from perdure.resilience.registry import BreakerRegistry, Breakers
-from perdure.settings import Settings
+from perdure.settings import EndpointSettings, Settings
 
 ENTRY_POINT_GROUP = "perdure.models"
 
@@ -33,40 +40,85 @@ Guarded = Callable[[str], Model]
 
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
 
+AdaptedFactory = Callable[[str | ForeignModel, Settings, Clock, str, EndpointSettings | None], Model]
+"""The type of `perdure.models.adapted.adapted_model`: the model's name or object, the settings, the clock, the name of
+the setting that selects the model, and the settings of its endpoint."""
+
 _OFFLINE = "offline"
 _OTHER_MODELS = "models"
 
 
-def resolve(name: str, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
-    """Create the model called `name`, without breaker, retries and fallback.
+def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
+    """Create a model, without breaker, retries and fallback, from its name or from a model object of pydantic-ai.
 
     `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
     Raises:
         SettingsError: there is no such model, or it cannot be set up.
     """
+    if not isinstance(model, str):
+        return _adapted(model, settings, clock, variable, None)
+    name = endpoints.canonical(model, settings)
     scheme, _, rest = name.partition(":")
     if name == _OFFLINE:
         from perdure.models.offline import OfflineModel  # noqa: PLC0415 (a process that only accepts messages calls no model)
 
         return OfflineModel()
-    if scheme == "openai" and rest:
-        from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
-
-        return OpenAIModel(rest, clock, variable)
-    if scheme == "anthropic" and rest:
-        from perdure.models.providers.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
-
-        return AnthropicModel(rest, clock, variable)
+    endpoint = settings.endpoints.get(scheme)
+    kind = scheme if endpoint is None else endpoint.kind
+    if kind in endpoints.OWN_KINDS and rest:
+        return _own(kind, rest, clock, variable, endpoint=None if endpoint is None else (scheme, endpoint))
     found = entry_points(group=ENTRY_POINT_GROUP)
-    if rest and scheme in found.names:
+    if rest and endpoint is None and scheme in found.names:
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
         return factory(rest, settings, clock)
-    accepted = ["offline", "openai:NAME", "anthropic:NAME", *[f"{other}:NAME" for other in sorted(found.names)]]
+    if rest and kind in endpoints.EXTRAS:
+        return _adapted(name, settings, clock, variable, endpoint)
+    accepted = ["offline", "openai:NAME", "anthropic:NAME"]
+    accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"{variable} is {name!r}: accepted: {', '.join(accepted)}, "
+        "a server of your own (PERDURE_ENDPOINTS__NAME__URL) as NAME:MODEL, "
+        f"a provider of pydantic-ai such as google:NAME, "
         f"or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}"
     )
+
+
+def _own(kind: str, model: str, clock: Clock, variable: str, *, endpoint: tuple[str, EndpointSettings] | None) -> Model:
+    from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (as the SDKs)
+
+    given = None if endpoint is None else named_endpoint(*endpoint)
+    if kind == endpoints.OPENAI:
+        from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
+
+        return OpenAIModel(model, clock, variable, given)
+    from perdure.models.providers.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
+
+    return AnthropicModel(model, clock, variable, given)
+
+
+def _adapted(
+    model: str | ForeignModel, settings: Settings, clock: Clock, variable: str, endpoint: EndpointSettings | None
+) -> Model:
+    """A model through pydantic-ai, which is imported only here.
+
+    Raises:
+        SettingsError: pydantic-ai or the provider's SDK is not installed, or the model cannot be set up.
+    """
+    name = name_of(model)
+    if find_spec("pydantic_ai") is None:
+        raise SettingsError(
+            f"{variable} is {name!r}: it needs the extra pydantic-ai, pip install 'perdure[pydantic-ai]'"
+        )
+    try:
+        factory: AdaptedFactory = import_module("perdure.models.adapted").adapted_model
+        return factory(model, settings, clock, variable, endpoint)
+    except ImportError as error:
+        kind = endpoint.kind if endpoint is not None else name.partition(":")[0]
+        extra = f"'pydantic-ai-slim[{endpoints.EXTRAS.get(kind, kind)}]'"
+        raise SettingsError(
+            f"{variable} is {name!r}: it needs the provider's SDK, pip install {extra} ({error})"
+        ) from error
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:
@@ -115,29 +167,43 @@ class Models:
         """If `breakers` is `None`, creates breakers for this process only.
 
         Raises:
-            SettingsError: the strategy of `PERDURE_FALLBACK` does not exist or cannot be set up.
+            SettingsError: `PERDURE_MODEL_SETTINGS` or an endpoint is invalid, or the strategy of `PERDURE_FALLBACK` does
+                not exist or cannot be set up.
         """
+        endpoints.check(settings, entry_points(group=ENTRY_POINT_GROUP).names)
+        model_settings.check(settings.model_settings, "PERDURE_MODEL_SETTINGS")
         self._settings = settings
         self._clock = clock
         self._breakers = breakers or Breakers(settings.breaker, clock)
         self._lock = threading.RLock()
-        self._guarded: dict[str, Model] = {}
-        self._resolved: dict[str, Model] = {}
+        self._guarded: dict[str | int, Model] = {}
+        self._resolved: dict[str | int, Model] = {}
+        self._defaults = model_settings.of_background(settings.model_settings)
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
-    def get(self, name: str | None = None, variable: str = "PERDURE_MODEL") -> Model:
-        """The model called `name`, or the model of `PERDURE_MODEL` if `name` is `None`.
+    def get(self, model: str | ForeignModel | None = None, variable: str = "PERDURE_MODEL") -> Model:
+        """The model with a name or from an object of pydantic-ai, or the model of `PERDURE_MODEL` if it is `None`.
 
         `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
         Raises:
             SettingsError: there is no such model, or the model or one of its fallbacks cannot be set up.
         """
-        wanted = name or self._settings.model
+        wanted = self._settings.model if model is None else model
+        key = self._key(wanted)
         with self._lock:
-            if wanted not in self._resolved:
-                self._resolved[wanted] = self._with_fallback(wanted, variable)
-            return self._resolved[wanted]
+            if key not in self._resolved:
+                self._resolved[key] = self._with_fallback(wanted, variable)
+            return self._resolved[key]
+
+    def check_settings(self, model: str | ForeignModel, given: Mapping[str, Any], owner: str, variable: str) -> None:
+        """Check that a model takes the settings in `given`. Messages name them by `owner`, and the model by `variable`.
+
+        Raises:
+            SettingsError: the model lacks one of the settings, or the model cannot be set up.
+        """
+        if given:
+            model_settings.check_support(given, self.get(model, variable), owner)
 
     def guarded(self, name: str, variable: str = "PERDURE_FALLBACK") -> Model:
         """The model called `name`, with breaker and retries but without a fallback.
@@ -150,24 +216,31 @@ class Models:
         with self._lock:
             return self._guard(name, variable)
 
-    def _with_fallback(self, name: str, variable: str) -> Model:
-        model = self._guard(name, variable)
-        if name == _OFFLINE:
+    def _key(self, model: str | ForeignModel) -> str | int:
+        """The key of a model. Objects of pydantic-ai have no hash, and two with one name may have different clients."""
+        return endpoints.canonical(model, self._settings) if isinstance(model, str) else id(model)
+
+    def _with_fallback(self, wanted: str | ForeignModel, variable: str) -> Model:
+        model = self._guard(wanted, variable)
+        if wanted == _OFFLINE:
             return model
         if self._fallback is not None:
             return ResilientModel(model, self._fallback)
-        others = [other for other in dict.fromkeys(self._settings.fallback_models) if other != name]
+        named = dict.fromkeys(self._settings.fallback_models)
+        others = [other for other in named if self._key(other) != self._key(wanted)]
         if not others:
             return model
         return ResilientModel(
             model, FallbackModels([self._guard(other, "PERDURE_FALLBACK_MODELS") for other in others])
         )
 
-    def _guard(self, name: str, variable: str) -> Model:
-        if name not in self._guarded:
-            model = resolve(name, self._settings, self._clock, variable)
-            if name != _OFFLINE:
-                breaker = self._breakers.get(f"llm:{name}")
-                model = GuardedModel(model, breaker, self._settings.retry, self._settings.model_timeout_s)
-            self._guarded[name] = model
-        return self._guarded[name]
+    def _guard(self, wanted: str | ForeignModel, variable: str) -> Model:
+        key = self._key(wanted)
+        if key not in self._guarded:
+            model = resolve(wanted, self._settings, self._clock, variable)
+            if key != _OFFLINE:
+                name = endpoints.canonical(name_of(wanted), self._settings)
+                breaker, settings = self._breakers.get(f"llm:{name}"), self._settings
+                model = GuardedModel(model, breaker, settings.retry, settings.model_timeout_s, defaults=self._defaults)
+            self._guarded[key] = model
+        return self._guarded[key]

@@ -97,6 +97,7 @@ class MemoryStore(Database):
             "turns.resume_parked": lambda _: [],
             "turns.make_parts": self._set_parts,
             "turns.set_parts": self._set_parts,
+            "turns.leave_out_tools": lambda _: [],
             "turns.is_ending": lambda _: [_Row()],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],

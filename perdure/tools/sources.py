@@ -80,14 +80,22 @@ class RunnableTool(Protocol):
 
 
 class Toolset:
-    """The tools of one prompt, by name. If two tools have the same name, the first tool is used."""
+    """The tools of one prompt, by name. If two tools have the same name, the first tool is used.
+
+    Attributes:
+        search: The built-in tool that finds tools that are not in the prompt; `None` if another tool has its name. It
+            is in neither `names` nor `schemas`.
+    """
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
         for each in tools:
             self._by_name.setdefault(each.name, each)
+        self.search: RunnableTool | None = None
 
     def find(self, name: str) -> RunnableTool | None:
+        if self.search is not None and name == self.search.name:
+            return self.search
         return self._by_name.get(name)
 
     @property

@@ -247,6 +247,7 @@ _TURN = """
                 SELECT not_before FROM sessions
                 WHERE session_id = t.session_id AND queued_at IS NULL) END AS not_before,
            r.content AS reply, r.stop_reason, t.error_code, t.error_message, t.usage, t.channel, t.agent, t.metadata,
+           t.tools_left_out,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                     'arguments', e.arguments, 'expires_at', e.decide_at,
@@ -314,6 +315,17 @@ LIST_ERRORS = _list("list_errors", f"{_LISTED} WHERE t.error_code IS NOT NULL")
 LIST_UNSETTLED = _list(
     "list_unsettled",
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
+)
+
+# What each reply of a turn used. A fallback's reply has the fallback's model.
+USED = Statement(
+    "turns.used",
+    """
+    SELECT t.agent, m.model, m.fallback, m.usage, m.created_at
+    FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id AND m.turn_id = t.turn_id
+    WHERE t.turn_id = %(turn_id)s AND m.seq >= t.first_seq AND m.role = 'assistant' AND m.model IS NOT NULL
+    """,
+    writes=False,
 )
 
 OWNER = Statement("turns.owner", "SELECT user_id FROM turns WHERE turn_id = %(turn_id)s::uuid", writes=False)

@@ -187,6 +187,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
+        **({} if row.tools_left_out is None else {"tools_left_out": row.tools_left_out}),
         **_metadata(row.metadata),
     }
 

@@ -1,4 +1,8 @@
-"""`perdure doctor`: checks the settings of PostgreSQL and Redis (`server_settings`), or of a Celery application."""
+"""`perdure doctor`: checks the settings of a Celery application, or those of an installation.
+
+The latter are the settings of PostgreSQL and Redis (`server_settings`), and the budgets of the agents' tools
+(`left_out_tools`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ def doctor(
 ) -> None:
     """Find dangerous settings, with --app those of your own Celery application.
 
-    Without --app, the settings of PostgreSQL and Redis are checked. The exit status is 1 if any setting is dangerous.
+    Without --app, the settings of PostgreSQL and Redis are checked, and whether each agent's tools fit its prompts. The
+    exit status is 1 if any setting is dangerous.
     """
     found = _of_servers() if app is None else _of_application(app)
     if as_json:
@@ -39,10 +44,12 @@ def doctor(
 
 
 def _of_servers() -> list[Any]:
-    from perdure.cli.inspect.server_settings import findings
+    from perdure.assembly import check
+    from perdure.cli.inspect import left_out_tools, server_settings
 
     with connecting.opened() as (settings, database):
-        return list(findings(settings, database))
+        check(settings, asks_models=False, asks_embedder=False)
+        return [*server_settings.findings(settings, database), *left_out_tools.findings(settings)]
 
 
 def _of_application(module: str) -> list[Any]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from uuid import UUID
 
 import typer
 
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
+
+if TYPE_CHECKING:
+    from perdure.database.engine import Database
+    from perdure.settings import Settings
 
 commands = typer.Typer(help="Turns and their results.", no_args_is_help=True)
 approvals = typer.Typer(help="Tool calls that wait for a person.", no_args_is_help=True)
@@ -64,9 +69,10 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     from perdure.turns.reading import read_attempt_error, read_turn
 
     wanted = connecting.parse_id(turn_id, "turn")
-    with connecting.database() as database:
+    with connecting.opened() as (settings, database):
         turn = read_turn(database, wanted)
         turn["attempt_error"] = read_attempt_error(database, wanted)
+        turn["cost_usd"] = _cost(settings, database, wanted) if turn["usage"] else None
     if as_json:
         write_json(turn)
         return
@@ -84,6 +90,19 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         ],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
+
+
+def _cost(settings: Settings, database: Database, turn_id: UUID) -> str | None:
+    from perdure.assembly import load_agents
+    from perdure.errors import SettingsError
+    from perdure.turns.costs import cost_of
+
+    try:
+        found = cost_of(database, turn_id, settings, load_agents(settings))
+    except SettingsError as error:
+        sys.stderr.write(f"perdure: the cost is unknown, because the agents cannot be loaded: {error}\n")
+        return None
+    return None if found is None else f"{found.normalize():f}"
 
 
 def _awaited(waiting: dict[str, Any]) -> str:

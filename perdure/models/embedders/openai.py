@@ -1,23 +1,31 @@
-"""`openai:NAME`: the embeddings endpoint of OpenAI or a compatible server, through the official SDK.
+"""`openai:NAME` and `ENDPOINT:NAME`: the embeddings API of OpenAI or a compatible server, through the official SDK.
 
 As with models, a call can be aborted, all requests of a call share its deadline, and the SDK's retries are off.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import sys
 import weakref
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
 from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batches
 from perdure.models.protocol import ModelCall
+from perdure.models.providers.endpoint import OPENAI, Endpoint, endpoint_of
 from perdure.models.providers.json_values import as_array, as_object
 from perdure.models.providers.openai import calling, client, options_of
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import first_line, storable
 
 MAX_BYTES = 8_191
 """Maximum bytes of UTF-8 sent per text. The provider accepts 8,191 tokens, and each token has at least one byte."""
+
+_SHOWN_CHARS = 100
 
 BATCH = 32
 """Texts per request: within the provider's limit of 300,000 tokens and the limits of compatible servers."""
@@ -26,8 +34,8 @@ BATCH = 32
 class OpenAIEmbedder:
     """One embedding model of one server. Threads may share it."""
 
-    def __init__(self, model: str, clock: Clock, timeout_s: float) -> None:
-        """Read the server's address and key from the environment, as the SDK does.
+    def __init__(self, model: str, clock: Clock, timeout_s: float, endpoint: Endpoint | None = None) -> None:
+        """Without `endpoint`, read the server's address and key from the environment, as the SDK does.
 
         Raises:
             SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
@@ -36,12 +44,13 @@ class OpenAIEmbedder:
         self._clock = clock
         self._timeout_s = timeout_s
         self._dimensions = LearnedDimensions()
-        self._client = client("PERDURE_EMBEDDER", self.name)
+        self._endpoint = endpoint or endpoint_of(OPENAI, "PERDURE_EMBEDDER", f"openai:{model}")
+        self._client = client(self._endpoint)
         self._close = weakref.finalize(self, self._client.close)
 
     @property
     def name(self) -> str:
-        return f"openai:{self._model}"
+        return f"{self._endpoint.name}:{self._model}"
 
     @property
     def dimensions(self) -> int | None:
@@ -60,10 +69,37 @@ class OpenAIEmbedder:
 
     def _vectors(self, answer: object, count: int) -> list[Vector]:
         items = [as_object(each) for each in as_array(as_object(answer).get("data"))]
-        by_index = {each["index"]: each for each in items if isinstance(each.get("index"), int)}
-        if len(items) != count or sorted(by_index) != list(range(count)):
-            raise InvalidResponse("The embedder's server did not send one vector for each text.")
-        return [self._dimensions.check(by_index[at].get("embedding")) for at in range(count)]
+        if len(items) != count:
+            raise InvalidResponse(f"The embedder's server sent {len(items)} vectors for {count} texts.")
+        given = [each.get("index") for each in items]
+        if all(index is None for index in given):  # some servers send no index: the order is that of the texts
+            given = list(range(count))
+        by_index = {index: each for index, each in zip(given, items, strict=True) if type(index) is int}
+        if sorted(by_index) != list(range(count)):
+            raise InvalidResponse(f"The embedder's server sent vectors with the indexes {_shown(given)}.")
+        return [self._dimensions.check(_values(by_index[at])) for at in range(count)]
+
+
+def _values(item: Mapping[str, Any]) -> object:
+    """The numbers of a vector, which some servers send as base64 of four-byte floats although a list is asked for.
+
+    Raises:
+        InvalidResponse: the base64 is malformed.
+    """
+    given = item.get("embedding")
+    if not isinstance(given, str):
+        return given
+    try:
+        values = array("f", base64.b64decode(given, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise InvalidResponse(f"The embedder's server sent the text {_shown(given)} for a vector.") from error
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def _shown(value: object) -> str:
+    return first_line(repr(value), _SHOWN_CHARS)
 
 
 def _sendable(text: str) -> str:

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import ModelCall
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import first_line, storable
 
 Vector = list[float]
 """A vector of length 1: the inner product of two vectors is their cosine similarity."""
+
+_SHOWN_CHARS = 100
 
 MAX_QUERY_CHARS = 2_000
 """Maximum characters of a query. Of a longer query, only the first 1,000 and the last 1,000 are used."""
@@ -61,13 +63,20 @@ class LearnedDimensions:
                 vectors.
         """
         if not isinstance(values, list) or not values or not all(isinstance(each, int | float) for each in values):
-            raise InvalidResponse("The embedder's server sent a malformed vector.")
+            raise InvalidResponse(f"The embedder's server sent {_described(values)} for a vector.")
         self.dimensions = self.dimensions or len(values)
         if len(values) != self.dimensions:
             raise InvalidResponse(
                 f"The embedder returned a vector of {len(values)} dimensions after vectors of {self.dimensions}."
             )
         return unit(values)
+
+
+def _described(values: object) -> str:
+    if isinstance(values, list):
+        wrong = next((each for each in values if not isinstance(each, int | float)), None)
+        return "an empty list" if not values else f"a list with {first_line(repr(wrong), _SHOWN_CHARS)}"
+    return "nothing" if values is None else first_line(repr(values), _SHOWN_CHARS)
 
 
 def in_batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -1,5 +1,7 @@
 """Makes an embedder from its name, as in `PERDURE_EMBEDDER`.
 
+The embedders of a named endpoint (`perdure.models.endpoints`) of the kind `openai` are `ENDPOINT:NAME`.
+
 Other packages add embedders through entry points of the group `perdure.embedders`. The entry point's name is the
 scheme, the part of an embedder's name before the colon. The entry point's object is called with the text after the
 colon, the settings and the clock.
@@ -13,10 +15,11 @@ from importlib.util import find_spec
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
+from perdure.models import endpoints
 from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import FEWEST_DIMENSIONS, MOST_DIMENSIONS, HashEmbedder
 from perdure.models.embedders.protocol import Embedder
-from perdure.settings import Settings
+from perdure.settings import EndpointSettings, Settings
 
 ENTRY_POINT_GROUP = "perdure.embedders"
 
@@ -39,7 +42,7 @@ def resolve(name: str, settings: Settings, clock: Clock, guard: Guard = _unguard
     Raises:
         SettingsError: there is no such embedder, or it cannot be set up.
     """
-    embedder = _factory(name)(name.partition(":")[2], settings, clock)
+    embedder = _factory(name, settings)(name.partition(":")[2], settings, clock)
     return CachedEmbedder(guard(embedder))
 
 
@@ -49,7 +52,7 @@ def check(name: str, settings: Settings, clock: Clock) -> None:
     Raises:
         SettingsError: there is no such embedder, or it cannot be set up.
     """
-    factory = _factory(name)
+    factory = _factory(name, settings)
     if factory is not _sentence_transformers:
         factory(name.partition(":")[2], settings, clock)
     elif find_spec("sentence_transformers") is None:
@@ -59,15 +62,18 @@ def check(name: str, settings: Settings, clock: Clock) -> None:
         )
 
 
-def _factory(name: str) -> EmbedderFactory:
+def _factory(name: str, settings: Settings) -> EmbedderFactory:
     scheme, _, rest = name.partition(":")
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    endpoints.check(settings, found.names)
     if scheme in _BUILT_IN and rest:
         return _BUILT_IN[scheme]
-    found = entry_points(group=ENTRY_POINT_GROUP)
+    if rest and (given := endpoints.find(name, settings)) is not None:
+        return _of_endpoint(name, *given)
     if rest and scheme in found.names:
         return _load(name, found[scheme])
     accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY"]
-    accepted += [f"{other}:NAME" for other in sorted(found.names)]
+    accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
         f"or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}"
@@ -88,6 +94,22 @@ def _openai(model: str, settings: Settings, clock: Clock) -> Embedder:
     from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (the SDK takes a second to import)
 
     return OpenAIEmbedder(model, clock, settings.model_timeout_s)
+
+
+def _of_endpoint(name: str, endpoint: str, given: EndpointSettings) -> EmbedderFactory:
+    if given.kind != endpoints.OPENAI:
+        raise SettingsError(
+            f"PERDURE_EMBEDDER is {name!r} and {endpoints.variable(endpoint, 'KIND')} is {given.kind!r}: "
+            f"accepted for an embedder: an endpoint of the kind {endpoints.OPENAI}"
+        )
+
+    def make(model: str, settings: Settings, clock: Clock) -> Embedder:
+        from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (the SDK takes a second to import)
+        from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (the same)
+
+        return OpenAIEmbedder(model, clock, settings.model_timeout_s, named_endpoint(endpoint, given))
+
+    return make
 
 
 def _sentence_transformers(model: str, settings: Settings, clock: Clock) -> Embedder:

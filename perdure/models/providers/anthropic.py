@@ -17,11 +17,12 @@ import httpx2
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.models.providers.endpoint import ANTHROPIC, endpoint_of
+from perdure.models.providers.endpoint import ANTHROPIC, Endpoint, endpoint_of
 from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
 from perdure.models.providers.json_values import as_string
 from perdure.models.providers.messages_wire import ReplyAssembler, names_of, request_body
 from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
+from perdure.models.settings import NAMES
 
 _STATUS_OF_TYPE = {
     "invalid_request_error": 400,
@@ -41,8 +42,12 @@ _STATUS_OF_TYPE = {
 class AnthropicModel:
     """A model of Anthropic or of a compatible server. Thread-safe."""
 
-    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
-        """Read the server's URL and key from the environment variables that the SDK uses.
+    supported_settings = frozenset(NAMES) - {"seed", "presence_penalty", "frequency_penalty", "logit_bias"}
+
+    def __init__(
+        self, model: str, clock: Clock, variable: str = "PERDURE_MODEL", endpoint: Endpoint | None = None
+    ) -> None:
+        """Without `endpoint`, read the server's URL and key from the environment variables that the SDK uses.
 
         `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
@@ -51,7 +56,8 @@ class AnthropicModel:
         """
         self._model = model
         self._clock = clock
-        endpoint = endpoint_of(ANTHROPIC, variable, self.name)
+        endpoint = endpoint or endpoint_of(ANTHROPIC, variable, f"anthropic:{model}")
+        self._endpoint = endpoint
         self._client = anthropic.Anthropic(
             api_key=endpoint.key, base_url=endpoint.base_url, max_retries=0, http_client=endpoint.http_client()
         )
@@ -59,7 +65,7 @@ class AnthropicModel:
 
     @property
     def name(self) -> str:
-        return f"anthropic:{self._model}"
+        return f"{self._endpoint.name}:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx2
 
 from perdure.errors import MissingKey, SettingsError
 from perdure.models.providers.transport import Transport
+from perdure.settings import EndpointSettings
 
 _NO_KEY = "none"
 
@@ -27,10 +28,16 @@ ANTHROPIC = Vendor("ANTHROPIC", "https://api.anthropic.com")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's URL and key."""
+    """A server: its name, such as `openai` or `vllm`, its URL and key, and what differs there.
 
+    `thinks` and `show_received` are those of `perdure.settings.EndpointSettings`.
+    """
+
+    name: str
     base_url: str
-    key: str
+    key: str = field(repr=False)
+    thinks: bool = False
+    show_received: bool | None = None
 
     def http_client(self) -> httpx2.Client:
         """A client whose requests another thread can abort; see `perdure.models.providers.transport`."""
@@ -58,7 +65,13 @@ def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
             f"{vendor.prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
             f"such as {vendor.base_url}"
         )
-    return Endpoint(base_url, key or _NO_KEY)
+    return Endpoint(vendor.prefix.lower(), base_url, key or _NO_KEY)
+
+
+def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
+    """The server of `PERDURE_ENDPOINTS__NAME__*`. `given.url` is set, as `Settings` requires."""
+    key = given.key.get_secret_value() if given.key is not None else _NO_KEY
+    return Endpoint(name, given.url or "", key, given.thinks, given.show_received)
 
 
 def _is_address(base_url: str) -> bool:

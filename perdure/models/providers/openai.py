@@ -21,17 +21,22 @@ from perdure.clock import Clock
 from perdure.errors import InvalidResponse, PerdureError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.models.providers.chat_wire import ReplyAssembler, names_of, request_body
-from perdure.models.providers.endpoint import OPENAI, endpoint_of
+from perdure.models.providers.endpoint import OPENAI, Endpoint, endpoint_of
 from perdure.models.providers.errors import Exchange, ProviderFailure, connection_error, error_of
 from perdure.models.providers.json_values import as_object, as_string
 from perdure.models.providers.transport import CONNECT_TIMEOUT_S, bind_call
+from perdure.models.settings import NAMES
 
 
 class OpenAIModel:
     """A model of OpenAI or of a compatible server. Thread-safe."""
 
-    def __init__(self, model: str, clock: Clock, variable: str = "PERDURE_MODEL") -> None:
-        """Read the server's URL and key from the environment variables that the SDK uses.
+    supported_settings = frozenset(NAMES) - {"top_k"}
+
+    def __init__(
+        self, model: str, clock: Clock, variable: str = "PERDURE_MODEL", endpoint: Endpoint | None = None
+    ) -> None:
+        """Without `endpoint`, read the server's URL and key from the environment variables that the SDK uses.
 
         `variable` is the name of the setting that selects the model. Error messages contain `variable`.
 
@@ -40,12 +45,13 @@ class OpenAIModel:
         """
         self._model = model
         self._clock = clock
-        self._client = client(variable, self.name)
+        self._endpoint = endpoint or endpoint_of(OPENAI, variable, f"openai:{model}")
+        self._client = client(self._endpoint)
         self._close = weakref.finalize(self, self._client.close)
 
     @property
     def name(self) -> str:
-        return f"openai:{self._model}"
+        return f"{self._endpoint.name}:{self._model}"
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
@@ -76,13 +82,8 @@ class OpenAIModel:
         )
 
 
-def client(setting: str, name: str) -> openai.OpenAI:
-    """The SDK's client for the model or embedder called `name`. `setting` is the name of the setting that selects it.
-
-    Raises:
-        SettingsError: `OPENAI_API_KEY` is required but not set, or `OPENAI_BASE_URL` is not an HTTP URL.
-    """
-    endpoint = endpoint_of(OPENAI, setting, name)
+def client(endpoint: Endpoint) -> openai.OpenAI:
+    """The SDK's client for the server of a model or an embedder."""
     return openai.OpenAI(
         api_key=endpoint.key, base_url=endpoint.base_url, max_retries=0, http_client=endpoint.http_client()
     )

@@ -26,7 +26,7 @@ from perdure.memory.recall.search import Layer, PromptWindow, Recalled
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.models.embedders.memoized import MemoizedEmbedder
 from perdure.models.embedders.protocol import Embedder
-from perdure.models.protocol import CallAborted, Message, ModelCall, Role, ToolSchema
+from perdure.models.protocol import CallAborted, Message, ModelCall, Role
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
 from perdure.settings import CaseScope, MemorySettings
@@ -34,7 +34,7 @@ from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
-from perdure.turns.prompt.parts import Part, affordable, fitting, latest, render
+from perdure.turns.prompt.parts import Part, fitting, latest, render
 from perdure.turns.transcript import Entry, Transcript
 
 log = logging.getLogger(__name__)
@@ -134,20 +134,6 @@ _SEMANTIC = (
     "not instructions, and may be out of date"
 )
 _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
-
-
-def offered(agent: Agent, schemas: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
-    """The first tools of `schemas`, as many as fit in `budget` tokens. Only these tools are sent to the model.
-
-    Logs a warning if tools are left out.
-    """
-    sent = affordable(schemas, budget)
-    if len(sent) < len(schemas):
-        log.warning(
-            "agent %s: %d of its tools (from %s on) are not sent to the model: PERDURE_MEMORY__BUDGET_TOOLS is %d",
-            agent.name, len(schemas) - len(sent), schemas[len(sent)].name, budget,
-        )  # fmt: skip
-    return sent
 
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:

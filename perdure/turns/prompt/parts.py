@@ -63,10 +63,10 @@ def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> l
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
     """The leading `tools` that fit the budget together. An agent lists its most important tools first."""
-    spent = accumulate(_schema_tokens(tool) for tool in tools)
+    spent = accumulate(schema_tokens(tool) for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
 
 
-def _schema_tokens(tool: ToolSchema) -> int:
+def schema_tokens(tool: ToolSchema) -> int:
     written = json.dumps(tool.parameters, ensure_ascii=False)
     return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS

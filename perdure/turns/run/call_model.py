@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
+from perdure.models import endpoints
 from perdure.models.endings import checked
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, ToolSchema
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Role, name_of
+from perdure.models.settings import of_call
 from perdure.runtime import Runtime
 from perdure.text.tokens import estimate_tokens
+from perdure.text.untrusted import cut
 from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
-from perdure.turns.prompt.build import Prompt, build, halved, offered
+from perdure.turns.prompt.build import Prompt, build, halved
+from perdure.turns.prompt.tools import Offered, budget, offered
 from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
+
+_LOGGED_CHARS = 2_000
 
 _MOST_HALVINGS = 2
 """How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
@@ -42,8 +49,10 @@ class ModelCaller:
         *,
         events: TurnEvents,
         timeout_s: float,
+        on_left_out: Callable[[Sequence[str]], None],
     ) -> None:
-        self.name = agent.model or runtime.settings.model
+        """`on_left_out` stores the names of tools that do not fit the prompts."""
+        self.name = endpoints.canonical(name_of(agent.model or runtime.settings.model), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
         self._runtime = runtime
@@ -53,13 +62,13 @@ class ModelCaller:
         self._transcript = transcript
         self._events = events
         self._timeout_s = timeout_s
-        self._model: Model = runtime.models(self.name)
+        self._on_left_out = on_left_out
+        self._model: Model = runtime.models(agent.model or runtime.settings.model)
         self._limits = runtime.settings.memory
         self._prompt: Prompt | None = None
         self._halvings = 0
         self._fallback_waits = False
-        self._schemas: tuple[ToolSchema, ...] = ()
-        self._offered: tuple[ToolSchema, ...] = ()
+        self._left_out: tuple[str, ...] = ()
 
     @property
     def case_ids(self) -> tuple[str, ...]:
@@ -90,11 +99,33 @@ class ModelCaller:
             )
         # Read before each call, because an MCP server's tools may change between two steps.
         self.tools = equip(self._runtime, self._scope, self._agent)
-        schemas = self.tools.schemas()
-        if schemas != self._schemas:  # so that tools beyond the budget are logged once
-            self._schemas = schemas
-            self._offered = offered(self._agent, schemas, self._runtime.settings.memory.budget_tools)
-        return ModelRequest(self._prompt.messages(self._transcript), self._offered)
+        present = self._transcript.present
+        tools = offered(self.tools, budget(self._runtime.settings, self._agent), (entry.message() for entry in present))
+        self._report(tools)
+        settings = of_call(
+            self._runtime.settings.model_settings, self._agent.settings,
+            has_tools=bool(tools.sent), has_results=any(entry.role is Role.TOOL for entry in present),
+        )  # fmt: skip
+        return ModelRequest(self._prompt.messages(self._transcript), tools.sent, settings)
+
+    def _report(self, tools: Offered) -> None:
+        """Report the names of tools that are left out. Each process logs them once for each agent.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        if tools.left_out == self._left_out:
+            return
+        self._on_left_out(tools.left_out)
+        self._left_out = tools.left_out
+        logged = self._runtime.tools_left_out
+        if tools.left_out and logged.get(self._agent.name) is None:
+            logged[self._agent.name] = tools.left_out
+            log.warning(
+                "agent %s: %d of its tools do not fit into the %d tokens for tools (PERDURE_MEMORY__BUDGET_TOOLS, by "
+                "default a share of the model's window) and are left out of its prompts: %s",
+                self._agent.name, len(tools.left_out), tools.budget, cut(", ".join(tools.left_out), _LOGGED_CHARS),
+            )  # fmt: skip
 
     def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
         """The prompt under half of the budgets. The turn's later prompts keep the smaller budgets.

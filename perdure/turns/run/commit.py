@@ -101,6 +101,16 @@ def commit_step(
     return None if row is None else sent_at
 
 
+def leave_out_tools(runtime: Runtime, tenure: Tenure, names: Sequence[str]) -> None:
+    """Store with the turn at hand the names of the tools that do not fit its prompts.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    parameters = {**tenure.fenced, "turn_id": tenure.at_hand.turn_id, "names": as_json(list(names))}
+    runtime.database.run(queries.LEAVE_OUT_TOOLS, parameters)
+
+
 def persist(runtime: Runtime, tenure: Tenure, commit: Callable[[], Committed]) -> Committed | None:
     """Retry `commit` until it succeeds; returns its result.
 

@@ -297,8 +297,9 @@ class Turn:
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
         self._model = ModelCaller(
-            runtime, tenure, self._row, agent, transcript, events=self._events, timeout_s=self._timeout_s
-        )
+            runtime, tenure, self._row, agent, transcript,
+            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
+        )  # fmt: skip
         self._calls = CallRunner(runtime, tenure, agent, variables)
         self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
         self._planned: list[Planned] | None = None

@@ -132,3 +132,12 @@ OWNED = Statement(
     f"SELECT token FROM sessions WHERE {HELD}",
     writes=False,
 )
+
+# Stores the names of the tools that do not fit the turn's prompts.
+LEAVE_OUT_TOOLS = Statement(
+    "turns.leave_out_tools",
+    f"""
+    UPDATE turns SET tools_left_out = nullif(%(names)s::jsonb, '[]')
+    WHERE turn_id = %(turn_id)s::uuid AND EXISTS (SELECT FROM sessions WHERE {HELD})
+    """,
+)

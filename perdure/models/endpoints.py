@@ -1,0 +1,80 @@
+"""Named servers (`PERDURE_ENDPOINTS__NAME__*`), whose models are `NAME:MODEL`, and the providers of pydantic-ai.
+
+A name is compared without regard to case, and is lower-case in the names of models and breakers: `llm:vllm:qwen3`.
+Reads no environment variable and opens no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from perdure import environment
+from perdure.errors import SettingsError
+from perdure.settings import EndpointSettings, Settings
+
+OPENAI, ANTHROPIC = "openai", "anthropic"
+OWN_KINDS = (OPENAI, ANTHROPIC)
+"""The protocols that perdure speaks itself."""
+
+BUILT_IN = frozenset({"offline", OPENAI, ANTHROPIC, "hash", "sentence-transformers"})
+"""The schemes of built-in models and embedders. No endpoint has one of these names."""
+
+_THROUGH_OPENAI = (
+    "openai-chat", "openai-responses", "alibaba", "azure", "azure-responses", "deepseek", "fireworks", "github",
+    "github-copilot", "heroku", "litellm", "meta", "moonshotai", "nebius", "ollama", "ovhcloud", "sambanova",
+    "together", "vercel", "vllm",
+)  # fmt: skip
+
+EXTRAS = {
+    **dict.fromkeys(_THROUGH_OPENAI, OPENAI),
+    "bedrock": "bedrock",
+    "bedrock-mantle": "bedrock-mantle",
+    "cerebras": "cerebras",
+    "cohere": "cohere",
+    "crusoe": "crusoe",
+    "google": "google",
+    "google-cloud": "google",
+    "groq": "groq",
+    "huggingface": "huggingface",
+    "mistral": "mistral",
+    "openrouter": "openrouter",
+    "snowflake": "snowflake",
+    "xai": "xai",
+    "zai": "zai",
+}
+"""The providers of pydantic-ai, each with the extra of pydantic-ai-slim that installs its SDK."""
+
+
+def find(name: str, settings: Settings) -> tuple[str, EndpointSettings] | None:
+    """The endpoint of the model or embedder `name` and the endpoint's name; `None` if `name` has no endpoint."""
+    scheme = name.partition(":")[0].lower()
+    endpoint = settings.endpoints.get(scheme)
+    return None if endpoint is None else (scheme, endpoint)
+
+
+def canonical(name: str, settings: Settings) -> str:
+    """`name` with its endpoint's name in lower case."""
+    scheme, colon, rest = name.partition(":")
+    return name if find(name, settings) is None else f"{scheme.lower()}{colon}{rest}"
+
+
+def variable(name: str, setting: str) -> str:
+    """The variable that configures a member of an endpoint, such as `PERDURE_ENDPOINTS__VLLM__URL`."""
+    return f"{environment.PREFIX}ENDPOINTS__{name.upper()}__{setting}"
+
+
+def check(settings: Settings, schemes: Collection[str]) -> None:
+    """Check the names and kinds of all endpoints. `schemes` are the installed schemes of other packages.
+
+    Raises:
+        SettingsError: a name hides a built-in or installed scheme, or a kind does not exist.
+    """
+    for name, endpoint in settings.endpoints.items():
+        if name in BUILT_IN or name in schemes:
+            raise SettingsError(
+                f"{variable(name, 'URL')}: {name!r} is the name of a built-in or installed provider; choose another "
+                f"name for the endpoint, such as {variable(f'my_{name}', 'URL')}"
+            )
+        if endpoint.kind not in OWN_KINDS and endpoint.kind not in EXTRAS:
+            accepted = ", ".join([*OWN_KINDS, *sorted(EXTRAS)])
+            raise SettingsError(f"{variable(name, 'KIND')} is {endpoint.kind!r}: accepted: {accepted}")

@@ -1,0 +1,153 @@
+"""The settings of a model's calls, such as `temperature`: their names, their types, and which models take them.
+
+The names and meanings are those of pydantic-ai's `ModelSettings`, with `reasoning_effort` in addition. An agent's
+settings (`Agent(settings=…)`) take precedence over `PERDURE_MODEL_SETTINGS`, member by member. Both are checked when a
+program starts: against the types here, and against what the model's protocol has (`supported_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from perdure.errors import SettingsError
+from perdure.models.protocol import Model
+from perdure.text import declarations
+
+_Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class _ModelSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(ge=0, le=1)]
+    top_k: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)]
+    seed: int
+    stop_sequences: list[_Text]
+    presence_penalty: _Penalty
+    frequency_penalty: _Penalty
+    logit_bias: dict[str, int]
+    parallel_tool_calls: bool
+    tool_choice: Literal["none", "required", "auto"] | list[_Text]
+    thinking: bool | _Effort
+    reasoning_effort: Literal["none"] | _Effort
+    timeout: Annotated[float, Field(gt=0)]
+    service_tier: Literal["auto", "default", "flex", "priority"]
+    extra_headers: dict[str, str]
+    extra_body: dict[str, JsonValue]
+
+
+NAMES = tuple(_ModelSettings.model_fields)
+
+ACCEPTED = {
+    "temperature": "a number from 0",
+    "top_p": "a number from 0 to 1",
+    "top_k": "a whole number from 1",
+    "max_tokens": "a whole number from 1",
+    "seed": "a whole number",
+    "stop_sequences": "a list of texts",
+    "presence_penalty": "a number from -2 to 2",
+    "frequency_penalty": "a number from -2 to 2",
+    "logit_bias": "whole numbers by token id, such as {'1234': -100}",
+    "parallel_tool_calls": "True or False",
+    "tool_choice": "'auto', 'none', 'required', or a list of tools' names",
+    "thinking": "True, False, 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+    "reasoning_effort": "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+    "timeout": "a number of seconds above 0",
+    "service_tier": "'auto', 'default', 'flex' or 'priority'",
+    "extra_headers": "texts by header name",
+    "extra_body": "a JSON object",
+}
+
+_SECRET = ("extra_headers", "extra_body")
+"""Settings whose values messages do not show, because they may contain keys."""
+
+_ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
+
+_OF_AN_ANSWER = _ABOUT_TOOLS | {"max_tokens", "stop_sequences", "logit_bias"}
+"""Settings for the answers of an agent. Summaries, titles and the extraction of memories do not have them."""
+
+
+@runtime_checkable
+class TakesSettings(Protocol):
+    """A model that takes settings. A model without this member takes none."""
+
+    @property
+    def supported_settings(self) -> frozenset[str]:
+        """The names of the settings that the model's protocol has."""
+        ...
+
+
+def supported_by(model: Model) -> frozenset[str]:
+    """The settings that `model` takes. `timeout` is not one of them: perdure itself ends a call."""
+    return model.supported_settings - {"timeout"} if isinstance(model, TakesSettings) else frozenset()
+
+
+def check(given: object, owner: str) -> None:
+    """Check the names and the types of settings. `owner` names them in messages, such as `agent 'shop'`.
+
+    Raises:
+        SettingsError: a name is unknown, or a value has the wrong type. The message has what is accepted.
+    """
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            f"{owner} has settings={declarations.shown(given)}; accepted: settings by name, such as "
+            "{'temperature': 0.2}"
+        )
+    unknown = next((name for name in given if name not in NAMES), None)
+    if unknown is not None:
+        raise SettingsError(
+            f"{owner} has the setting {declarations.shown(unknown)}, which does not exist; accepted: {', '.join(NAMES)}"
+        )
+    try:
+        _ModelSettings.model_validate(dict(given))
+    except ValidationError as error:
+        wrong = next((str(item["loc"][0]) for item in error.errors() if item["loc"][0] in given), None)
+        if wrong is not None:  # all other errors are about settings that are not given
+            shown = "a value that is not shown" if wrong in _SECRET else declarations.shown(given[wrong])
+            raise SettingsError(f"{owner} has the setting {wrong}={shown}; accepted: {ACCEPTED[wrong]}") from None
+
+
+def check_support(given: Mapping[str, Any], model: Model, owner: str) -> None:
+    """Check that `model` takes all settings in `given`.
+
+    Raises:
+        SettingsError: the model's protocol lacks one of the settings.
+    """
+    supported = supported_by(model) | {"timeout"}
+    lacking = next((name for name in given if name not in supported), None)
+    if lacking is not None:
+        accepted = ", ".join(name for name in NAMES if name in supported)
+        raise SettingsError(
+            f"{owner} has the setting {lacking}, which the protocol of {model.name} lacks; accepted for this model: "
+            f"{accepted}"
+        )
+
+
+def of_call(
+    defaults: Mapping[str, Any], own: Mapping[str, Any], *, has_tools: bool, has_results: bool
+) -> dict[str, Any]:
+    """The settings of one call in a turn: the agent's `own`, and the defaults that they do not replace.
+
+    A `tool_choice` that requires a call applies until the turn has the results of calls (`has_results`): the model
+    would call tools endlessly. A prompt without tools has no settings about tools, which providers refuse.
+    """
+    chosen = {**defaults, **own}
+    if has_results and chosen.get("tool_choice") not in ("none", "auto"):
+        chosen.pop("tool_choice", None)
+    return chosen if has_tools else without_tools(chosen)
+
+
+def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _ABOUT_TOOLS}
+
+
+def of_background(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that also apply to calls outside of turns, such as summaries and the extraction of memories."""
+    return {name: value for name, value in defaults.items() if name not in _OF_AN_ANSWER}

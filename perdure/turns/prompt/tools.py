@@ -1,0 +1,55 @@
+"""Which of an agent's tools are in a prompt, if not all of them fit.
+
+The budget of tools is `PERDURE_MEMORY__BUDGET_TOOLS`, by default a share of the model's window. If it does not suffice,
+the first tools are sent, with `search_tools` and the tools that the turn has found with it (`perdure.tools.search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perdure.agents import Agent
+from perdure.models import prices
+from perdure.models.protocol import Message, ToolSchema
+from perdure.settings import Settings
+from perdure.tools import search
+from perdure.tools.sources import Toolset
+from perdure.turns.prompt.parts import affordable, schema_tokens
+
+DEFAULT_WINDOW = 32_000
+"""The tokens of a window that is not known."""
+
+_SHARE = 4
+"""Tools have the window divided by this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The tools of a prompt, the names of the tools that are left out, and the budget, in tokens."""
+
+    sent: tuple[ToolSchema, ...]
+    left_out: tuple[str, ...]
+    budget: int
+
+
+def budget(settings: Settings, agent: Agent) -> int:
+    """The tokens that the agent's tools may have in a prompt."""
+    given = settings.memory.budget_tools
+    if given is not None:
+        return given
+    return (prices.window(agent.model or settings.model, settings) or DEFAULT_WINDOW) // _SHARE
+
+
+def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offered:
+    """The tools that fit into `most` tokens. `messages` are the turn's own, whose searches count."""
+    schemas = tools.schemas()
+    sent = affordable(schemas, most)
+    room = most if tools.search is None else most - schema_tokens(tools.search.schema())
+    if len(sent) < len(schemas) and tools.search is not None and room > 0:
+        found = affordable(search.found_in(messages, schemas), room)
+        others = [each for each in schemas if each not in found]
+        first = affordable(others, room - sum(map(schema_tokens, found)))
+        sent = (*first, tools.search.schema(), *found)
+    names = {each.name for each in sent}
+    return Offered(sent, tuple(each.name for each in schemas if each.name not in names), most)
