@@ -100,10 +100,10 @@ class Agent:
     """An agent: its instructions, its tools, and limits that override those of the settings.
 
     `model` has the form of `PERDURE_MODEL`, and defaults to that setting. It may also be a model object of pydantic-ai.
-    `settings` are those of the model's calls, such as `temperature` (`perdure.models.settings`). A plain function among `tools` becomes a tool
-    with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is moved to `servers`.
-    `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`. `error_messages` has the
-    messages that users receive when a turn fails.
+    `settings` are those of the model's calls, such as `temperature` (`perdure.models.settings`). A plain function among
+    `tools` becomes a tool with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is
+    moved to `servers`. `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`.
+    `error_messages` has the messages that users receive when a turn fails.
 
     `casebank` names a bank of cases. The bank supplies cases to the agent's prompts, and stores the agent's positively
     rated turns as cases. The default is the common bank; `None` and `False` mean no bank. `perdure.hooks` describes the

@@ -36,7 +36,7 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
     """Those of `names` that begin with `PERDURE_` but are not settings, sorted."""
     known = {PREFIX + name.upper() for name in settings.model_fields}
-    known |= {variable for group in _groups(settings) for variable in of_group(settings, group)}
+    known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
     return sorted({name for name in names if name.upper().startswith(PREFIX) and _general(settings, name) not in known})
 
 
@@ -90,7 +90,7 @@ def _group(settings: type[BaseSettings], name: str) -> tuple[type[BaseModel], bo
     return (value, True) if isinstance(value, type) and issubclass(value, BaseModel) else None
 
 
-def of_group(settings: type[BaseSettings], group: str) -> list[str]:
+def _of_group(settings: type[BaseSettings], group: str) -> list[str]:
     """The names of a group's variables, with perdure's prefix."""
     found = _group(settings, group.lower())
     model, named = found if found is not None else (BaseModel, False)
@@ -100,4 +100,4 @@ def of_group(settings: type[BaseSettings], group: str) -> list[str]:
 
 def _is_group(settings: type[BaseSettings], group: str) -> str:
     """Say which variables to set; `group` may have a name, such as `ENDPOINTS__VLLM`."""
-    return f"{PREFIX}{group} is a group: set {', '.join(of_group(settings, group.partition('__')[0]))}"
+    return f"{PREFIX}{group} is a group: set {', '.join(_of_group(settings, group.partition('__')[0]))}"

@@ -51,6 +51,21 @@ WRONG = [
     ("PERDURE_WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_", "secret 2 is malformed"),
     ("PERDURE_WEBHOOK_SECRET", " , ", "it is empty"),
     ("PERDURE_SHUTDOWN__HARD_EXIT_S", "1", "PERDURE_SHUTDOWN__DRAIN_S"),
+    (
+        "PERDURE_ENDPOINTS__VLLM__URL",
+        "ftp://here",
+        "PERDURE_ENDPOINTS__VLLM__URL is 'ftp://here': accepted: a URL that",
+    ),
+    ("PERDURE_ENDPOINTS__VLLM__URL", "http://", "such as http://127.0.0.1:8000/v1"),
+    ("PERDURE_ENDPOINTS__VLLM__URL", "http://here:99999", "such as http://127.0.0.1:8000/v1"),
+    ("PERDURE_ENDPOINTS__A.B__URL", "http://here", "a name has 1 to 64"),
+    ("PERDURE_ENDPOINTS__VLLM__THINKS", "maybe", "valid boolean"),
+    ("PERDURE_ENDPOINTS__VLLM", "5", "PERDURE_ENDPOINTS__NAME__URL"),
+    ("PERDURE_ENDPOINTS", "http://here", "PERDURE_ENDPOINTS__NAME__URL"),
+    ("PERDURE_ENDPOINTS", '[{"vllm": {"key": "sk"}}]', "PERDURE_ENDPOINTS is a group"),
+    ("PERDURE_MODEL_SETTINGS", '{"temperature": ', "a JSON object, such as"),
+    ("PERDURE_MODEL_SETTINGS", "[1]", "a JSON object, such as"),
+    ("PERDURE_MODEL_WINDOW", "0", "greater than or equal to 1"),
 ]
 
 
@@ -83,6 +98,47 @@ def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: p
         assert Settings.load(_env_file=None).turn.max_steps == 15
     reported = {record.getMessage().split()[0] for record in caplog.records}
     assert reported >= {"PERDURE_CASEBANK__OF_LATER", "PERDURE_TURN__MAXSTEPS"}
+
+
+def test_endpoints_have_names_in_any_case(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The variables of endpoints contain a name, and are settings. A misspelt one is logged."""
+    monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__URL", "http://127.0.0.1:8000/v1")
+    monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KEY", "sk-of-vllm")
+    monkeypatch.setenv("PERDURE_ENDPOINTS__My_Ollama__URL", "http://127.0.0.1:11434/v1")
+    monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KNID", "openai")
+    with caplog.at_level(logging.WARNING):
+        endpoints = Settings.load(_env_file=None).endpoints
+    assert {name: each.url for name, each in endpoints.items()} == {
+        "vllm": "http://127.0.0.1:8000/v1",
+        "my_ollama": "http://127.0.0.1:11434/v1",
+    }
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["PERDURE_ENDPOINTS__VLLM__KNID"]
+    assert "sk-of-vllm" not in repr(endpoints)
+
+
+def test_an_endpoint_without_a_url_says_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint of one of perdure's own kinds needs a URL. The error does not contain the key."""
+    monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KEY", "sk-of-vllm")
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(_env_file=None)
+    assert str(caught.value).startswith("PERDURE_ENDPOINTS__VLLM__URL is not set, and PERDURE_ENDPOINTS__VLLM__KIND is")
+    assert "sk-of-vllm" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PERDURE_ENDPOINTS__VLLM__URL", "ftp://me:secret@here"),
+        ("PERDURE_ENDPOINTS", '[{"vllm": {"key": "secret"}}]'),
+        ("PERDURE_MODEL_SETTINGS", '{"extra_headers": {"x-key": "secret"'),
+    ],
+)
+def test_keys_in_wrong_values_are_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """A wrong value that may contain a password or a key is not shown, because the message is logged."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=name) as caught:
+        Settings.load(_env_file=None)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_signing_key_is_made_once(tmp_path: Path) -> None:

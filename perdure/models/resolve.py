@@ -167,8 +167,8 @@ class Models:
         """If `breakers` is `None`, creates breakers for this process only.
 
         Raises:
-            SettingsError: `PERDURE_MODEL_SETTINGS` or an endpoint is invalid, or the strategy of `PERDURE_FALLBACK` does
-                not exist or cannot be set up.
+            SettingsError: `PERDURE_MODEL_SETTINGS` or an endpoint is invalid, or the strategy of `PERDURE_FALLBACK`
+                does not exist or cannot be set up.
         """
         endpoints.check(settings, entry_points(group=ENTRY_POINT_GROUP).names)
         model_settings.check(settings.model_settings, "PERDURE_MODEL_SETTINGS")

@@ -10,60 +10,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, ValidationError, create_model
 
 from perdure.errors import SettingsError
 from perdure.models.protocol import Model
 from perdure.text import declarations
 
-_Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
-_Text = Annotated[str, Field(min_length=1)]
+_EFFORTS = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+_SHOWN_EFFORTS = "'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
+_PENALTY = Annotated[float, Field(ge=-2, le=2)]
+_TEXT = Annotated[str, Field(min_length=1)]
 
-
-class _ModelSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    temperature: Annotated[float, Field(ge=0)]
-    top_p: Annotated[float, Field(ge=0, le=1)]
-    top_k: Annotated[int, Field(ge=1)]
-    max_tokens: Annotated[int, Field(ge=1)]
-    seed: int
-    stop_sequences: list[_Text]
-    presence_penalty: _Penalty
-    frequency_penalty: _Penalty
-    logit_bias: dict[str, int]
-    parallel_tool_calls: bool
-    tool_choice: Literal["none", "required", "auto"] | list[_Text]
-    thinking: bool | _Effort
-    reasoning_effort: Literal["none"] | _Effort
-    timeout: Annotated[float, Field(gt=0)]
-    service_tier: Literal["auto", "default", "flex", "priority"]
-    extra_headers: dict[str, str]
-    extra_body: dict[str, JsonValue]
-
-
-NAMES = tuple(_ModelSettings.model_fields)
-
-ACCEPTED = {
-    "temperature": "a number from 0",
-    "top_p": "a number from 0 to 1",
-    "top_k": "a whole number from 1",
-    "max_tokens": "a whole number from 1",
-    "seed": "a whole number",
-    "stop_sequences": "a list of texts",
-    "presence_penalty": "a number from -2 to 2",
-    "frequency_penalty": "a number from -2 to 2",
-    "logit_bias": "whole numbers by token id, such as {'1234': -100}",
-    "parallel_tool_calls": "True or False",
-    "tool_choice": "'auto', 'none', 'required', or a list of tools' names",
-    "thinking": "True, False, 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
-    "reasoning_effort": "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
-    "timeout": "a number of seconds above 0",
-    "service_tier": "'auto', 'default', 'flex' or 'priority'",
-    "extra_headers": "texts by header name",
-    "extra_body": "a JSON object",
+_ACCEPTED: Mapping[str, tuple[Any, str]] = {
+    "temperature": (Annotated[float, Field(ge=0)], "a number from 0"),
+    "top_p": (Annotated[float, Field(ge=0, le=1)], "a number from 0 to 1"),
+    "top_k": (Annotated[int, Field(ge=1)], "a whole number from 1"),
+    "max_tokens": (Annotated[int, Field(ge=1)], "a whole number from 1"),
+    "seed": (int, "a whole number"),
+    "stop_sequences": (list[_TEXT], "a list of texts"),
+    "presence_penalty": (_PENALTY, "a number from -2 to 2"),
+    "frequency_penalty": (_PENALTY, "a number from -2 to 2"),
+    "logit_bias": (dict[str, int], "whole numbers by token id, such as {'1234': -100}"),
+    "parallel_tool_calls": (bool, "True or False"),
+    "tool_choice": (
+        Literal["none", "required", "auto"] | Annotated[list[_TEXT], Field(min_length=1)],
+        "'auto', 'none', 'required', or a list of tools' names",
+    ),
+    "thinking": (bool | _EFFORTS, f"True, False, {_SHOWN_EFFORTS}"),
+    "reasoning_effort": (Literal["none"] | _EFFORTS, f"'none', {_SHOWN_EFFORTS}"),
+    "timeout": (Annotated[float, Field(gt=0)], "a number of seconds above 0"),
+    "service_tier": (Literal["auto", "default", "flex", "priority"], "'auto', 'default', 'flex' or 'priority'"),
+    "extra_headers": (dict[str, str], "texts by header name"),
+    "extra_body": (dict[str, JsonValue], "a JSON object"),
 }
+"""Each setting with its type, and with the words that describe the type."""
+
+NAMES = tuple(_ACCEPTED)
+
+_FIELDS: dict[str, Any] = {name: (accepted, ...) for name, (accepted, _) in _ACCEPTED.items()}
+_TYPES = create_model(
+    "ModelSettings", __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False), **_FIELDS
+)
 
 _SECRET = ("extra_headers", "extra_body")
 """Settings whose values messages do not show, because they may contain keys."""
@@ -106,12 +93,12 @@ def check(given: object, owner: str) -> None:
             f"{owner} has the setting {declarations.shown(unknown)}, which does not exist; accepted: {', '.join(NAMES)}"
         )
     try:
-        _ModelSettings.model_validate(dict(given))
+        _TYPES.model_validate(dict(given))
     except ValidationError as error:
         wrong = next((str(item["loc"][0]) for item in error.errors() if item["loc"][0] in given), None)
         if wrong is not None:  # all other errors are about settings that are not given
             shown = "a value that is not shown" if wrong in _SECRET else declarations.shown(given[wrong])
-            raise SettingsError(f"{owner} has the setting {wrong}={shown}; accepted: {ACCEPTED[wrong]}") from None
+            raise SettingsError(f"{owner} has the setting {wrong}={shown}; accepted: {_ACCEPTED[wrong][1]}") from None
 
 
 def check_support(given: Mapping[str, Any], model: Model, owner: str) -> None:

@@ -24,6 +24,7 @@ _DESCRIPTION_CHARS = 300
 _NAMES_CHARS = 4_000
 _SHORTEST_STEM = 4
 _IN_NAME = 2
+_SIMILAR = 0.8
 
 
 @tool(effect="pure")
@@ -57,13 +58,13 @@ def _results(query: str, tools: Sequence[ToolSchema]) -> Any:
 def find(query: str, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
     """The tools whose names or descriptions have words of the query, the best first; at most `MOST_FOUND`.
 
-    A word that few tools have counts for more, and a word of a name for twice as much. A word also matches a longer
-    one that begins with it, such as `issue` and `issues`.
+    A word that few tools have counts for more, and a word of a name for twice as much. A word that another one begins
+    with, such as `issue` and `issues`, counts for less than the same word.
     """
     known = [(_words(each.name), _words(each.description)) for each in tools]
     scores = [0.0] * len(tools)
     for wanted in _words(query):
-        matches = [_IN_NAME if _has(name, wanted) else int(_has(described, wanted)) for name, described in known]
+        matches = [max(_IN_NAME * _match(name, wanted), _match(described, wanted)) for name, described in known]
         rarity = math.log(1 + len(tools) / max(1, sum(each > 0 for each in matches)))
         scores = [score + rarity * each for score, each in zip(scores, matches, strict=True)]
     best = sorted(range(len(tools)), key=lambda at: -scores[at])
@@ -89,10 +90,11 @@ def _words(text: str) -> set[str]:
     return {each.casefold() for each in words(text.replace("_", " "))}
 
 
-def _has(known: set[str], wanted: str) -> bool:
+def _match(known: set[str], wanted: str) -> float:
     if wanted in known:
-        return True
-    return any(
+        return 1
+    similar = any(
         min(len(each), len(wanted)) >= _SHORTEST_STEM and (each.startswith(wanted) or wanted.startswith(each))
         for each in known
     )
+    return _SIMILAR if similar else 0

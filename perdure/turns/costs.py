@@ -29,11 +29,9 @@ def _cost(row: Row[object], settings: Settings, agents: Agents) -> Decimal | Non
     agent = agents.find(row.agent)
     asked = (agent and agent.model) or settings.model
     model = _fallback(row.model, settings) if row.fallback else asked
-    return (
-        None
-        if model is None or row.usage is None
-        else cost(model, Usage.from_dict(row.usage), settings, row.created_at)
-    )
+    if model is None or row.usage is None:
+        return None
+    return cost(model, Usage.from_dict(row.usage), settings, row.created_at)
 
 
 def _fallback(reported: str, settings: Settings) -> str | ForeignModel | None:

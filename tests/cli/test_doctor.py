@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,47 @@ def test_each_dangerous_setting_is_named_with_its_fix(
     }
     assert all(each["risk"] and each["fix"] for each in found.values())
     assert "maxmemory-policy is allkeys-lru" in perdure("doctor").stdout
+
+
+AGENTS = """
+from perdure import Agent, McpServer, tool
+
+def function(value: int) -> int:
+    "{text}"
+
+shop = Agent("shop", "You sell tea.", [tool(effect="pure", name=f"tool_{{n}}")(function) for n in range(10)])
+remote = Agent("remote", "You help.", [McpServer("local", command=[{python!r}, {program!r}, "stdio"])])
+fine = Agent("fine", "You help.")
+"""
+
+
+def test_tools_that_do_not_fit_are_named(environment: Environment, tmp_path: Path, server: Redis) -> None:
+    """`doctor` connects the agents' MCP servers, and names the tools that do not fit an agent's prompts."""
+    server.config_set("appendonly", "no")
+    program = str(Path(__file__).parents[1] / "tools" / "mcp_server.py")
+    (tmp_path / "shop.py").write_text(AGENTS.format(text="x" * 600, python=sys.executable, program=program))
+    given = {
+        "PERDURE_AGENTS": "shop",
+        "PERDURE_MCP__COMMANDS": sys.executable,
+        "PERDURE_MODEL_WINDOW": "1200",
+        "PYTHONPATH": f"{environment['PYTHONPATH']}:{tmp_path}",
+    }
+    ended = Perdure({**environment, **given}, tmp_path)("doctor", "--json")
+    assert ended.returncode == 1, ended.stderr
+    shop, remote = json.loads(ended.stdout)["findings"]
+    assert (shop["where"], remote["where"]) == ("agent shop", "agent remote")
+    assert shop["setting"].endswith("of 10 tools do not fit 300 tokens")
+    assert shop["risk"].startswith("a model finds them only with search_tools: tool_")
+    assert "PERDURE_MODEL_WINDOW" in shop["fix"]
+    assert "local:" in remote["risk"]
+
+
+def test_wrong_settings_of_models_are_named(environment: Environment, tmp_path: Path) -> None:
+    """`doctor` checks what the programs check at their start."""
+    wrong = {"PERDURE_ENDPOINTS__VLLM__URL": "http://127.0.0.1:1", "PERDURE_ENDPOINTS__VLLM__KIND": "vllm2"}
+    ended = Perdure({**environment, **wrong}, tmp_path)("doctor")
+    assert ended.returncode == 2
+    assert "PERDURE_ENDPOINTS__VLLM__KIND is 'vllm2': accepted: openai, anthropic" in ended.stderr
 
 
 APPLICATION = '''

@@ -61,8 +61,10 @@ WRONG = [
     ("PERDURE_WEBHOOK_SECRET", "whsec_short", "base64 of at least 24 bytes"),
     ("PERDURE_ADMIN_KEYS", "a-key-of-16-or-so,sha256:", "64 hexadecimal digits"),
     ("PERDURE_API_KEYS", "acme=fifteen-letters", "16 characters or more"),
+    ("PERDURE_ENDPOINTS__VLLM__URL", "localhost:8000", "a URL that begins with http://"),
+    ("PERDURE_MODEL_SETTINGS", '{"temperature": "hot"}', "accepted: a number from 0"),
 ]
-SECRET = {"PERDURE_API_KEYS", "PERDURE_ADMIN_KEYS", "PERDURE_WEBHOOK_SECRET"}
+SECRET = {"PERDURE_API_KEYS", "PERDURE_ADMIN_KEYS", "PERDURE_WEBHOOK_SECRET", "PERDURE_MODEL_SETTINGS"}
 PROGRAMS = ["perdure gateway --port 1", "perdure worker", "perdure up --port 1 --no-flower"]
 OTHERS = [
     "perdure beat",
@@ -105,6 +107,7 @@ def test_every_other_program_refuses_a_wrong_setting(run: Run, program: str) -> 
     [
         ("model='nope:1'", "the model of agent 'assistant' (PERDURE_AGENTS is 'shop') is 'nope:1': accepted: offline"),
         ("model='openai:gpt'", "OPENAI_API_KEY is not set and the model of agent 'assistant'"),
+        ("settings={'seed': '1'}", "agent 'assistant' has the setting seed='1'; accepted: a whole number"),
         ("max_steps=0", "agent 'assistant' has max_steps=0; accepted"),
         ("timeout_s=-1", "agent 'assistant' has timeout_s=-1; accepted"),
         ("before_turn=print", "agent 'assistant' has before_turn="),

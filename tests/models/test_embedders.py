@@ -168,6 +168,34 @@ def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.
         resolve("sentence-transformers:mini", Settings(), SystemClock()).embed(["x"])
 
 
+# --- named endpoints
+
+
+def test_a_named_endpoint_embeds(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vllm:NAME` is an embedder of the server of `PERDURE_ENDPOINTS__VLLM__URL`, with its key."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+    settings = Settings.model_validate({"endpoints": {"vllm": {"url": server.base_url, "key": "sk-of-vllm"}}})
+    embedder = resolve("VLLM:bge", settings, SystemClock())
+    embedder.embed(["a text"])
+    assert embedder.name == "vllm:bge"
+    assert server.requests[0]["model"] == "bge"
+    assert server.headers[0]["authorization"] == "Bearer sk-of-vllm"
+
+
+def test_an_endpoint_without_embeddings_is_refused() -> None:
+    """Only Chat Completions has an API for embeddings."""
+    settings = Settings.model_validate({"endpoints": {"claude": {"url": "http://127.0.0.1:1", "kind": "anthropic"}}})
+    with pytest.raises(SettingsError, match="PERDURE_ENDPOINTS__CLAUDE__KIND is 'anthropic': accepted for an embedder"):
+        resolving.check("claude:x", settings, SystemClock())
+
+
+def test_an_endpoint_does_not_hide_another_embedder(installed: None) -> None:
+    """An endpoint with the name of an installed embedder is refused."""
+    settings = Settings.model_validate({"endpoints": {"acme": {"url": "http://127.0.0.1:1"}}})
+    with pytest.raises(SettingsError, match="PERDURE_ENDPOINTS__ACME__URL"):
+        resolving.check("hash:384", settings, SystemClock())
+
+
 # --- resolution
 
 

@@ -28,9 +28,9 @@ def embedder(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIEmb
 
 
 def answer(*vectors: Any, indices: list[Any] | None = None) -> Raw:
-    """A response with `vectors`. The vectors' indices are `indices`, by default 0, 1, 2 and so on."""
+    """A response with `vectors`. Their indices are `indices`, by default 0, 1 and so on; ... leaves an index out."""
     numbered = zip(indices or range(len(vectors)), vectors, strict=True)
-    data = [{"object": "embedding", "index": at, "embedding": each} for at, each in numbered]
+    data = [{"object": "embedding", "embedding": each, **({} if at is ... else {"index": at})} for at, each in numbered]
     return Raw(json.dumps({"object": "list", "data": data, "model": "small"}).encode(), "application/json")
 
 
@@ -78,9 +78,14 @@ def test_learns_the_dimensions(embedder: OpenAIEmbedder, server: OpenAIServer) -
         pytest.param(answer([1.0]), id="too few"),
         pytest.param(answer([1.0], [1.0], [1.0]), id="too many"),
         pytest.param(answer([1.0], [1.0], indices=[0, 0]), id="one index twice"),
-        pytest.param(answer([1.0], [1.0], indices=[None, "a"]), id="no indices"),
+        pytest.param(answer([1.0], [1.0], indices=[None, "a"]), id="text for an index"),
+        pytest.param(answer([1.0], [1.0], indices=[0, ...]), id="one index"),
+        pytest.param(answer([1.0], [1.0], indices=[False, True]), id="no numbers for indices"),
         pytest.param(answer([1.0], []), id="empty"),
-        pytest.param(answer([1.0], "AACAPw=="), id="text for a vector"),
+        pytest.param(answer([1.0], None), id="null for a vector"),
+        pytest.param(answer([1.0], "one"), id="text for a vector"),
+        pytest.param(answer([1.0], "AACA"), id="base64 of three bytes"),
+        pytest.param(answer([1.0], ""), id="base64 of nothing"),
         pytest.param(answer([1.0], ["1"]), id="text for a number"),
         pytest.param(answer([0.0, 0.0], [1.0, 0.0]), id="zeros"),
         pytest.param(answer([float("nan"), 1.0], [1.0, 0.0]), id="NaN"),
@@ -92,6 +97,43 @@ def test_refuses_invalid_vectors(embedder: OpenAIEmbedder, server: OpenAIServer,
     server.script(step)
     with pytest.raises(InvalidResponse):
         embedder.embed(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "indices"),
+    [
+        pytest.param([[3, 4], [0, 2]], [None, None], id="null for each index"),
+        pytest.param([[3, 4], [0, 2]], [..., ...], id="no index"),
+        pytest.param([[0, 2], [3, 4]], [1, 0], id="another order"),
+        pytest.param(["AABAQAAAgEA=", "AAAAAAAAAEA="], [0, 1], id="base64"),
+        pytest.param(["AABAQAAAgEA=", [0, 2]], [..., ...], id="base64 without index"),
+    ],
+)
+def test_accepts_what_is_clear(
+    embedder: OpenAIEmbedder, server: OpenAIServer, vectors: list[Any], indices: list[Any]
+) -> None:
+    """Without indices, the order is that of the texts. A vector may be base64, though a list was asked for."""
+    server.script(answer(*vectors, indices=indices))
+    assert embedder.embed(["one", "two"]) == [[0.6, 0.8], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        (answer([1.0]), "sent 1 vectors for 2 texts"),
+        (answer([1.0], [1.0], indices=[0, 7]), "sent vectors with the indexes [0, 7]"),
+        (answer([1.0], None), "sent nothing for a vector"),
+        (answer([1.0], {"a": 1}), "sent {'a': 1} for a vector"),
+        (answer([1.0], [1.0, "x"]), "sent a list with 'x' for a vector"),
+        (answer([1.0], "one!"), "sent the text 'one!' for a vector"),
+    ],
+)
+def test_says_what_came(embedder: OpenAIEmbedder, server: OpenAIServer, step: Step, shown: str) -> None:
+    """The error contains what the server sent, shortened."""
+    server.script(step)
+    with pytest.raises(InvalidResponse) as caught:
+        embedder.embed(["one", "two"])
+    assert shown in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from perdure.settings import Settings
+from perdure.settings import EndpointSettings, Settings
 from tests.repository.source import read
 
 VENDOR = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}  # the SDKs read them
 FLOWER = {"FLOWER_BASIC_AUTH", "FLOWER_ADDRESS", "FLOWER_PORT"}
+NAMED: dict[str, type[BaseModel]] = {"PERDURE_ENDPOINTS": EndpointSettings}
+"""Groups of settings whose variables contain a name that the operator chooses; documented as `NAME`."""
+
 COMPOSE = yaml.safe_load(read("compose.yaml"))
 BROKER = {"PERDURE_REDIS_URL", "PERDURE_BROKER_URL", "PERDURE_REDIS_PREFIX"}
 GETS = {
@@ -49,6 +52,8 @@ def defaults(model: type[BaseModel], prefix: str = "PERDURE_") -> Iterator[tuple
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             yield from defaults(type(default), f"{prefix}{name.upper()}__")
+        elif (group := NAMED.get(f"{prefix}{name.upper()}")) is not None:
+            yield from defaults(group, f"{prefix}{name.upper()}__NAME__")
         else:
             yield f"{prefix}{name.upper()}", default
 
@@ -108,8 +113,11 @@ NO_SECRET = KNOWN.keys() - SECRETS | {"OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"}
 
 @pytest.mark.parametrize("service", ["gateway", "worker", "beat"])
 def test_compose_passes_each_setting(service: str) -> None:
-    """Each service lists its settings, because Compose passes only listed variables from the shell or `.env`."""
-    wanted = {name for name in NO_SECRET - BROKER if not name.startswith("PERDURE_FLOWER__")}
+    """Each service lists its settings, because Compose passes only listed variables from the shell or `.env`.
+
+    The operator adds the variables of `NAMED`, because they contain names of the operator's choice.
+    """
+    wanted = {name for name in NO_SECRET - BROKER if not name.startswith(("PERDURE_FLOWER__", *NAMED))}
     assert COMPOSE["services"][service]["environment"].keys() >= wanted
 
 

@@ -1,0 +1,224 @@
+"""Named endpoints, and the providers of pydantic-ai: `PERDURE_ENDPOINTS__NAME__*` and `model="vllm:qwen3"`."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+from pydantic_ai.models import OpenAIChatCompatibleProvider
+from pydantic_ai.providers import infer_provider_class
+
+from perdure import Agent
+from perdure.clock import Clock, SystemClock
+from perdure.errors import ProviderError, SettingsError
+from perdure.models import endpoints
+from perdure.models import resolve as resolving
+from perdure.models.offline import OfflineModel
+from perdure.models.protocol import ForeignModel, Message, Model, ModelRequest, Role
+from perdure.models.resolve import Models, resolve
+from perdure.resilience.registry import Breakers
+from perdure.settings import EndpointSettings, Settings
+from perdure.testing.suites.models import new_call
+from tests.models.anthropic_server import AnthropicServer
+from tests.models.openai_server import OpenAIServer, Status
+
+HELLO = ModelRequest((Message(Role.USER, "hello"),))
+
+
+def settings_of(**given: dict[str, Any]) -> Settings:
+    """Settings with these endpoints, without retries."""
+    return Settings.model_validate({"endpoints": given, "retry": {"max_attempts": 1}})
+
+
+def test_several_endpoints_have_their_own_server_key_and_breaker(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two named servers and OpenAI are used at once. A failure of one opens the breaker of its model only."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    with OpenAIServer() as second:
+        settings = settings_of(
+            vllm={"url": server.base_url, "key": "sk-of-vllm"}, ollama={"url": second.base_url, "thinks": True}
+        )
+        breakers = Breakers(settings.breaker, SystemClock())
+        models = Models(settings, SystemClock(), breakers)
+        assert models.get("openai:gpt-5").name == "openai:gpt-5"
+        server.script(Status(500))
+        with pytest.raises(ProviderError):
+            models.get("vllm:qwen3").respond(HELLO, new_call())
+        assert models.get("ollama:llama3.2:1b").respond(HELLO, new_call()).content
+        assert second.requests[0]["model"] == "llama3.2:1b"
+        assert second.headers[0]["authorization"] == "Bearer none"
+        assert server.headers[0]["authorization"] == "Bearer sk-of-vllm"
+        assert {each.name: each.failure_count for each in breakers.list()} == {
+            "llm:vllm:qwen3": 1,
+            "llm:ollama:llama3.2:1b": 0,
+        }
+
+
+def test_an_endpoint_may_speak_messages() -> None:
+    """An endpoint of the kind `anthropic` is called with Anthropic's protocol."""
+    with AnthropicServer() as server:
+        settings = settings_of(proxy={"url": server.base_url, "key": "sk-of-proxy", "kind": "anthropic"})
+        model = resolve("proxy:claude-x", settings, SystemClock())
+        assert model.respond(HELLO, new_call()).content
+        assert model.name == "proxy:claude-x"
+        assert server.headers[0]["authorization"] == "Bearer sk-of-proxy"
+
+
+def test_a_name_is_compared_without_case() -> None:
+    """`VLLM:qwen3` and `vllm:qwen3` are one model with one breaker."""
+    settings = settings_of(vllm={"url": "http://127.0.0.1:1/v1"})
+    models = Models(settings, SystemClock())
+    assert models.get("VLLM:Qwen3") is models.get("vllm:Qwen3")
+    assert models.get("VLLM:Qwen3").name == "vllm:Qwen3"
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic", "offline", "hash", "sentence-transformers"])
+def test_an_endpoint_does_not_hide_a_built_in_provider(name: str) -> None:
+    """An endpoint with the name of a built-in provider is refused at start; the error says which variable to rename."""
+    with pytest.raises(SettingsError, match=f"PERDURE_ENDPOINTS__{name.upper()}__URL: '{name}' is the name of a built"):
+        Models(settings_of(**{name: {"url": "http://127.0.0.1:1"}}), SystemClock())
+
+
+def test_an_unknown_kind_says_what_is_accepted() -> None:
+    """An endpoint's kind is checked at start, although no model of the endpoint is used."""
+    with pytest.raises(
+        SettingsError, match="PERDURE_ENDPOINTS__VLLM__KIND is 'opanai': accepted: openai, anthropic, al"
+    ):
+        Models(settings_of(vllm={"url": "http://127.0.0.1:1", "kind": "opanai"}), SystemClock())
+
+
+def test_an_unknown_scheme_names_the_endpoints() -> None:
+    """The error about an unknown model lists the names of the endpoints, and how to add one."""
+    settings = settings_of(vllm={"url": "http://127.0.0.1:1"})
+    with pytest.raises(SettingsError, match=r"vllm:NAME, a server of your own \(PERDURE_ENDPOINTS__NAME__URL\)"):
+        resolve("nope:x", settings, SystemClock())
+    with pytest.raises(SettingsError, match="PERDURE_MODEL is 'vllm:'"):
+        resolve("vllm:", settings, SystemClock())
+
+
+# --- pydantic-ai
+
+
+@dataclass
+class Foreign:
+    """A model object of pydantic-ai; like some of those, it has no hash."""
+
+    system: str
+    model_name: str
+
+
+class Adapted(OfflineModel):
+    """What `adapted_model` returns: a model that keeps the call's arguments."""
+
+    def __init__(self, model: str | ForeignModel, variable: str, endpoint: EndpointSettings | None) -> None:
+        self.made_of = model, variable, endpoint
+
+
+@pytest.fixture
+def adapted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A substitute for the module that makes models of pydantic-ai."""
+
+    def adapted_model(
+        model: str | ForeignModel, settings: Settings, clock: Clock, variable: str, endpoint: EndpointSettings | None
+    ) -> Model:
+        if model == "mistral:broken":
+            raise ImportError("Please install `mistralai`")
+        return Adapted(model, variable, endpoint)
+
+    module = ModuleType("perdure.models.adapted")
+    module.adapted_model = adapted_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "perdure.models.adapted", module)
+    yield
+
+
+@pytest.mark.parametrize("name", ["google:gemini-2.5-pro", "bedrock:us.claude:0", "openai-responses:gpt-5", "vllm:x"])
+def test_other_providers_come_through_pydantic_ai(adapted: None, name: str) -> None:
+    """A scheme that pydantic-ai names is passed to the adapter with the whole name."""
+    model = resolve(name, Settings(), SystemClock())
+    assert isinstance(model, Adapted)
+    assert model.made_of == (name, "PERDURE_MODEL", None)
+
+
+def test_an_endpoint_may_have_a_kind_of_pydantic_ai(adapted: None) -> None:
+    """An endpoint of another kind is passed to the adapter. It needs no URL: the provider has one."""
+    settings = settings_of(mine={"key": "sk-second", "kind": "google"})
+    model = resolve("MINE:gemini", settings, SystemClock(), "PERDURE_SUMMARY_MODEL")
+    assert isinstance(model, Adapted)
+    assert model.made_of == ("mine:gemini", "PERDURE_SUMMARY_MODEL", settings.endpoints["mine"])
+
+
+def test_an_endpoint_comes_before_a_provider_of_pydantic_ai(adapted: None) -> None:
+    """`vllm` is a provider of pydantic-ai, too: an endpoint of this name is called by perdure itself."""
+    settings = settings_of(vllm={"url": "http://127.0.0.1:1/v1"})
+    assert not isinstance(resolve("vllm:x", settings, SystemClock()), Adapted)
+
+
+def test_an_agent_may_have_a_model_object(adapted: None) -> None:
+    """A model object is passed through. Two objects with one name are two models that share a breaker."""
+    one, two = Foreign("google", "gemini"), Foreign("google", "gemini")
+    agent = Agent("assistant", "You help.", model=one)
+    breakers = Breakers(Settings().breaker, SystemClock())
+    models = Models(Settings(), SystemClock(), breakers)
+    assert agent.model is not None
+    assert models.get(agent.model) is models.get(one)
+    assert models.get(one) is not models.get(two)
+    for model in (one, two):
+        models.get(model).respond(HELLO, new_call())
+    assert [each.name for each in breakers.list()] == ["llm:google:gemini"]
+    with pytest.raises(SettingsError, match="a model of pydantic-ai"):
+        Agent("assistant", "You help.", model=object())  # type: ignore[arg-type]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pydantic-ai, the error names perdure's extra."""
+    monkeypatch.setattr(resolving, "find_spec", lambda _: None)
+    for name in ("google:gemini", "groq:llama"):
+        with pytest.raises(SettingsError, match=rf"PERDURE_MODEL is '{name}': .* pip install 'perdure\[pydantic-ai\]'"):
+            resolve(name, Settings(), SystemClock())
+
+
+def test_a_missing_sdk_is_named(adapted: None) -> None:
+    """If a provider's SDK is missing, the error names the extra of pydantic-ai-slim, and contains the cause."""
+    wanted = r"pip install 'pydantic-ai-slim\[mistral\]' \(Please install `mistralai`\)"
+    with pytest.raises(SettingsError, match=wanted):
+        resolve("mistral:broken", Settings(), SystemClock())
+
+
+@pytest.mark.parametrize("provider", sorted(endpoints.EXTRAS))
+def test_pydantic_ai_knows_each_provider(provider: str) -> None:
+    """pydantic-ai has each provider of the list, or says which SDK it needs."""
+    try:
+        infer_provider_class(provider)
+    except ImportError as error:
+        assert f"[{endpoints.EXTRAS[provider]}]" in str(error) or "install" in str(error)  # noqa: PT017
+
+
+def test_no_provider_of_chat_completions_is_missing() -> None:
+    """The list has each provider that pydantic-ai calls with Chat Completions."""
+    assert {*get_args(OpenAIChatCompatibleProvider.__value__)} <= endpoints.EXTRAS.keys()
+
+
+def test_own_models_do_not_import_pydantic_ai() -> None:
+    """`openai:` and `anthropic:` work without the extra. A worker that only uses them does not import pydantic-ai."""
+    assert importlib.util.find_spec("pydantic_ai") is not None, "without the extra, the test could not fail"
+    program = """
+import sys
+import perdure.workers.celery_application, perdure.turns.run.loop
+from perdure.assembly import check
+from perdure.settings import Settings
+check(Settings(model="openai:gpt-5", fallback_models=("anthropic:claude-x", "vllm:qwen3"), embedder="openai:small",
+               endpoints={"vllm": {"url": "http://127.0.0.1:1/v1"}}))
+print([each for each in sys.modules if each.partition(".")[0] in ("pydantic_ai", "genai_prices")])
+"""
+    environment = {"OPENAI_API_KEY": "sk-1", "ANTHROPIC_API_KEY": "sk-2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
