@@ -50,6 +50,7 @@ VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
 
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")
 
+_EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 _ENDPOINT_NAME = compiled(r"[a-z0-9_-]{1,64}")
 
 _LONGEST_NAME = 63
@@ -227,9 +228,6 @@ class EndpointSettings(_Group):
     kind: str = "openai"
     thinks: bool = False
     show_received: bool | None = None
-
-
-_NEED_URL = ("openai", "anthropic")
 
 
 class MemorySettings(_Group):
@@ -523,16 +521,12 @@ class Settings(BaseSettings):
             variable = f"{environment.PREFIX}ENDPOINTS__{name.upper()}__URL"
             if _ENDPOINT_NAME.fullmatch(name) is None:
                 raise ValueError(f"{variable}: a name has 1 to 64 lower-case letters, digits, _ and -, such as vllm")
-            if endpoint.url is None and endpoint.kind in _NEED_URL:
-                raise ValueError(
-                    f"{variable} is not set, and {environment.PREFIX}ENDPOINTS__{name.upper()}__KIND is "
-                    f"{endpoint.kind!r}: set it to the server's base URL, such as http://127.0.0.1:8000/v1"
-                )
-            if endpoint.url is not None and not _is_http(endpoint.url):
+            if endpoint.url is None:
+                raise ValueError(f"{variable} is not set: set it to the server's base URL, such as {_EXAMPLE_URL}")
+            if not _is_http(endpoint.url):
                 shown = "(its value is not shown)" if "@" in endpoint.url else f"is {endpoint.url!r}"
                 raise ValueError(
-                    f"{variable} {shown}: accepted: a URL that begins with http:// or https://, "
-                    "such as http://127.0.0.1:8000/v1"
+                    f"{variable} {shown}: accepted: a URL that begins with http:// or https://, such as {_EXAMPLE_URL}"
                 )
         return value
 

@@ -117,11 +117,11 @@ def test_endpoints_have_names_in_any_case(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 def test_an_endpoint_without_a_url_says_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint of one of perdure's own kinds needs a URL. The error does not contain the key."""
+    """An endpoint needs a URL. The error does not contain the key."""
     monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KEY", "sk-of-vllm")
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
-    assert str(caught.value).startswith("PERDURE_ENDPOINTS__VLLM__URL is not set, and PERDURE_ENDPOINTS__VLLM__KIND is")
+    assert str(caught.value).startswith("PERDURE_ENDPOINTS__VLLM__URL is not set: set it to the server's base URL")
     assert "sk-of-vllm" not in str(caught.value)
 
 

@@ -19,30 +19,13 @@ OWN_KINDS = (OPENAI, ANTHROPIC)
 BUILT_IN = frozenset({"offline", OPENAI, ANTHROPIC, "hash", "sentence-transformers"})
 """The schemes of built-in models and embedders. No endpoint has one of these names."""
 
-_THROUGH_OPENAI = (
-    "openai-chat", "openai-responses", "alibaba", "azure", "azure-responses", "deepseek", "fireworks", "github",
-    "github-copilot", "heroku", "litellm", "meta", "moonshotai", "nebius", "ollama", "ovhcloud", "sambanova",
-    "together", "vercel", "vllm",
-)  # fmt: skip
-
-EXTRAS = {
-    **dict.fromkeys(_THROUGH_OPENAI, OPENAI),
-    "bedrock": "bedrock",
-    "bedrock-mantle": "bedrock-mantle",
-    "cerebras": "cerebras",
-    "cohere": "cohere",
-    "crusoe": "crusoe",
-    "google": "google",
-    "google-cloud": "google",
-    "groq": "groq",
-    "huggingface": "huggingface",
-    "mistral": "mistral",
-    "openrouter": "openrouter",
-    "snowflake": "snowflake",
-    "xai": "xai",
-    "zai": "zai",
-}
-"""The providers of pydantic-ai, each with the extra of pydantic-ai-slim that installs its SDK."""
+PROVIDERS = frozenset({
+    "alibaba", "azure", "azure-responses", "bedrock", "bedrock-mantle", "cerebras", "cohere", "crusoe", "deepseek",
+    "fireworks", "github", "github-copilot", "google", "google-cloud", "groq", "heroku", "huggingface", "litellm",
+    "meta", "mistral", "moonshotai", "nebius", "ollama", "openai-chat", "openai-responses", "openrouter", "ovhcloud",
+    "sambanova", "snowflake", "together", "vercel", "vllm", "xai", "zai",
+})  # fmt: skip
+"""The providers of chat models that pydantic-ai names."""
 
 
 def find(name: str, settings: Settings) -> tuple[str, EndpointSettings] | None:
@@ -75,6 +58,6 @@ def check(settings: Settings, schemes: Collection[str]) -> None:
                 f"{variable(name, 'URL')}: {name!r} is the name of a built-in or installed provider; choose another "
                 f"name for the endpoint, such as {variable(f'my_{name}', 'URL')}"
             )
-        if endpoint.kind not in OWN_KINDS and endpoint.kind not in EXTRAS:
-            accepted = ", ".join([*OWN_KINDS, *sorted(EXTRAS)])
+        if endpoint.kind not in OWN_KINDS and endpoint.kind not in PROVIDERS:
+            accepted = ", ".join([*OWN_KINDS, *sorted(PROVIDERS)])
             raise SettingsError(f"{variable(name, 'KIND')} is {endpoint.kind!r}: accepted: {accepted}")

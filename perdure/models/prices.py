@@ -65,7 +65,7 @@ def _find(model: str | ForeignModel, settings: Settings) -> tuple[Provider, Mode
     url = given.url if given is not None else _base_url(scheme)
     kind = scheme if given is None else given.kind
     provider = None if url else _OTHER_NAMES.get(kind, kind)
-    if not name or (url is None and kind not in endpoints.OWN_KINDS and kind not in endpoints.EXTRAS):
+    if not name or (url is None and kind not in endpoints.OWN_KINDS and kind not in endpoints.PROVIDERS):
         return None
     from genai_prices.data_snapshot import get_snapshot  # noqa: PLC0415 (as above)
 

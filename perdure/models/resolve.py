@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
@@ -27,7 +27,10 @@ from perdure.models import settings as model_settings
 from perdure.models.protocol import ForeignModel, Model, name_of
 from perdure.models.resilient import FallbackModels, GuardedModel, ModelFallback, ResilientModel
 from perdure.resilience.registry import BreakerRegistry, Breakers
-from perdure.settings import EndpointSettings, Settings
+from perdure.settings import Settings
+
+if TYPE_CHECKING:
+    from perdure.models.providers.endpoint import Endpoint
 
 ENTRY_POINT_GROUP = "perdure.models"
 
@@ -39,10 +42,6 @@ Guarded = Callable[[str], Model]
 """A function that returns the model of a given name, with breaker and retries but without a fallback."""
 
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
-
-AdaptedFactory = Callable[[str | ForeignModel, Settings, Clock, str, EndpointSettings | None], Model]
-"""The type of `perdure.models.adapted.adapted_model`: the model's name or object, the settings, the clock, the name of
-the setting that selects the model, and the settings of its endpoint."""
 
 _OFFLINE = "offline"
 _OTHER_MODELS = "models"
@@ -57,68 +56,65 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
         SettingsError: there is no such model, or it cannot be set up.
     """
     if not isinstance(model, str):
-        return _adapted(model, settings, clock, variable, None)
+        adapted: Model = _adapted(name_of(model), variable).adapt_model(model, clock)
+        return adapted
     name = endpoints.canonical(model, settings)
     scheme, _, rest = name.partition(":")
     if name == _OFFLINE:
         from perdure.models.offline import OfflineModel  # noqa: PLC0415 (a process that only accepts messages calls no model)
 
         return OfflineModel()
-    endpoint = settings.endpoints.get(scheme)
-    kind = scheme if endpoint is None else endpoint.kind
-    if kind in endpoints.OWN_KINDS and rest:
-        return _own(kind, rest, clock, variable, endpoint=None if endpoint is None else (scheme, endpoint))
+    given = settings.endpoints.get(scheme)
+    kind = scheme if given is None else given.kind
+    if rest and kind in endpoints.OWN_KINDS:
+        return _own(kind, rest, clock, variable, _server(name, settings))
     found = entry_points(group=ENTRY_POINT_GROUP)
-    if rest and endpoint is None and scheme in found.names:
+    if rest and given is None and scheme in found.names:
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
         return factory(rest, settings, clock)
-    if rest and kind in endpoints.EXTRAS:
-        return _adapted(name, settings, clock, variable, endpoint)
+    if rest and kind in endpoints.PROVIDERS:
+        server = _server(name, settings)
+        adapted = _adapted(name, variable).adapted_model(name, settings, clock, variable, server, kind)
+        return adapted
     accepted = ["offline", "openai:NAME", "anthropic:NAME"]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"{variable} is {name!r}: accepted: {', '.join(accepted)}, "
         "a server of your own (PERDURE_ENDPOINTS__NAME__URL) as NAME:MODEL, "
-        f"a provider of pydantic-ai such as google:NAME, "
+        "a provider of pydantic-ai such as google:NAME, "
         f"or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}"
     )
 
 
-def _own(kind: str, model: str, clock: Clock, variable: str, *, endpoint: tuple[str, EndpointSettings] | None) -> Model:
-    from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (as the SDKs)
-
-    given = None if endpoint is None else named_endpoint(*endpoint)
+def _own(kind: str, model: str, clock: Clock, variable: str, server: Endpoint | None) -> Model:
     if kind == endpoints.OPENAI:
         from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
 
-        return OpenAIModel(model, clock, variable, given)
+        return OpenAIModel(model, clock, variable, server)
     from perdure.models.providers.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
 
-    return AnthropicModel(model, clock, variable, given)
+    return AnthropicModel(model, clock, variable, server)
 
 
-def _adapted(
-    model: str | ForeignModel, settings: Settings, clock: Clock, variable: str, endpoint: EndpointSettings | None
-) -> Model:
-    """A model through pydantic-ai, which is imported only here.
+def _server(name: str, settings: Settings) -> Endpoint | None:
+    """The named endpoint of the model called `name`; `None` for the server of a vendor."""
+    from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (as the SDKs)
+
+    found = endpoints.find(name, settings)
+    return None if found is None else named_endpoint(*found)
+
+
+def _adapted(name: str, variable: str) -> Any:
+    """The module that makes models through pydantic-ai. Only this function imports pydantic-ai.
 
     Raises:
-        SettingsError: pydantic-ai or the provider's SDK is not installed, or the model cannot be set up.
+        SettingsError: pydantic-ai is not installed.
     """
-    name = name_of(model)
     if find_spec("pydantic_ai") is None:
         raise SettingsError(
             f"{variable} is {name!r}: it needs the extra pydantic-ai, pip install 'perdure[pydantic-ai]'"
         )
-    try:
-        factory: AdaptedFactory = import_module("perdure.models.adapted").adapted_model
-        return factory(model, settings, clock, variable, endpoint)
-    except ImportError as error:
-        kind = endpoint.kind if endpoint is not None else name.partition(":")[0]
-        extra = f"'pydantic-ai-slim[{endpoints.EXTRAS.get(kind, kind)}]'"
-        raise SettingsError(
-            f"{variable} is {name!r}: it needs the provider's SDK, pip install {extra} ({error})"
-        ) from error
+    return import_module("perdure.models.adapted")
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:

@@ -20,6 +20,7 @@ from perdure.tools.registry import Tool, tool
 MOST_FOUND = 8
 """The most tools that one search finds."""
 
+_QUERY_CHARS = 200
 _DESCRIPTION_CHARS = 300
 _NAMES_CHARS = 4_000
 _SHORTEST_STEM = 4
@@ -63,7 +64,7 @@ def find(query: str, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
     """
     known = [(_words(each.name), _words(each.description)) for each in tools]
     scores = [0.0] * len(tools)
-    for wanted in _words(query):
+    for wanted in sorted(_words(query[:_QUERY_CHARS])):
         matches = [max(_IN_NAME * _match(name, wanted), _match(described, wanted)) for name, described in known]
         rarity = math.log(1 + len(tools) / max(1, sum(each > 0 for each in matches)))
         scores = [score + rarity * each for score, each in zip(scores, matches, strict=True)]

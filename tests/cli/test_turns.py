@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.access.tenants import UserKey
 from perdure.database.tables import TURN_STATUSES
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.run.loop import Runner
-from tests.cli.conftest import Perdure
+from tests.cli.conftest import Environment, Perdure
 
 
 @pytest.fixture
@@ -61,6 +64,60 @@ def test_turns_are_listed_newest_first(
 
 def _pairs(options: tuple[str, ...]) -> list[tuple[str, str]]:
     return list(zip(("", *options), options, strict=False))
+
+
+class Priced:
+    """A model of OpenAI, as far as its prices are concerned."""
+
+    name = "openai:gpt-5-mini"
+
+    def __init__(self, *, fallback: bool = False, model: str = "gpt-5-mini-2025-08-07") -> None:
+        self._reply = ModelReply("hi", usage=Usage(1_000_000, 500_000), model=model, fallback=fallback)
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        return self._reply
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "dollars"),
+    [
+        (Priced(), {"PERDURE_MODEL": "openai:gpt-5-mini"}, "1.25"),
+        (Priced(), {"PERDURE_MODEL": "offline"}, None),
+        (
+            Priced(fallback=True),
+            {"PERDURE_MODEL": "offline", "PERDURE_FALLBACK_MODELS": "anthropic:x,openai:gpt-5-mini"},
+            "1.25",
+        ),
+        (Priced(fallback=True), {"PERDURE_MODEL": "openai:gpt-5-mini"}, None),
+    ],
+)
+def test_a_turn_has_its_cost(
+    runtime: Runtime,
+    environment: Environment,
+    tmp_path: Path,
+    model: Priced,
+    settings: Environment,
+    dollars: str | None,
+) -> None:
+    """`perdure turns show` prints the cost of each reply's model; nothing if a price is unknown."""
+    asked = accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
+    Runner(replace(runtime, models=lambda _: model), owner="test").run(asked.session_id)
+    run = Perdure({**environment, **settings}, tmp_path)
+    shown = run("turns", "show", str(asked.turn_id), "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["cost_usd"] == dollars
+    assert ("cost_usd" in run("turns", "show", str(asked.turn_id)).stdout) is (dollars is not None)
+
+
+def test_a_cost_needs_the_agents(runtime: Runtime, environment: Environment, tmp_path: Path) -> None:
+    """If the module of agents cannot be imported, the turn is shown without its cost, and the reason is printed."""
+    asked = accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
+    Runner(replace(runtime, models=lambda _: Priced()), owner="test").run(asked.session_id)
+    run = Perdure({**environment, "PERDURE_AGENTS": "no_such_module"}, tmp_path)
+    shown = run("turns", "show", str(asked.turn_id), "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["cost_usd"]) == (0, None)
+    assert "the cost is unknown" in shown.stderr
+    assert "no_such_module" in shown.stderr
 
 
 def test_a_line_has_what_an_operator_looks_for(perdure: Perdure, turns: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ SETTINGS = Settings.model_validate(
         "endpoints": {
             "vllm": {"url": "http://127.0.0.1:8000/v1"},
             "second": {"url": "https://api.openai.com/v1", "key": "sk-2"},
-            "mine": {"kind": "google", "key": "sk-3"},
+            "mine": {"url": "https://generativelanguage.googleapis.com", "kind": "google", "key": "sk-3"},
         },
         "model_window": 2_048,
     }

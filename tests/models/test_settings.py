@@ -64,7 +64,7 @@ def test_a_wrong_setting_is_refused_where_it_is_written(given: dict[str, Any], m
         Agent("shop", "You sell tea.", settings=given)
     assert str(caught.value).startswith(f"agent 'shop' {message}")
     assert "secret" not in str(caught.value)
-    with pytest.raises(SettingsError, match="^PERDURE_MODEL_SETTINGS has the setting"):
+    with pytest.raises(SettingsError, match=r"^PERDURE_MODEL_SETTINGS has the setting"):
         model_settings.check(given, "PERDURE_MODEL_SETTINGS")
 
 

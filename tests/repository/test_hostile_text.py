@@ -42,6 +42,7 @@ from perdure.text import contradiction, json_replies, linear, patterns, quoting,
 from perdure.text.patterns import Pattern
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
+from perdure.tools import search as tool_search
 from perdure.tools.mcp import stdio
 from perdure.turns.inbox import incoming
 from perdure.turns.prompt.parts import Part, render
@@ -139,6 +140,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.consolidation.candidates.comparison_key": candidates.comparison_key,
     "perdure.text.tokens.estimate_tokens": estimate_tokens,
     "perdure.text.tokens.cut_to": lambda given: cut_to(given, 500),
+    "perdure.tools.search.find": lambda given: tool_search.find(given, [ToolSchema(given, given, {})] * 10),
+    "perdure.tools.search.search_tools": lambda given: tool_search.search_tools(given),
     "perdure.turns.prompt.parts.render": lambda given: render(
         Part(quoting.MEMORY, "x", [given], 9_000), quoting.Quoter()
     ),

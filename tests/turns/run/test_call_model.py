@@ -18,6 +18,8 @@ from perdure.turns.run.queries import LEAVE_OUT_TOOLS
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
 
 def numbered(number: int) -> Tool:
     """A tool with a description of about 200 tokens. Its number in words is in its description only."""
@@ -25,7 +27,7 @@ def numbered(number: int) -> Tool:
     def function(value: int) -> str:
         return f"{number}: {value}"
 
-    function.__doc__ = f"Do thing {['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten'][number % 10]}. {'x' * 600}"
+    function.__doc__ = f"Do thing {WORDS[number]}. {'x' * 600}"
     return tool(effect="pure", name=f"tool_{number}")(function)
 
 
@@ -65,7 +67,7 @@ def lookup(query: str, limit: int = 10, *, archived: bool = False) -> str:
 
 def test_tools_that_do_not_fit_are_found_by_a_search(full: Harness) -> None:
     """The model gets the first tools and `search_tools`. What it finds is in its next prompt, and can be called."""
-    full.script(calls(("search_tools", {"query": "thing ten"})), calls(("tool_9", {"value": 5})), says("done"))
+    full.script(calls(("search_tools", {"query": "thing nine"})), calls(("tool_9", {"value": 5})), says("done"))
     turn = full.ask()
     first, second, third = sent(full)
     assert first[-1] == "search_tools"
@@ -80,7 +82,7 @@ def test_tools_that_do_not_fit_are_found_by_a_search(full: Harness) -> None:
 
 def test_what_a_search_found_survives_a_crash(full: Harness) -> None:
     """Another process finds the same tools, because they follow from the transcript."""
-    full.script(calls(("search_tools", {"query": "thing ten"})), says("never"))
+    full.script(calls(("search_tools", {"query": "thing nine"})), says("never"))
     accepted = full.send()
     with full.crashing("after", "turns.step", nth=2):
         full.run(accepted.session_id)
@@ -94,7 +96,7 @@ def test_what_a_search_found_survives_a_crash(full: Harness) -> None:
 
 def test_a_search_that_a_crash_interrupted_runs_again(full: Harness) -> None:
     """The search is pure: a worker that resumes the turn finishes it without asking the model again."""
-    full.script(calls(("search_tools", {"query": "thing ten"})))
+    full.script(calls(("search_tools", {"query": "thing nine"})))
     accepted = full.send()
     with full.crashing("after", "turns.step"):
         full.run(accepted.session_id)
@@ -107,7 +109,7 @@ def test_a_search_that_a_crash_interrupted_runs_again(full: Harness) -> None:
 
 def test_a_later_turn_begins_with_the_first_tools(full: Harness) -> None:
     """What a turn has found is not in the prompts of the next one."""
-    full.script(calls(("search_tools", {"query": "thing ten"})), says("done"))
+    full.script(calls(("search_tools", {"query": "thing nine"})), says("done"))
     full.ask()
     full.ask()
     assert sent(full)[2] == sent(full)[0]
@@ -126,8 +128,8 @@ def test_the_tools_that_are_left_out_are_logged_once(full: Harness, caplog: pyte
 
 def test_a_worker_that_lost_the_session_reports_nothing(full: Harness) -> None:
     """The names are stored under the fence, like all writes of a turn."""
-    turn_id = full.send().turn_id
-    held = full.tenure_of(turn_id)
+    accepted = full.send()
+    turn_id, held = accepted.turn_id, full.claimed(accepted.session_id)
     lost = full.tenure_of(turn_id, Fence(held.token + 1, held.fence.nonce))
     for tenure, names in ((held, '["a"]'), (lost, '["b"]')):
         full.database.run(LEAVE_OUT_TOOLS, {**tenure.fenced, "turn_id": turn_id, "names": names})
