@@ -56,8 +56,8 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
         SettingsError: there is no such model, or it cannot be set up.
     """
     if not isinstance(model, str):
-        adapted: Model = _adapted(name_of(model), variable).adapt_model(model, clock)
-        return adapted
+        adapt: Callable[[ForeignModel, Clock], Model] = _adapted(name_of(model), variable).adapt_model
+        return adapt(model, clock)
     name = endpoints.canonical(model, settings)
     scheme, _, rest = name.partition(":")
     if name == _OFFLINE:
@@ -73,9 +73,8 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
         return factory(rest, settings, clock)
     if rest and kind in endpoints.PROVIDERS:
-        server = _server(name, settings)
-        adapted = _adapted(name, variable).adapted_model(name, settings, clock, variable, server, kind)
-        return adapted
+        make: Callable[..., Model] = _adapted(name, variable).adapted_model
+        return make(name, settings, clock, variable, _server(name, settings), kind)
     accepted = ["offline", "openai:NAME", "anthropic:NAME"]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -71,50 +71,54 @@ class Priced:
 
     name = "openai:gpt-5-mini"
 
-    def __init__(self, *, fallback: bool = False, model: str = "gpt-5-mini-2025-08-07") -> None:
-        self._reply = ModelReply("hi", usage=Usage(1_000_000, 500_000), model=model, fallback=fallback)
+    def __init__(self, *, fallback: bool) -> None:
+        used = Usage(1_000_000, 500_000)
+        self._reply = ModelReply("hi", usage=used, model="gpt-5-mini-2025-08-07", fallback=fallback)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         return self._reply
 
 
+class RunPriced(Protocol):
+    """Runs a turn with `Priced`; returns a function that runs commands with the variables, and the turn's id."""
+
+    def __call__(self, *, fallback: bool = False, **variables: str) -> tuple[Perdure, str]: ...
+
+
+@pytest.fixture
+def run_priced(runtime: Runtime, environment: Environment, tmp_path: Path) -> RunPriced:
+    """A function that runs a turn whose model has a price."""
+
+    def run(*, fallback: bool = False, **variables: str) -> tuple[Perdure, str]:
+        asked = accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
+        Runner(replace(runtime, models=lambda _: Priced(fallback=fallback)), owner="test").run(asked.session_id)
+        return Perdure({**environment, **variables}, tmp_path), str(asked.turn_id)
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("model", "settings", "dollars"),
+    ("model", "fallbacks", "fallback", "dollars"),
     [
-        (Priced(), {"PERDURE_MODEL": "openai:gpt-5-mini"}, "1.25"),
-        (Priced(), {"PERDURE_MODEL": "offline"}, None),
-        (
-            Priced(fallback=True),
-            {"PERDURE_MODEL": "offline", "PERDURE_FALLBACK_MODELS": "anthropic:x,openai:gpt-5-mini"},
-            "1.25",
-        ),
-        (Priced(fallback=True), {"PERDURE_MODEL": "openai:gpt-5-mini"}, None),
+        ("openai:gpt-5-mini", "", False, "1.25"),
+        ("offline", "", False, None),
+        ("offline", "anthropic:x,openai:gpt-5-mini", True, "1.25"),
+        ("openai:gpt-5-mini", "", True, None),
     ],
 )
-def test_a_turn_has_its_cost(
-    runtime: Runtime,
-    environment: Environment,
-    tmp_path: Path,
-    model: Priced,
-    settings: Environment,
-    dollars: str | None,
-) -> None:
+def test_a_turn_has_its_cost(run_priced: RunPriced, model: str, fallbacks: str, fallback: bool, dollars: str) -> None:
     """`perdure turns show` prints the cost of each reply's model; nothing if a price is unknown."""
-    asked = accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
-    Runner(replace(runtime, models=lambda _: model), owner="test").run(asked.session_id)
-    run = Perdure({**environment, **settings}, tmp_path)
-    shown = run("turns", "show", str(asked.turn_id), "--json")
+    run, turn_id = run_priced(fallback=fallback, PERDURE_MODEL=model, PERDURE_FALLBACK_MODELS=fallbacks)
+    shown = run("turns", "show", turn_id, "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["cost_usd"] == dollars
-    assert ("cost_usd" in run("turns", "show", str(asked.turn_id)).stdout) is (dollars is not None)
+    assert ("cost_usd" in run("turns", "show", turn_id).stdout) is (dollars is not None)
 
 
-def test_a_cost_needs_the_agents(runtime: Runtime, environment: Environment, tmp_path: Path) -> None:
+def test_a_cost_needs_the_agents(run_priced: RunPriced) -> None:
     """If the module of agents cannot be imported, the turn is shown without its cost, and the reason is printed."""
-    asked = accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
-    Runner(replace(runtime, models=lambda _: Priced()), owner="test").run(asked.session_id)
-    run = Perdure({**environment, "PERDURE_AGENTS": "no_such_module"}, tmp_path)
-    shown = run("turns", "show", str(asked.turn_id), "--json")
+    run, turn_id = run_priced(PERDURE_AGENTS="no_such_module")
+    shown = run("turns", "show", turn_id, "--json")
     assert (shown.returncode, json.loads(shown.stdout)["cost_usd"]) == (0, None)
     assert "the cost is unknown" in shown.stderr
     assert "no_such_module" in shown.stderr

@@ -57,7 +57,7 @@ def test_settings_of_the_accepted_types_are_kept(given: dict[str, Any]) -> None:
     assert Agent("shop", "You sell tea.", settings=given).settings == given
 
 
-@pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_a_wrong_setting_is_refused_where_it_is_written(given: dict[str, Any], message: str) -> None:
     """An unknown name or a wrong type is refused, with the agent, the setting and what is accepted."""
     with pytest.raises(SettingsError) as caught:

@@ -20,7 +20,7 @@ from perdure.agents import Agent, Agents
 from perdure.assembly import Addresses
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
-from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.models.protocol import ForeignModel, Message, Model, ModelRequest, Role, ToolCall
 from perdure.models.providers.chat_wire import request_body
 from perdure.runtime import Runtime
 from perdure.settings import Settings, TurnSettings
@@ -211,7 +211,7 @@ def _settings(environment: dict[str, str]) -> Settings:
     )
 
 
-def _no_model(name: str) -> Model:
+def _no_model(name: str | ForeignModel) -> Model:
     raise AssertionError(f"the accepting side requested the model {name}")
 
 

@@ -141,7 +141,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.tokens.estimate_tokens": estimate_tokens,
     "perdure.text.tokens.cut_to": lambda given: cut_to(given, 500),
     "perdure.tools.search.find": lambda given: tool_search.find(given, [ToolSchema(given, given, {})] * 10),
-    "perdure.tools.search.search_tools": lambda given: tool_search.search_tools(given),
+    "perdure.tools.search.search_tools": tool_search.search_tools,
     "perdure.turns.prompt.parts.render": lambda given: render(
         Part(quoting.MEMORY, "x", [given], 9_000), quoting.Quoter()
     ),

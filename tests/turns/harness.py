@@ -23,7 +23,7 @@ from perdure.events.writer import EventWriter
 from perdure.memory.redis.memory import RedisMemory
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
-from perdure.models.protocol import Message, Model, ModelRequest, Role, ToolCall
+from perdure.models.protocol import ForeignModel, Message, Model, ModelRequest, Role, ToolCall
 from perdure.models.providers.chat_wire import request_body
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
@@ -99,7 +99,7 @@ class Harness:
             calls=self.calls,
         )
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str | ForeignModel) -> Model:
         return self.any_model or self.model
 
     def script(self, *lines: Line) -> None:
