@@ -116,7 +116,7 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     """
     decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
-    return turn if is_own else Turn.model_validate(turn.model_dump(exclude={"metadata"}) | _CONCEALED)
+    return turn if is_own else Turn.model_validate(turn.model_dump(exclude={"metadata", "tools_left_out"}) | _CONCEALED)
 
 
 @waiting.get("", response_description="The waiting calls, longest wait first.", responses=problems(400, 404))

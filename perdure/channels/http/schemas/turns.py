@@ -172,7 +172,8 @@ class Awaited(Answer):
 class Turn(Answer):
     """A message and its outcome. The statuses `done`, `failed` and `cancelled` are final.
 
-    A message without `metadata` has none here, either.
+    A message without `metadata` has none here, either. `tools_left_out` has the names of tools that did not fit the
+    turn's prompts; if all fit, the member is missing.
     """
 
     model_config = examples(
@@ -211,4 +212,5 @@ class Turn(Answer):
     accepted_at: Instant
     started_at: Instant | None
     settled_at: Instant | None
+    tools_left_out: list[str] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
