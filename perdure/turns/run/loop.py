@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from uuid import UUID
 
 from perdure.agents import Agent
@@ -57,7 +58,7 @@ from perdure.turns.outcome import (
     Struck,
 )
 from perdure.turns.run.call_model import ModelCaller
-from perdure.turns.run.commit import Step, commit_step, read_patiently, wait_for_database
+from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.run.turn_hooks import TurnHooks
