@@ -45,7 +45,13 @@ SCHEMA = "perdure"
 REDIS_PREFIX = "perdure:"
 """The default of `PERDURE_REDIS_PREFIX`, the prefix of all of perdure's keys."""
 
-VENDORS = ("OPENAI_", "ANTHROPIC_", "FLOWER_")
+VENDORS = (
+    "OPENAI_", "ANTHROPIC_", "FLOWER_",
+    # of pydantic-ai's providers
+    "ALIBABA_", "AWS_", "AZURE_OPENAI_", "CEREBRAS_", "CO_", "CRUSOE_", "DASHSCOPE_", "DEEPSEEK_", "FIREWORKS_",
+    "GEMINI_", "GITHUB_", "GOOGLE_", "GROQ_", "HEROKU_INFERENCE_", "HF_", "META_", "MISTRAL_", "MOONSHOTAI_", "NEBIUS_",
+    "OLLAMA_", "OPENROUTER_", "OVHCLOUD_", "SAMBANOVA_", "SNOWFLAKE_", "TOGETHER_", "VERCEL_", "VLLM_", "XAI_", "ZAI_",
+)  # fmt: skip
 """Prefixes of the variables in `.env` that other libraries read from the process's environment."""
 
 _KEY_PREFIX = compiled(r"[A-Za-z0-9:._-]{1,64}")

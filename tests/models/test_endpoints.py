@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
 import pytest
+from pydantic_ai import providers
 from pydantic_ai.models import OpenAIChatCompatibleProvider
 from pydantic_ai.providers import infer_provider_class
 
@@ -183,6 +187,31 @@ def test_pydantic_ai_knows_each_provider(provider: str) -> None:
     """pydantic-ai has each provider of the list. The SDK of a provider may be missing."""
     with contextlib.suppress(ImportError):
         infer_provider_class(provider)  # raises ValueError for an unknown provider
+
+
+def test_each_providers_variables_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that pydantic-ai reads are copied from `.env` into the environment, as those of OpenAI are."""
+    sources = [path.read_text() for path in Path(providers.__file__).parent.glob("*.py")]
+    read = {
+        name for text in sources for name in re.findall(r"(?:getenv|environ\.get)\('([A-Z_]+_(?:KEY|TOKEN))'", text)
+    }
+    others = (
+        "PAIG_",
+        "PYDANTIC_AI_",
+        "COPILOT_",
+        "TYPESAFE_",
+        "ELEVENLABS_",
+        "VOYAGE_",
+        "SYSTEM_ONE_",
+        "AZURE_VOICELIVE_",
+    )
+    wanted = {name for name in read if not name.startswith(others)}
+    assert len(wanted) > 20
+    for name in wanted:
+        monkeypatch.setenv(name, "")
+    (tmp_path / ".env").write_text("".join(f"{name}=of-the-file\n" for name in wanted))
+    Settings.load(_env_file=tmp_path / ".env")
+    assert {name for name in wanted if os.environ.get(name) != "of-the-file"} == set()
 
 
 def test_no_provider_of_chat_completions_is_missing() -> None:

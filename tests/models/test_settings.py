@@ -14,6 +14,7 @@ from perdure.agents import Agents
 from perdure.assembly import _check_models
 from perdure.clock import SystemClock
 from perdure.errors import SettingsError
+from perdure.models import resolve as resolving
 from perdure.models import settings as model_settings
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
@@ -191,6 +192,15 @@ def test_defaults_reach_calls_outside_of_turns() -> None:
         "thinking": False,
     }
     assert model_settings.of_background(defaults) == {"temperature": 0.2, "thinking": False}
+
+
+def test_each_model_of_a_process_has_these_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request without settings, as a summary's, gets the defaults that apply to it."""
+    model = Taking("temperature", "max_tokens")
+    monkeypatch.setattr(resolving, "resolve", lambda *_: model)
+    models = Models(Settings(model_settings={"temperature": 0.2, "max_tokens": 5}), SystemClock())
+    models.get("acme:large").respond(ModelRequest((Message(Role.USER, "Summarise."),)), new_call())
+    assert model.requests[0].settings == {"temperature": 0.2}
 
 
 @pytest.mark.parametrize(
