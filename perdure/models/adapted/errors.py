@@ -1,0 +1,111 @@
+"""Maps the errors of pydantic-ai and of the vendors' SDKs to the errors of perdure.
+
+What the vendor said decides, by the table of `perdure.models.providers.errors`, like for the own wires:
+
+    pydantic-ai's error                              error
+    what a hook of the HTTP client raised            the same
+    content filter                                   ContentFiltered
+    context window                                   ContextTooLong
+    a request's or an attempt's timeout              DeadlineExceeded
+    a connection's error                             ProviderError, transient
+    any other with a status                          by the status, the code and the message
+    an error in a stream, without a status           by the code and the message
+    an unreadable response                           InvalidResponse
+    a request that the adapter itself refuses        ProviderError, not transient
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelContextWindowExceededError,
+    ModelHTTPError,
+    ModelRequestTimeout,
+    ModelTimeoutError,
+    UserError,
+)
+
+from perdure.clock import Clock
+from perdure.errors import (
+    ContentFiltered,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+)
+from perdure.models.adapted.http import HttpExchange
+from perdure.models.providers.errors import ProviderFailure, connection_error, error_of
+from perdure.models.providers.json_values import as_array, as_object, as_string
+
+def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
+    """Whether the server refused an option of the request that is left out from now on."""
+    if not isinstance(error, ModelHTTPError):
+        return False
+    said = failure_of(error, http)
+    return http.repairs.learn(http.sent, said.status, said.message)
+
+
+def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
+    """The error of perdure for `error`, which is logged."""
+    found = http.failure or _of(error, http, clock)
+    code = error.provider_error_code if isinstance(error, ModelAPIError) else None
+    return http.exchange.log_failure(found, http.status, code)
+
+
+def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: PLR0911 (a table)
+    match error:
+        case PerdureError():
+            return error
+        case ContentFilterError():
+            return ContentFiltered("The model's provider does not allow an answer to this.")
+        case ModelContextWindowExceededError():
+            return ContextTooLong("The conversation does not fit the model's context window.")
+        case ModelRequestTimeout() | ModelTimeoutError(phase="read" | "write" | "pool"):
+            return DeadlineExceeded("The model did not answer in time.")
+        case ModelConnectionError():
+            return connection_error(None)
+        case ModelHTTPError():
+            return error_of(failure_of(error, http), clock)
+        case ModelAPIError() if error.in_stream:
+            return error_of(failure_of(error, http), clock)
+        case ModelAPIError() if http.status is None and "decode" not in error.message:
+            return connection_error(None)
+        case UserError():
+            return ProviderError(f"The model cannot be asked this: {error.message}", transient=False)
+        case _:  # the SDK or pydantic-ai stumbled over what the server sent
+            return InvalidResponse("The model's server sent something that cannot be read.")
+
+
+def failure_of(error: ModelAPIError, http: HttpExchange) -> ProviderFailure:
+    """What the provider said, in the form of the own wires."""
+    status = error.status_code if isinstance(error, ModelHTTPError) and not error.in_stream else None
+    headers = dict(http.headers)
+    if error.retry_after is not None and not {"retry-after", "retry-after-ms"} & headers.keys():
+        headers["retry-after"] = str(error.retry_after)  # from the body
+    details = _details(error.body)
+    code = error.provider_error_code or _text(details.get("code")) or None
+    said = _text(details.get("message")) or _text(details.get("detail")) or error.message
+    return ProviderFailure(status, code, said, headers, error.provider_error_type or details.get("type"))
+
+
+def _details(body: object) -> Mapping[str, object]:
+    """The object that describes the error. Vendors wrap it in `error`, and some in an array."""
+    if isinstance(body, str | bytes):
+        try:
+            body = json.loads(body)
+        except ValueError:
+            return {}
+    if isinstance(body, list):
+        body = next(iter(as_array(body)), None)
+    details = as_object(body)
+    return as_object(details.get("error")) or details
+
+
+def _text(value: object) -> str:
+    return as_string(value) if isinstance(value, str) else "" if value is None else json.dumps(value)

@@ -1,0 +1,157 @@
+"""The event loop of the process, on which the models and the agents of pydantic-ai run.
+
+Their connections belong to one event loop, so each process has exactly one, in a thread of its own. The loop starts at
+the first use. A forked child starts its own. perdure's threads submit work with `run`, and wait for it. The work runs on
+the loop; whatever may block, such as a commit or the publication of streamed text, it passes to the waiting thread.
+
+Nothing on the loop may block: all calls of the process share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from perdure.models.protocol import ModelCall
+
+Result = TypeVar("Result")
+
+_CLOSE_S = 2.0
+"""Maximum seconds in which the tasks of the loop end when the process ends."""
+
+_Job = Callable[[], object]
+
+
+class WaitingThread:
+    """The thread that waits in `run`, as its work on the event loop sees it."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+
+    def post(self, job: _Job) -> None:
+        """Let the thread call `job`, and do not wait. Jobs run in order. If one raises, the work is cancelled."""
+        self._jobs.put(job)
+
+    async def perform(self, job: Callable[[], Result]) -> Result:
+        """Let the thread call `job`, and wait for its result.
+
+        Raises:
+            Exception: `job` raised it.
+        """
+        done: Future[Result] = Future()
+
+        def complete() -> None:
+            try:
+                done.set_result(job())
+            except BaseException as error:  # noqa: BLE001 (raised where the work waits)
+                done.set_exception(error)
+
+        self._jobs.put(complete)
+        return await asyncio.wrap_future(done)
+
+    def work_until_done(self, work: Future[Result], call: ModelCall) -> Result:
+        work.add_done_callback(lambda _: self._jobs.put(None))
+        try:
+            with call.aborting(work.cancel):
+                while True:
+                    try:
+                        job = self._jobs.get(timeout=call.remaining())
+                    except Empty:
+                        continue  # `remaining` raises
+                    if job is None:
+                        return work.result()
+                    job()
+        finally:
+            work.cancel()
+
+
+def run(work: Callable[[WaitingThread], Coroutine[Any, Any, Result]], call: ModelCall) -> Result:
+    """Run `work` on the event loop of the process, and wait for its result.
+
+    If `call` ends, the task of `work` is cancelled. The thread does not wait until the task has ended.
+
+    Raises:
+        CallAborted, DeadlineExceeded: `call` is over.
+        Exception: `work` raised it, or a job that it posted.
+    """
+    call.remaining()
+    waiting = WaitingThread()
+    return waiting.work_until_done(asyncio.run_coroutine_threadsafe(work(waiting), running()), call)
+
+
+class _Process:
+    """The loop of this process, if it has started."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+
+
+_process = _Process()
+_of_parents: list[_Process] = []
+
+
+def running() -> asyncio.AbstractEventLoop:
+    """The loop of this process, which is started if necessary."""
+    process = _process
+    with process.lock:
+        if process.loop is None:
+            process.loop = asyncio.new_event_loop()
+            process.thread = threading.Thread(
+                target=_serve, args=(process.loop,), name="perdure-event-loop", daemon=True
+            )
+            process.thread.start()
+        return process.loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def start(work: Coroutine[Any, Any, object]) -> None:
+    """Let the loop do `work`, and do not wait."""
+    asyncio.run_coroutine_threadsafe(work, running())
+
+
+def close() -> None:
+    """End all work on the loop, and the loop. The next use starts another one."""
+    process = _process
+    with process.lock:
+        loop, thread = process.loop, process.thread
+        process.loop = process.thread = None
+    if loop is None or thread is None:
+        return
+    ended = asyncio.run_coroutine_threadsafe(_end_tasks(loop), loop)
+    ended.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    thread.join(_CLOSE_S)
+
+
+async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CLOSE_S / 2)
+    await loop.shutdown_asyncgens()
+
+
+def _forget() -> None:
+    # The child keeps the parent's loop alive: closing its copy would change the parent's epoll set.
+    global _process  # noqa: PLW0603 (the state of the process)
+    _of_parents.append(_process)
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(close)

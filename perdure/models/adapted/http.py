@@ -1,0 +1,170 @@
+"""The HTTP clients of the vendors' SDKs, as perdure wants them.
+
+Event hooks give all SDKs what the own wires have: a conversation goes to one origin only, a reply is neither compressed
+nor longer than `MAX_BODY_BYTES`, a request waits no longer than its call has left, and the log has the provider's
+request id. The client has no custom transport, so it reads the proxies of the environment.
+
+An error that a hook raises passes through the SDK, which may wrap it. `HttpExchange.failure` therefore keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import httpx2
+
+from perdure.errors import InvalidResponse, PerdureError
+from perdure.models.adapted.chat_repairs import ChatRepairs, Repair
+from perdure.models.protocol import ModelCall
+from perdure.models.providers import transport
+from perdure.models.providers.errors import Exchange, connection_error
+from perdure.models.providers.transport import CONNECT_TIMEOUT_S, Compressed, ForeignRedirect
+
+_KEEPALIVE_S = 30.0
+_LAST_READ_S = 0.1
+_REQUEST_IDS = ("x-request-id", "request-id", "mistral-correlation-id")
+
+
+@dataclass(slots=True)
+class HttpExchange:
+    """The HTTP side of one call: what the hooks need, and what they saw."""
+
+    call: ModelCall
+    exchange: Exchange
+    repairs: ChatRepairs
+    origin: tuple[str, str, int | None] | None = None
+    sent: bytes = b""
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    failure: PerdureError | None = None
+
+    def fail(self, error: PerdureError) -> PerdureError:
+        """Keep `error` as the cause of the call's failure, and return it."""
+        self.failure = error
+        return error
+
+
+current: ContextVar[HttpExchange] = ContextVar("current_exchange")
+"""The exchange of the task's call."""
+
+
+def client(library: ModuleType = httpx2) -> Any:
+    """A client of `library`: httpx2, or httpx for the SDKs that still use it.
+
+    The number of connections is unlimited, because each belongs to a waiting call.
+    """
+    body = type("Body", (_Body, library.AsyncByteStream), {})
+    return library.AsyncClient(
+        timeout=None,  # each request sets it
+        limits=library.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_S),
+        follow_redirects=True,
+        event_hooks={"request": [_before], "response": [partial(_after, body)]},
+    )
+
+
+async def _before(request: Any) -> None:
+    """Prepare a request of httpx2 or httpx.
+
+    Raises:
+        ProviderError: the server redirected the request to another origin.
+        CallAborted, DeadlineExceeded: the call is over.
+    """
+    exchange = current.get()
+    origin = request.url.scheme, request.url.host, request.url.port
+    if exchange.origin is None:
+        exchange.origin = origin
+    if origin != exchange.origin:
+        raise exchange.fail(connection_error(ForeignRedirect()))
+    left = exchange.call.remaining()
+    timeouts = {"connect": min(left, CONNECT_TIMEOUT_S), "read": left, "write": left, "pool": left}
+    request.extensions = {**request.extensions, "timeout": timeouts}
+    request.headers["accept-encoding"] = "identity"
+    exchange.sent = request.content
+    repaired = exchange.repairs.of_request(request.url.path, request.content)
+    if repaired is not None:
+        request.stream = type(request.stream)(repaired)
+        request.headers["content-length"] = str(len(repaired))
+
+
+async def _after(body: Any, response: Any) -> None:
+    """Note what the log needs of a response of httpx2 or httpx, and check and repair its body.
+
+    Raises:
+        InvalidResponse: the response is compressed, and no error.
+    """
+    exchange = current.get()
+    headers = response.headers
+    exchange.status = response.status_code
+    exchange.headers = {name.lower(): value for name, value in headers.items()}
+    exchange.exchange.request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), None)
+    is_compressed = headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
+    if is_compressed and response.is_success:
+        raise exchange.fail(connection_error(Compressed()))
+    repair = None
+    if is_compressed:  # an error, whose status says enough
+        for name in ("content-encoding", "content-length", "transfer-encoding"):
+            headers.pop(name, None)
+    elif response.is_success:
+        repair = exchange.repairs.of_reply(response.request.url.path, headers.get("content-type", ""), exchange.sent)
+        if repair is not None:
+            headers["content-type"] = "text/event-stream"
+            headers.pop("content-length", None)
+    response.stream = body(response.stream, exchange, repair, is_dropped=is_compressed)
+
+
+class _Body:
+    """The body of a response. `repair` changes it; nothing of it is read if `is_dropped` is true."""
+
+    def __init__(self, stream: Any, exchange: HttpExchange, repair: Repair | None, *, is_dropped: bool) -> None:
+        self._stream = stream
+        self._chunks: AsyncIterator[bytes] = aiter(stream)
+        self._exchange = exchange
+        self._repair = repair
+        self._is_dropped = is_dropped
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        if self._is_dropped:
+            return
+        async for chunk in self._chunks:
+            size += len(chunk)
+            # The SDKs buffer data until a blank line arrives, without a limit.
+            if size > transport.MAX_BODY_BYTES:
+                raise self._exchange.fail(InvalidResponse("The model's server sent a response that is too long."))
+            repaired = self._repaired(chunk)
+            if repaired:
+                yield repaired
+        if rest := self._repaired(None):
+            yield rest
+
+    def _repaired(self, chunk: bytes | None) -> bytes:
+        """The repaired chunk; the rest if `chunk` is `None`."""
+        if self._repair is None:
+            return chunk or b""
+        try:
+            return self._repair.finish() if chunk is None else self._repair.feed(chunk)
+        except PerdureError as error:
+            raise self._exchange.fail(error) from error
+
+    async def aclose(self) -> None:
+        """Return the connection to the pool.
+
+        The SDKs stop reading at the end of the reply, just before the end of the body. The pool reuses a connection
+        only after the whole body was read. `aclose` therefore reads the rest, for a tenth of a second at most.
+        """
+        try:
+            self._exchange.call.check()
+            async with asyncio.timeout(_LAST_READ_S):
+                await anext(self._chunks, None)
+        except (PerdureError, OSError, httpx2.HTTPError, RuntimeError):
+            pass  # the call is over, or the body did not end in time: closing the stream closes the connection
+        finally:
+            with suppress(RuntimeError):
+                await self._stream.aclose()

@@ -1,0 +1,166 @@
+"""Translates prompts to the messages of pydantic-ai, and its responses to what is stored with a reply.
+
+A reply that carries more than text and calls, such as signatures and thoughts, is stored as the JSON of pydantic-ai's
+`ModelResponse`. The same endpoint and model family get exactly this response back. Any other model gets its text and its
+calls, and so does a release of pydantic-ai that cannot read the JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    ModelResponsePart,
+    SystemPromptPart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.messages import ModelRequest as Request
+
+from perdure.models.protocol import Message, Opaque, Role, ToolCall
+from perdure.models.providers.wire_names import WireIds, WireNames
+from perdure.text import untrusted
+
+log = logging.getLogger(__name__)
+
+PART = "pydantic_ai"
+"""The name in `Opaque.parts` of the response's JSON, a string: the JSON may have NUL characters, escaped."""
+
+_EMPTY_TEXT = "(nothing)"
+"""In place of a blank message: some providers refuse a message without text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The endpoint and the model family that a model's replies come from."""
+
+    endpoint: str
+    family: str
+
+    def opaque(self, response: ModelResponse) -> Opaque | None:
+        """What the sender needs back with the next prompt; `None` if it is only text and calls.
+
+        Raises:
+            ValueError: the response cannot be stored.
+        """
+        if not any(_carries_more(part) for part in response.parts):
+            return None
+        stored = ModelMessagesTypeAdapter.dump_json([response]).decode()
+        return Opaque(self.endpoint, self.family, {PART: stored})
+
+
+def _carries_more(part: ModelResponsePart) -> bool:
+    return not isinstance(part, TextPart | ToolCallPart) or bool(part.id or part.provider_details)
+
+
+def prompt(messages: Sequence[Message], names: WireNames, sender: Sender) -> list[ModelMessage]:
+    """The messages for a model of `sender`. Requests and responses alternate; the first and the last are requests."""
+    ids = WireIds(translate=True)
+    called: Mapping[str, str] = {}
+    found: list[ModelMessage] = []
+    for is_reply, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
+        if not is_reply:
+            found.append(Request(parts=[_asked(each, ids, called) for each in group]))
+            continue
+        replies = list(group)
+        called = {call.id: names.to_wire(call.name) for each in replies for call in each.tool_calls}
+        responses = [_response(each, names, ids, sender) for each in replies]
+        merged = replace(responses[-1], parts=[part for each in responses for part in each.parts])
+        if merged.parts:
+            found.append(merged)
+    return _between_requests(found)
+
+
+def _between_requests(messages: list[ModelMessage]) -> list[ModelMessage]:
+    filler = Request(parts=[UserPromptPart(_EMPTY_TEXT)])
+    if not messages or isinstance(messages[-1], ModelResponse):
+        messages.append(filler)
+    spoken = next((at for at, each in enumerate(messages) if not _is_system(each)), 0)
+    if isinstance(messages[spoken], ModelResponse):
+        messages.insert(spoken, filler)
+    return messages
+
+
+def _is_system(message: ModelMessage) -> bool:
+    return isinstance(message, Request) and all(isinstance(part, SystemPromptPart) for part in message.parts)
+
+
+def _asked(
+    message: Message, ids: WireIds, called: Mapping[str, str]
+) -> SystemPromptPart | UserPromptPart | ToolReturnPart:
+    match message.role:
+        case Role.SYSTEM:
+            return SystemPromptPart(message.content)
+        case Role.TOOL:
+            call_id = message.tool_call_id or ""
+            return ToolReturnPart(called.get(call_id, "unknown"), message.content, ids.of_result(call_id))
+        case _:
+            return UserPromptPart(message.content if message.content.strip() else _EMPTY_TEXT)
+
+
+def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) -> ModelResponse:
+    wire_ids = ids.assign(call.id for call in message.tool_calls)
+    stored = _stored(message, names, sender)
+    if stored is None:
+        calls = [
+            ToolCallPart(names.to_wire(call.name), _arguments(call.arguments), wire_ids[call.id])
+            for call in message.tool_calls
+        ]
+        text = [TextPart(message.content)] if message.content.strip() else []
+        return ModelResponse(parts=[*text, *calls])
+    ids_in_order = iter([wire_ids[call.id] for call in message.tool_calls])
+    parts = [
+        replace(part, tool_call_id=next(ids_in_order)) if isinstance(part, ToolCallPart) else part
+        for part in stored.parts
+    ]
+    return replace(stored, parts=parts)
+
+
+def _stored(message: Message, names: WireNames, sender: Sender) -> ModelResponse | None:
+    """The response as its sender sent it; `None` if it is another's, unreadable, or not the message any more."""
+    opaque = message.opaque
+    if opaque is None or not opaque.is_from(sender.endpoint, sender.family) or PART not in opaque.parts:
+        return None
+    try:
+        (response,) = ModelMessagesTypeAdapter.validate_json(opaque.parts[PART])
+    except ValueError as error:  # another release of pydantic-ai wrote it
+        log.warning("a stored response of %s cannot be read: %s", sender.endpoint, untrusted.error_summary(error))
+        return None
+    if not isinstance(response, ModelResponse):
+        return None
+    calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
+    is_same = text_of(response.parts) == message.content and [
+        (untrusted.storable(names.from_wire(part.tool_name)), untrusted.storable(arguments_of(part))) for part in calls
+    ] == [(call.name, call.arguments) for call in message.tool_calls]
+    are_sendable = all(_arguments(call.arguments) == (call.arguments.strip() or "{}") for call in message.tool_calls)
+    return response if is_same and are_sendable else None
+
+
+def text_of(parts: Sequence[ModelResponsePart]) -> str:
+    return untrusted.storable("".join(part.content for part in parts if isinstance(part, TextPart)))
+
+
+def arguments_of(part: ToolCallPart) -> str:
+    return part.args_as_json_str() if isinstance(part.args, dict) else part.args or ""
+
+
+def _arguments(arguments: str) -> str:
+    """The arguments of a call, as a text that is a JSON object."""
+    try:
+        return arguments if untrusted.load_object(arguments) else "{}"
+    except ValueError:
+        return "{}"
+
+
+def calls_in(messages: Sequence[Message], names: WireNames) -> Iterator[str]:
+    """The names of the tools that a conversation calls, each once, as the provider knows them."""
+    calls: Iterator[ToolCall] = (call for message in messages for call in message.tool_calls)
+    yield from dict.fromkeys(names.to_wire(call.name) for call in calls)

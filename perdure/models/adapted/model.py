@@ -1,0 +1,333 @@
+"""`AdaptedModel`: a model of pydantic-ai as a model of perdure.
+
+A reply is streamed. A stream that ended without a finish is no reply. Thoughts, in parts of their own or in tags, are no
+text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` and the call's deadline do that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from pydantic_ai.messages import (
+    ModelResponse,
+    ModelResponsePart,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
+from pydantic_ai.models import Model as PydanticModel
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.output import OutputObjectDefinition
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from perdure.clock import Clock
+from perdure.errors import InvalidResponse
+from perdure.models import endings
+from perdure.models.adapted import errors, event_loop, http
+from perdure.models.adapted.chat_repairs import ChatRepairs
+from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
+from perdure.models.adapted.schemas import acceptable
+from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
+from perdure.models.adapted.vendors import Vendor, vendor
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.errors import Exchange
+from perdure.models.providers.json_values import as_count
+from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
+from perdure.models.providers.wire_names import WireNames
+from perdure.settings import Settings
+from perdure.text import untrusted
+
+_FAMILY = re.compile(r"[a-z]+")
+_WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
+"""The providers whose responses do not have the server's own finish reason."""
+
+
+def adapted_model(
+    name: str,
+    settings: Settings,  # noqa: ARG001 (as the other factories of models)
+    clock: Clock,
+    variable: str,
+    endpoint: Endpoint | None = None,
+    kind: str | None = None,
+) -> AdaptedModel:
+    """The model called `name`, such as `google:gemini-3-pro`.
+
+    `kind` is the provider as pydantic-ai names it, by default the part of `name` before the colon. `endpoint` is the
+    provider's server if it is not the vendor's own. `variable` is the setting that selects the model.
+
+    Raises:
+        MissingKey: the vendor's key is not set.
+        SettingsError: there is no such provider, its SDK is missing, or it cannot be set up.
+    """
+    scheme, _, model = name.partition(":")
+    return AdaptedModel(name, partial(vendor, kind or scheme, model, name, variable, endpoint), clock)
+
+
+def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
+    """A model object of pydantic-ai as a model of perdure, with the object's own client and settings.
+
+    The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
+    """
+    return AdaptedModel(model.model_id, lambda: Vendor(model), clock)
+
+
+class AdaptedModel:
+    """A model of pydantic-ai. Thread-safe."""
+
+    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock) -> None:
+        """`create` is called here, and again after a fork, because a client belongs to one event loop.
+
+        Raises:
+            SettingsError: `create` raised it.
+        """
+        self._name = name
+        self._create = create
+        self._clock = clock
+        self._sender = _sender_of(name)
+        self._repairs = ChatRepairs(name, clock)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._vendor = create()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
+        call.remaining()
+        model = self._model_of_process()
+        names = WireNames(tool.name for tool in request.tools)
+        parameters = _parameters(request, names, model)
+        messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)
+        while True:
+            exchange = http.HttpExchange(call, Exchange(self.name), self._repairs)
+            settings = _settings(request, model, call)
+
+            async def ask(waiting: event_loop.WaitingThread) -> ModelReply:
+                http.current.set(exchange)
+                reading = _Reading(names, self._sender, lambda text: waiting.post(partial(call.delta, text)))
+                async with model.request_stream(messages, settings, parameters) as stream:
+                    async for event in stream:
+                        reading.take(event)
+                    return reading.finish(stream.get())
+
+            try:
+                reply = event_loop.run(ask, call)
+            except Exception as error:
+                call.check()  # raises if the engine has ended the call
+                if errors.refuses_an_option(error, exchange):
+                    continue
+                raise errors.mapped(error, exchange, self._clock) from error
+            exchange.exchange.log_success()
+            return reply
+
+    def close(self) -> None:
+        """Close the connections to the server. Garbage collection of the model also closes them."""
+        self._vendor.close()
+
+    def _model_of_process(self) -> PydanticModel:
+        loop = event_loop.running()
+        with self._lock:
+            if self._loop not in (None, loop):
+                self._vendor = self._create()
+            self._loop = loop
+            return self._vendor.model
+
+
+def _sender_of(name: str) -> Sender:
+    endpoint, _, model = name.partition(":")
+    family = _FAMILY.search(model.rpartition("/")[2].lower())
+    return Sender(endpoint, family[0] if family else model)
+
+
+def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -> ModelRequestParameters:
+    tools = [
+        ToolDefinition(
+            name=names.to_wire(tool.name),
+            parameters_json_schema=acceptable(tool.parameters),
+            description=tool.description,
+        )
+        for tool in request.tools
+    ]
+    if not tools:  # some providers require definitions of all tools that the conversation calls
+        tools = [ToolDefinition(name=name) for name in calls_in(request.messages, names)]
+    if request.output is None or not _has_structured_output(model):
+        return ModelRequestParameters(function_tools=tools)
+    output = OutputObjectDefinition(json_schema=dict(request.output), name="answer")
+    return ModelRequestParameters(function_tools=tools, output_mode="native", output_object=output)
+
+
+def _has_structured_output(model: PydanticModel) -> bool:
+    try:
+        return bool(model.profile.get("supports_json_schema_output", False))
+    except NotImplementedError:  # a model that chooses among others
+        return False
+
+
+def _settings(request: ModelRequest, model: PydanticModel, call: ModelCall) -> ModelSettings:
+    left = call.remaining()
+    own: dict[str, Any] = {"max_retries": 0, "timeout": left, "request_timeout": left}
+    if not request.tools and any(message.tool_calls for message in request.messages):
+        own["tool_choice"] = "none"
+    unsupported = type(model).unsupported_settings
+    return cast(
+        ModelSettings, {**request.settings, **{name: own[name] for name in own if name not in unsupported}}
+    )
+
+
+class _Reading:
+    """Reads one stream: passes its text on, and assembles the reply."""
+
+    def __init__(self, names: WireNames, sender: Sender, post: Callable[[str], None]) -> None:
+        """`post` is called with each piece of the reply's text."""
+        self._sender = sender
+        self._post = post
+        self._draft = ReplyDraft(names)
+        self._splitter = ThoughtSplitter()
+        self._thoughts: list[str] = []
+        self._tagged: set[int] = set()
+        """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
+        self._size = 0
+
+    def take(self, event: ModelResponseStreamEvent) -> None:
+        """Read one event.
+
+        Raises:
+            InvalidResponse: the reply is too long.
+        """
+        if isinstance(event, PartDeltaEvent):
+            match event.delta:
+                case TextPartDelta(content_delta=text):
+                    self._text(text)
+                case ThinkingPartDelta(content_delta=str(thought)) if event.index in self._tagged:
+                    self._text(thought)
+                case ThinkingPartDelta(content_delta=str(thought)):
+                    self._thought(thought)
+                case ToolCallPartDelta(args_delta=str(arguments)):
+                    self._grow(arguments)
+        elif isinstance(event, PartStartEvent):
+            if self._tagged:
+                self._splitter.close()
+            match event.part:
+                case TextPart(content=text):
+                    self._text(text)
+                case ThinkingPart() as part if _is_of_a_tag(part) and not self._splitter.has_text:
+                    self._tagged.add(event.index)
+                    self._text(OPENING)
+                case ThinkingPart(content=thought):
+                    self._thought(thought)
+
+    def finish(self, response: ModelResponse) -> ModelReply:
+        """The reply.
+
+        Raises:
+            InvalidResponse: the stream ended without a finish.
+            PerdureError: see `ReplyDraft.finish`.
+        """
+        self._show(self._splitter.finish())
+        reason = _finish_reason(response)
+        refusal = (response.provider_details or {}).get("refusal")
+        if isinstance(refusal, str) and refusal:
+            self._show(refusal)
+            reason = endings.REFUSAL
+        parts = self._without_tags(response.parts)
+        calls = [part for part in parts if isinstance(part, ToolCallPart)]
+        for part in calls:
+            self._draft.extend_call(call := self._draft.add_call(), name=part.tool_name, arguments=arguments_of(part))
+            call.id = part.tool_call_id
+        self._draft.usage = _usage(response.usage)
+        self._draft.model = response.model_name or ""
+        self._draft.end(endings.TOOL_CALLS if calls and reason and endings.is_proper(reason) else reason)
+        rest, reply = self._draft.finish()
+        if rest:
+            self._post(rest)
+        thoughts = untrusted.storable("".join(self._thoughts + self._splitter.thoughts)).strip()
+        kept = replace(response, parts=parts)
+        opaque = self._sender.opaque(kept) if text_of(parts) == reply.content else None
+        return replace(reply, thoughts=thoughts, opaque=opaque)
+
+    def _text(self, text: str) -> None:
+        self._grow(text)
+        self._show(self._splitter.feed(text))
+
+    def _show(self, text: str) -> None:
+        if shown := self._draft.add_text(text):
+            self._post(shown)
+
+    def _thought(self, thought: str) -> None:
+        self._grow(thought)
+        self._thoughts.append(thought)
+
+    def _grow(self, text: str) -> None:
+        self._size += len(text)
+        if self._size > MAX_REPLY_CHARS:
+            raise InvalidResponse(f"The model's reply is longer than {MAX_REPLY_CHARS:,} characters.")
+
+    def _without_tags(self, parts: Sequence[ModelResponsePart]) -> list[ModelResponsePart]:
+        """The parts of the response, in which thoughts in tags are left out."""
+        splitter = ThoughtSplitter()
+        found: list[ModelResponsePart] = []
+        for index, part in enumerate(parts):
+            if isinstance(part, TextPart):
+                text = splitter.feed(part.content)
+                found.append(part if text == part.content else replace(part, content=text))
+            elif index in self._tagged and isinstance(part, ThinkingPart):
+                found.append(TextPart(splitter.feed(OPENING + part.content)))
+                splitter.close()
+            else:
+                found.append(part)
+        if rest := splitter.finish():
+            found.append(TextPart(rest))
+        return [part for part in found if not (isinstance(part, TextPart) and _is_empty(part))]
+
+
+def _is_empty(part: TextPart) -> bool:
+    return not (part.content or part.id or part.provider_details)
+
+
+def _is_of_a_tag(part: ThinkingPart) -> bool:
+    """Whether pydantic-ai began `part` at a delta that is exactly `<think>`. Vendors' own parts have a provider's name."""
+    return not part.content and part.signature is None and (part.provider_name is None or part.id == "content")
+
+
+def _finish_reason(response: ModelResponse) -> str:
+    """Why the server ended the reply, in the server's words; empty if the stream ended without a reason.
+
+    pydantic-ai replaces a missing reason by `stop` for some providers.
+    """
+    said = (response.provider_details or {}).get("finish_reason")
+    if isinstance(said, str) and said:
+        return said
+    if response.provider_name in _WITHOUT_WORDS_OF_THEIR_OWN and response.state == "complete":
+        return response.finish_reason or endings.STOP
+    return "" if response.finish_reason in {None, "stop"} else str(response.finish_reason)
+
+
+def _usage(usage: RequestUsage) -> Usage | None:
+    """The tokens of a response. Counts that the provider did not report are no attributes of the object itself."""
+    if usage.unmeasured_requests or not usage.has_values():
+        return None
+    reported = vars(usage)
+    thoughts = reported.get("output_reasoning_tokens", usage.details.get("reasoning_tokens"))
+    return Usage(
+        as_count(usage.input_tokens) or 0,
+        as_count(usage.output_tokens) or 0,
+        as_count(reported.get("cache_read_tokens")),
+        as_count(thoughts),
+    )

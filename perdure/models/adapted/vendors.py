@@ -1,0 +1,109 @@
+"""Creates pydantic-ai's model of a name, with perdure's HTTP client in the vendor's SDK."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model, infer_model
+from pydantic_ai.providers import Provider, infer_provider_class
+
+from perdure.errors import MissingKey, SettingsError
+from perdure.models.adapted import event_loop
+from perdure.models.adapted.http import client
+from perdure.models.providers.endpoint import Endpoint
+
+_OPENAI = frozenset({"openai", "openai-chat", "openai-responses"})
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """A model of pydantic-ai, and the HTTP client that perdure gave it; `None` if the model has a client of its own."""
+
+    model: Model
+    http_client: Any = None
+
+    def close(self) -> None:
+        """Close the connections of perdure's client."""
+        if self.http_client is not None:
+            event_loop.start(self.http_client.aclose())
+
+
+def vendor(kind: str, model: str, name: str, variable: str, endpoint: Endpoint | None) -> Vendor:
+    """The model `model` of the provider that pydantic-ai calls `kind`.
+
+    `endpoint` is the provider's server; its name is the beginning of `name`. By default, the server and the key are
+    those of the vendor's environment variables.
+
+    Raises:
+        MissingKey: the vendor's key is not set.
+        SettingsError: there is no such provider, its SDK is missing, or it cannot be set up.
+    """
+    setting = f"{variable} is {name!r}"
+    clients: list[Any] = []
+    endpoint_name = name.partition(":")[0]
+    try:
+        made = infer_model(f"{kind}:{model}", lambda each: _provider(each, endpoint_name, endpoint, clients))
+    except ImportError as error:
+        raise SettingsError(f"{setting}: {_extra(error)}") from error
+    except UserError as error:
+        said = error.message.partition(" To try Pydantic AI")[0]
+        if "environment variable" in said:
+            raise MissingKey(f"{setting}: {said}") from error
+        raise SettingsError(f"{setting}: {said}") from error
+    except ValueError as error:
+        raise SettingsError(f"{setting}: pydantic-ai knows no provider {kind!r}") from error
+    return Vendor(made, *clients)
+
+
+def _extra(error: ImportError) -> str:
+    """What to install, as pydantic-ai says it."""
+    extra = re.search(r"pydantic-ai-slim\[([a-z0-9-]+)\]", str(error))
+    wanted = f" 'pydantic-ai-slim[{extra[1]}]'" if extra else ""
+    return f"the vendor's SDK cannot be imported: pip install 'perdure[pydantic-ai]'{wanted}"
+
+
+def _provider(kind: str, name: str, endpoint: Endpoint | None, clients: list[Any]) -> Provider[Any]:
+    """The provider called `kind`. Its HTTP client, if it accepts one, is added to `clients`."""
+    made = infer_provider_class(kind)
+    accepted = inspect.signature(made.__init__).parameters
+    options: dict[str, Any] = {}
+    if library := _http_library(accepted):
+        clients.append(client(library))
+        options["http_client"] = clients[0]
+    if kind == "bedrock":
+        options["bedrock_client"] = _bedrock_client(endpoint)
+    elif endpoint is not None and kind in _OPENAI:
+        from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider  # noqa: PLC0415 (imports the SDK)
+
+        return OpenAICompatibleProvider(name, base_url=endpoint.base_url, api_key=endpoint.key, **options)
+    elif endpoint is not None:
+        if not {"base_url", "api_key"} <= accepted.keys():
+            raise UserError(f"{made.__name__} accepts no URL, so it cannot be a named endpoint")
+        options |= {"base_url": endpoint.base_url, "api_key": endpoint.key}
+        made = type(made.__name__, (made,), {"name": name, "canonical_system": name})
+    return made(**options)
+
+
+def _http_library(accepted: Any) -> Any:
+    """The library of the provider's HTTP client; `None` if the provider accepts no client."""
+    kind = str(accepted["http_client"].annotation) if "http_client" in accepted else ""
+    if kind.startswith("httpx."):
+        return importlib.import_module("httpx")
+    return httpx2 if "httpx2" in kind or "AsyncHTTPClient" in kind or "OpenAIHTTPClient" in kind else None
+
+
+def _bedrock_client(endpoint: Endpoint | None) -> Any:
+    """A client of Bedrock without retries, which pydantic-ai has no option for."""
+    boto3, config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
+    options = config.Config(retries={"total_max_attempts": 1}, connect_timeout=5)
+    url = None if endpoint is None else endpoint.base_url
+    try:
+        return boto3.client("bedrock-runtime", config=options, endpoint_url=url)
+    except importlib.import_module("botocore.exceptions").BotoCoreError as error:
+        raise UserError(f"the client of Bedrock cannot be set up: {error}") from error
