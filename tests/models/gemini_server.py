@@ -42,8 +42,8 @@ def _problems(body: Wire) -> Iterator[str]:
         if answered != open_calls:
             yield f"contents[{at}]: function responses {answered} for the calls {open_calls}"
         open_calls = [part["functionCall"]["name"] for part in parts if "functionCall" in part]
-        unsigned = [part for part in parts if "functionCall" in part and not part.get("thoughtSignature")]
-        if unsigned and "user" not in [each["role"] for each in contents[at + 2 :] if "text" in each["parts"][0]]:
+        is_current = not any("text" in each["parts"][-1] for each in contents[at + 1 :] if each["role"] == "user")
+        if is_current and any("functionCall" in part and not part.get("thoughtSignature") for part in parts):
             yield f"contents[{at}]: function call is missing a thought_signature in functionCall parts"
     for tool in body.get("tools", []):
         for each in tool.get("functionDeclarations", []):
@@ -107,7 +107,7 @@ class GeminiServer(ProviderServer):
         chunks = [_chunk({"content": {"role": "model", "parts": [part]}, "index": 0}, model) for part in parts]
         reason = answer.finish_reason or "stop"
         last = _chunk({"content": {"role": "model", "parts": []}, "index": 0}, model)
-        last["candidates"][0]["finishReason"] = _REASONS.get(reason, reason.upper())
+        last["candidates"][0]["finishReason"] = _REASONS.get(reason, "OTHER")
         if answer.usage is not None:
             last["usageMetadata"] = {
                 "promptTokenCount": answer.usage["prompt_tokens"],

@@ -99,7 +99,7 @@ class ProviderSuite(ModelSuite):
         reply = model.respond(ModelRequest((QUESTION,), tools), new_call())
         assert [call.name for call in reply.tool_calls] == ["a:b", "a_b", "a.b"]
         results = [Message(Role.TOOL, "done", tool_call_id=call.id) for call in reply.tool_calls]
-        again = (QUESTION, Message(Role.ASSISTANT, "", reply.tool_calls), *results)
+        again = (QUESTION, Message(Role.ASSISTANT, "", reply.tool_calls, opaque=reply.opaque), *results)
         assert model.respond(ModelRequest(again, tools), new_call()).content.startswith("done")
         assert '"a_b_2"' in json.dumps(server.requests[1]["messages"])
 

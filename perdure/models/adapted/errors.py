@@ -72,7 +72,7 @@ def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # 
             return connection_error(None)
         case ModelHTTPError():
             return error_of(failure_of(error, http), clock)
-        case ModelAPIError() if error.in_stream:
+        case ModelAPIError() if error.in_stream or error.body is not None:
             return error_of(failure_of(error, http), clock)
         case ModelAPIError() if http.status is None and "decode" not in error.message:
             return connection_error(None)

@@ -81,13 +81,13 @@ async def _before(request: Any) -> None:
     if exchange.origin is None:
         exchange.origin = origin
     if origin != exchange.origin:
-        raise exchange.fail(connection_error(ForeignRedirect()))
+        raise exchange.fail(connection_error(ForeignRedirect("redirected")))
     left = exchange.call.remaining()
     timeouts = {"connect": min(left, CONNECT_TIMEOUT_S), "read": left, "write": left, "pool": left}
     request.extensions = {**request.extensions, "timeout": timeouts}
     request.headers["accept-encoding"] = "identity"
-    exchange.sent = request.content
-    repaired = exchange.repairs.of_request(request.url.path, request.content)
+    exchange.sent = await request.aread()
+    repaired = exchange.repairs.of_request(request.url.path, exchange.sent)
     if repaired is not None:
         request.stream = type(request.stream)(repaired)
         request.headers["content-length"] = str(len(repaired))
@@ -106,7 +106,7 @@ async def _after(body: Any, response: Any) -> None:
     exchange.exchange.request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), None)
     is_compressed = headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
     if is_compressed and response.is_success:
-        raise exchange.fail(connection_error(Compressed()))
+        raise exchange.fail(connection_error(Compressed("compressed")))
     repair = None
     if is_compressed:  # an error, whose status says enough
         for name in ("content-encoding", "content-length", "transfer-encoding"):

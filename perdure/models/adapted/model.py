@@ -165,12 +165,17 @@ def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -
         )
         for tool in request.tools
     ]
-    if not tools:  # some providers require definitions of all tools that the conversation calls
+    if not tools and _needs_definitions(model):
         tools = [ToolDefinition(name=name) for name in calls_in(request.messages, names)]
     if request.output is None or not _has_structured_output(model):
         return ModelRequestParameters(function_tools=tools)
     output = OutputObjectDefinition(json_schema=dict(request.output), name="answer")
     return ModelRequestParameters(function_tools=tools, output_mode="native", output_object=output)
+
+
+def _needs_definitions(model: PydanticModel) -> bool:
+    """Whether the provider requires definitions of all tools that the conversation calls."""
+    return any(each.__name__ in {"AnthropicModel", "BedrockConverseModel"} for each in type(model).__mro__)
 
 
 def _has_structured_output(model: PydanticModel) -> bool:
@@ -183,7 +188,7 @@ def _has_structured_output(model: PydanticModel) -> bool:
 def _settings(request: ModelRequest, model: PydanticModel, call: ModelCall) -> ModelSettings:
     left = call.remaining()
     own: dict[str, Any] = {"max_retries": 0, "timeout": left, "request_timeout": left}
-    if not request.tools and any(message.tool_calls for message in request.messages):
+    if not request.tools and _needs_definitions(model) and any(message.tool_calls for message in request.messages):
         own["tool_choice"] = "none"
     unsupported = type(model).unsupported_settings
     return cast(
@@ -311,6 +316,8 @@ def _finish_reason(response: ModelResponse) -> str:
 
     pydantic-ai replaces a missing reason by `stop` for some providers.
     """
+    if response.finish_reason == "content_filter":
+        return endings.CONTENT_FILTER
     said = (response.provider_details or {}).get("finish_reason")
     if isinstance(said, str) and said:
         return said

@@ -50,7 +50,7 @@ def turn(model: Model, *messages: Message) -> list[Message]:
     grown = list(messages)
     for _ in range(5):
         reply = ask(model, *grown)
-        grown.append(Message(Role.ASSISTANT, reply.content, reply.tool_calls))
+        grown.append(Message(Role.ASSISTANT, reply.content, reply.tool_calls, opaque=reply.opaque))
         if not reply.tool_calls:
             return grown
         grown += [_result(each) for each in reply.tool_calls]

@@ -6,6 +6,7 @@ The classes override what differs for a vendor, each with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.models.anthropic_server import AnthropicServer
 from tests.models.gemini_server import GeminiServer
 from tests.models.openai_server import OpenAIServer
 from tests.models.provider_suite import ProviderSuite
-from tests.models.server import ProviderServer
+from tests.models.server import ProviderServer, Status, Step, Wire
 
 
 def adapted(kind: str, base_url: str) -> AdaptedModel:
@@ -55,12 +56,22 @@ class _Rooted(AdaptedSuite):
         return server.base_url.removesuffix("/v1")
 
 
+class MistralServer(OpenAIServer):
+    """Mistral's SDK sends the content of messages as arrays of parts."""
+
+    def take(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Step:
+        for message in body["messages"]:
+            if isinstance(message.get("content"), list):
+                message["content"] = "".join(part["text"] for part in message["content"])
+        return super().take(path, body, headers)
+
+
 class TestMistral(_Rooted):
     kind = "mistral"
 
     @pytest.fixture
     def server(self) -> Iterator[OpenAIServer]:
-        with OpenAIServer() as server:
+        with MistralServer() as server:
             yield server
 
 
@@ -73,12 +84,19 @@ class TestAnthropic(_Rooted):
             yield server
 
 
+class GroqServer(OpenAIServer):
+    """Groq's API is under `/openai`."""
+
+    def judge(self, path: str, body: Wire) -> Status | None:
+        return super().judge(path.removeprefix("/openai"), body)
+
+
 class TestGroq(_Rooted):
     kind = "groq"
 
     @pytest.fixture
     def server(self) -> Iterator[OpenAIServer]:
-        with OpenAIServer() as server:
+        with GroqServer() as server:
             yield server
 
 
