@@ -49,14 +49,20 @@ def _problems(body: Wire) -> Iterator[str]:
         for each in tool.get("functionDeclarations", []):
             if not _NAME.fullmatch(each["name"]):
                 yield f"tools: invalid function name {each['name']!r}"
-            yield from _schema_problems(each.get("parametersJsonSchema") or each.get("parameters") or {}, each["name"])
+            yield from _schema_problems(_schema(each), each["name"])
 
 
 def _schema_problems(schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    if schema.get("type") in ("array", "ARRAY") and "items" not in schema:
+    if schema.get("type") == "array" and "items" not in schema:
         yield f"{where}: items: missing field"
     for name, each in (schema.get("properties") or {}).items():
         yield from _schema_problems(each, f"{where}.{name}")
+
+
+def _schema(declaration: Wire) -> Wire:
+    """The parameters of a declaration. The SDK passes on some names as pydantic-ai spells them."""
+    names = ("parametersJsonSchema", "parameters_json_schema", "parameters")
+    return next((declaration[name] for name in names if declaration.get(name)), {})
 
 
 def _two_steps(body: Wire) -> Step:
@@ -67,9 +73,7 @@ def _two_steps(body: Wire) -> Step:
     declared = [each for tool in body.get("tools", []) for each in tool.get("functionDeclarations", [])]
     mode = body.get("toolConfig", {}).get("functionCallingConfig", {}).get("mode")
     tool = declared[0] if declared and mode != "NONE" else None
-    schema = (tool or {}).get("parametersJsonSchema") or (tool or {}).get("parameters") or {}
-    lowered = json.loads(re.sub(r'"type": "([A-Z]+)"', lambda found: f'"type": "{found[1].lower()}"', json.dumps(schema)))
-    return play(last["text"], (tool["name"], lowered) if tool else None)
+    return play(last["text"], (tool["name"], _schema(tool)) if tool else None)
 
 
 class GeminiServer(ProviderServer):
@@ -126,7 +130,7 @@ class GeminiServer(ProviderServer):
 
     def error(self, error: Status) -> Wire:
         status = _STATUSES.get(error.status, "UNKNOWN")
-        return {"error": {"code": error.status, "message": error.message, "status": error.code or status}}
+        return {"error": {"code": error.status or 400, "message": error.message, "status": error.code or status}}
 
 
 def _chunk(candidate: Wire, model: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import httpx2
 from pydantic_ai.exceptions import (
     ContentFilterError,
     ModelAPIError,
@@ -78,6 +79,8 @@ def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # 
             return connection_error(None)
         case UserError():
             return ProviderError(f"The model cannot be asked this: {error.message}", transient=False)
+        case _ if http.status is not None and http.status >= httpx2.codes.BAD_REQUEST:  # with a body that the SDK cannot read
+            return error_of(ProviderFailure(http.status, None, "", http.headers), clock)
         case _:  # the SDK or pydantic-ai stumbled over what the server sent
             return InvalidResponse("The model's server sent something that cannot be read.")
 

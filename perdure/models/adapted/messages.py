@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.messages import ModelRequest as Request
+from pydantic_ai.usage import RequestUsage
 
 from perdure.models.protocol import Message, Opaque, Role, ToolCall
 from perdure.models.providers.wire_names import WireIds, WireNames
@@ -53,8 +54,8 @@ class Sender:
         """
         if not any(_carries_more(part) for part in response.parts):
             return None
-        stored = ModelMessagesTypeAdapter.dump_json([response]).decode()
-        return Opaque(self.endpoint, self.family, {PART: stored})
+        stored = ModelMessagesTypeAdapter.dump_json([replace(response, usage=RequestUsage())], exclude_none=True)
+        return Opaque(self.endpoint, self.family, {PART: stored.decode()})
 
 
 def _carries_more(part: ModelResponsePart) -> bool:
