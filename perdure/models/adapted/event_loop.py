@@ -14,11 +14,11 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from perdure.models.protocol import ModelCall
+from perdure.models.protocol import CallAborted, ModelCall
 
 Result = TypeVar("Result")
 
@@ -67,6 +67,8 @@ class WaitingThread:
                     if job is None:
                         return work.result()
                     job()
+        except CancelledError as error:
+            raise CallAborted("The process ends.") from error
         finally:
             work.cancel()
 
