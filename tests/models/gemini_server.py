@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.models.server import Answer, Player, ProviderServer, Status, Step, Wire, pieces, play
@@ -30,9 +30,16 @@ def _problems(body: Wire) -> Iterator[str]:
     if not isinstance(contents, list) or not contents:
         yield "contents: is not specified"
         return
-    roles = [each.get("role") for each in contents]
-    if roles[0] != "user" or roles[-1] != "user":
+    if contents[0].get("role") != "user" or contents[-1].get("role") != "user":
         yield "contents: expected a user turn at the beginning and at the end"
+    yield from _turn_problems(contents)
+    for declaration in _declarations(body):
+        if not _NAME.fullmatch(declaration["name"]):
+            yield f"tools: invalid function name {declaration['name']!r}"
+        yield from _schema_problems(_schema(declaration), declaration["name"])
+
+
+def _turn_problems(contents: Sequence[Wire]) -> Iterator[str]:
     open_calls: list[str] = []
     for at, turn in enumerate(contents):
         parts = turn.get("parts") or []
@@ -41,15 +48,15 @@ def _problems(body: Wire) -> Iterator[str]:
         answered = [part["functionResponse"]["name"] for part in parts if "functionResponse" in part]
         if answered != open_calls:
             yield f"contents[{at}]: function responses {answered} for the calls {open_calls}"
-        open_calls = [part["functionCall"]["name"] for part in parts if "functionCall" in part]
-        is_current = not any("text" in each["parts"][-1] for each in contents[at + 1 :] if each["role"] == "user")
-        if is_current and any("functionCall" in part and not part.get("thoughtSignature") for part in parts):
+        calls = [part for part in parts if "functionCall" in part]
+        open_calls = [part["functionCall"]["name"] for part in calls]
+        is_signed = all(part.get("thoughtSignature") for part in calls)
+        if not is_signed and not any("text" in each["parts"][-1] for each in contents[at + 1 :: 2]):
             yield f"contents[{at}]: function call is missing a thought_signature in functionCall parts"
-    for tool in body.get("tools", []):
-        for each in tool.get("functionDeclarations", []):
-            if not _NAME.fullmatch(each["name"]):
-                yield f"tools: invalid function name {each['name']!r}"
-            yield from _schema_problems(_schema(each), each["name"])
+
+
+def _declarations(body: Wire) -> list[Wire]:
+    return [each for tool in body.get("tools", []) for each in tool.get("functionDeclarations", [])]
 
 
 def _schema_problems(schema: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -70,7 +77,7 @@ def _two_steps(body: Wire) -> Step:
     if "functionResponse" in last:
         response = last["functionResponse"]["response"]
         return play(str(next(iter(response.values()))), None)
-    declared = [each for tool in body.get("tools", []) for each in tool.get("functionDeclarations", [])]
+    declared = _declarations(body)
     mode = body.get("toolConfig", {}).get("functionCallingConfig", {}).get("mode")
     tool = declared[0] if declared and mode != "NONE" else None
     return play(last["text"], (tool["name"], _schema(tool)) if tool else None)

@@ -189,7 +189,8 @@ class _WholeBody:
 def _streamed(choice: Mapping[str, Any]) -> dict[str, Any]:
     """A choice of a complete reply, as a choice of a stream."""
     message = dict(as_object(choice.get("message")))
-    calls = [{**as_object(call), "index": index} for index, call in enumerate(as_array(message.pop("tool_calls", None)))]
+    called = as_array(message.pop("tool_calls", None))
+    calls = [{**as_object(call), "index": index} for index, call in enumerate(called)]
     return {**choice, "delta": {**message, "tool_calls": calls} if calls else message}
 
 

@@ -44,6 +44,7 @@ from perdure.models.adapted.http import HttpExchange
 from perdure.models.providers.errors import ProviderFailure, connection_error, error_of
 from perdure.models.providers.json_values import as_array, as_object, as_string
 
+
 def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
     """Whether the server refused an option of the request that is left out from now on."""
     if not isinstance(error, ModelHTTPError):
@@ -59,7 +60,7 @@ def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
     return http.exchange.log_failure(found, http.status, code)
 
 
-def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: PLR0911 (a table)
+def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: C901, PLR0911 (a table)
     match error:
         case PerdureError():
             return error
@@ -79,7 +80,7 @@ def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # 
             return connection_error(None)
         case UserError():
             return ProviderError(f"The model cannot be asked this: {error.message}", transient=False)
-        case _ if http.status is not None and http.status >= httpx2.codes.BAD_REQUEST:  # with a body that the SDK cannot read
+        case _ if http.status is not None and httpx2.codes.is_error(http.status):  # the SDK cannot read its body
             return error_of(ProviderFailure(http.status, None, "", http.headers), clock)
         case _:  # the SDK or pydantic-ai stumbled over what the server sent
             return InvalidResponse("The model's server sent something that cannot be read.")

@@ -1,8 +1,8 @@
 """The event loop of the process, on which the models and the agents of pydantic-ai run.
 
 Their connections belong to one event loop, so each process has exactly one, in a thread of its own. The loop starts at
-the first use. A forked child starts its own. perdure's threads submit work with `run`, and wait for it. The work runs on
-the loop; whatever may block, such as a commit or the publication of streamed text, it passes to the waiting thread.
+the first use. A forked child starts its own. perdure's threads submit work with `run`, and wait for it. The work runs
+on the loop; whatever may block, such as a commit or the publication of streamed text, it passes to the waiting thread.
 
 Nothing on the loop may block: all calls of the process share it.
 """
@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from perdure.models.protocol import CallAborted, ModelCall
 
@@ -47,6 +48,8 @@ class WaitingThread:
         done: Future[Result] = Future()
 
         def complete() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # the work waits no longer
             try:
                 done.set_result(job())
             except BaseException as error:  # noqa: BLE001 (raised where the work waits)
@@ -58,7 +61,7 @@ class WaitingThread:
     def work_until_done(self, work: Future[Result], call: ModelCall) -> Result:
         work.add_done_callback(lambda _: self._jobs.put(None))
         try:
-            with call.aborting(work.cancel):
+            with call.aborting(lambda: _cancel(work)):
                 while True:
                     try:
                         job = self._jobs.get(timeout=call.remaining())
@@ -71,6 +74,10 @@ class WaitingThread:
             raise CallAborted("The process ends.") from error
         finally:
             work.cancel()
+
+
+def _cancel(work: Future[Any]) -> None:
+    work.cancel()
 
 
 def run(work: Callable[[WaitingThread], Coroutine[Any, Any, Result]], call: ModelCall) -> Result:
@@ -94,6 +101,7 @@ class _Process:
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = None
+        self.resources: WeakSet[Resource] = WeakSet()
 
 
 _process = _Process()
@@ -121,9 +129,23 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def start(work: Coroutine[Any, Any, object]) -> None:
-    """Let the loop do `work`, and do not wait."""
-    asyncio.run_coroutine_threadsafe(work, running())
+class Resource(Protocol):
+    """Something whose connections belong to the loop."""
+
+    async def aclose(self) -> None: ...
+
+
+def keep(resource: Resource) -> None:
+    """Close `resource` when the loop ends, unless it is garbage by then."""
+    _process.resources.add(resource)
+
+
+def release(resource: Resource) -> None:
+    """Close `resource`, and do not wait."""
+    process = _process
+    with process.lock:
+        if process.loop is not None:
+            asyncio.run_coroutine_threadsafe(resource.aclose(), process.loop)
 
 
 def close() -> None:
@@ -132,19 +154,22 @@ def close() -> None:
     with process.lock:
         loop, thread = process.loop, process.thread
         process.loop = process.thread = None
+        resources, process.resources = process.resources, WeakSet()
     if loop is None or thread is None:
         return
-    ended = asyncio.run_coroutine_threadsafe(_end_tasks(loop), loop)
+    ended = asyncio.run_coroutine_threadsafe(_end(loop, list(resources)), loop)
     ended.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     thread.join(_CLOSE_S)
 
 
-async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+async def _end(loop: asyncio.AbstractEventLoop, resources: list[Resource]) -> None:
     tasks = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=_CLOSE_S / 2)
+    for resource in resources:
+        await resource.aclose()
     await loop.shutdown_asyncgens()
 
 

@@ -1,8 +1,8 @@
 """Translates prompts to the messages of pydantic-ai, and its responses to what is stored with a reply.
 
 A reply that carries more than text and calls, such as signatures and thoughts, is stored as the JSON of pydantic-ai's
-`ModelResponse`. The same endpoint and model family get exactly this response back. Any other model gets its text and its
-calls, and so does a release of pydantic-ai that cannot read the JSON.
+`ModelResponse`. The same endpoint and model family get exactly this response back. Any other model gets its text and
+its calls, and so does a release of pydantic-ai that cannot read the JSON.
 """
 
 from __future__ import annotations

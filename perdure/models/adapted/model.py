@@ -1,7 +1,7 @@
 """`AdaptedModel`: a model of pydantic-ai as a model of perdure.
 
-A reply is streamed. A stream that ended without a finish is no reply. Thoughts, in parts of their own or in tags, are no
-text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` and the call's deadline do that.
+A reply is streamed. A stream that ended without a finish is no reply. Thoughts, in parts of their own or in tags, are
+no text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` and the call's deadline do that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -17,6 +19,7 @@ from typing import Any, cast
 from pydantic_ai.messages import (
     ModelResponse,
     ModelResponsePart,
+    ModelResponsePartDelta,
     ModelResponseStreamEvent,
     PartDeltaEvent,
     PartStartEvent,
@@ -28,7 +31,7 @@ from pydantic_ai.messages import (
     ToolCallPartDelta,
 )
 from pydantic_ai.models import Model as PydanticModel
-from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
@@ -43,7 +46,7 @@ from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prom
 from perdure.models.adapted.schemas import acceptable
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
@@ -57,7 +60,7 @@ _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
 
 
-def adapted_model(
+def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two options)
     name: str,
     settings: Settings,  # noqa: ARG001 (as the other factories of models)
     clock: Clock,
@@ -103,6 +106,7 @@ class AdaptedModel:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vendor = create()
+        self._close = weakref.finalize(self, self._vendor.close)
 
     @property
     def name(self) -> str:
@@ -117,18 +121,9 @@ class AdaptedModel:
         messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)
         while True:
             exchange = http.HttpExchange(call, Exchange(self.name), self._repairs)
-            settings = _settings(request, model, call)
-
-            async def ask(waiting: event_loop.WaitingThread) -> ModelReply:
-                http.current.set(exchange)
-                reading = _Reading(names, self._sender, lambda text: waiting.post(partial(call.delta, text)))
-                async with model.request_stream(messages, settings, parameters) as stream:
-                    async for event in stream:
-                        reading.take(event)
-                    return reading.finish(stream.get())
-
+            stream = model.request_stream(messages, _settings(request, model, call), parameters)
             try:
-                reply = event_loop.run(ask, call)
+                reply = event_loop.run(partial(self._read, stream, names, exchange), call)
             except Exception as error:
                 call.check()  # raises if the engine has ended the call
                 if errors.refuses_an_option(error, exchange):
@@ -137,15 +132,31 @@ class AdaptedModel:
             exchange.exchange.log_success()
             return reply
 
+    async def _read(
+        self,
+        opening: AbstractAsyncContextManager[StreamedResponse],
+        names: WireNames,
+        exchange: http.HttpExchange,
+        waiting: event_loop.WaitingThread,
+    ) -> ModelReply:
+        http.current.set(exchange)
+        reading = _Reading(names, self._sender, lambda text: waiting.post(partial(exchange.call.delta, text)))
+        async with opening as stream:
+            async for event in stream:
+                reading.take(event)
+            return reading.finish(stream.get())
+
     def close(self) -> None:
         """Close the connections to the server. Garbage collection of the model also closes them."""
-        self._vendor.close()
+        self._close()
 
     def _model_of_process(self) -> PydanticModel:
         loop = event_loop.running()
         with self._lock:
             if self._loop not in (None, loop):
+                self._close.detach()  # the connections are the parent's, or closed
                 self._vendor = self._create()
+                self._close = weakref.finalize(self, self._vendor.close)
             self._loop = loop
             return self._vendor.model
 
@@ -191,9 +202,7 @@ def _settings(request: ModelRequest, model: PydanticModel, call: ModelCall) -> M
     if not request.tools and _needs_definitions(model) and any(message.tool_calls for message in request.messages):
         own["tool_choice"] = "none"
     unsupported = type(model).unsupported_settings
-    return cast(
-        ModelSettings, {**request.settings, **{name: own[name] for name in own if name not in unsupported}}
-    )
+    return cast(ModelSettings, {**request.settings, **{name: own[name] for name in own if name not in unsupported}})
 
 
 class _Reading:
@@ -217,26 +226,30 @@ class _Reading:
             InvalidResponse: the reply is too long.
         """
         if isinstance(event, PartDeltaEvent):
-            match event.delta:
-                case TextPartDelta(content_delta=text):
-                    self._text(text)
-                case ThinkingPartDelta(content_delta=str(thought)) if event.index in self._tagged:
-                    self._text(thought)
-                case ThinkingPartDelta(content_delta=str(thought)):
-                    self._thought(thought)
-                case ToolCallPartDelta(args_delta=str(arguments)):
-                    self._grow(arguments)
+            self._continue(event.index, event.delta)
         elif isinstance(event, PartStartEvent):
             if self._tagged:
                 self._splitter.close()
-            match event.part:
-                case TextPart(content=text):
-                    self._text(text)
-                case ThinkingPart() as part if _is_of_a_tag(part) and not self._splitter.has_text:
-                    self._tagged.add(event.index)
-                    self._text(OPENING)
-                case ThinkingPart(content=thought):
-                    self._thought(thought)
+            self._begin(event.index, event.part)
+
+    def _begin(self, index: int, part: ModelResponsePart) -> None:
+        if isinstance(part, TextPart):
+            self._text(part.content)
+        elif isinstance(part, ThinkingPart) and _is_of_a_tag(part) and not self._splitter.has_text:
+            self._tagged.add(index)
+            self._text(OPENING)
+        elif isinstance(part, ThinkingPart):
+            self._thought(part.content)
+
+    def _continue(self, index: int, delta: ModelResponsePartDelta) -> None:
+        if isinstance(delta, TextPartDelta):
+            self._text(delta.content_delta)
+        elif isinstance(delta, ThinkingPartDelta) and index in self._tagged:
+            self._text(delta.content_delta or "")
+        elif isinstance(delta, ThinkingPartDelta):
+            self._thought(delta.content_delta or "")
+        elif isinstance(delta, ToolCallPartDelta) and isinstance(delta.args_delta, str):
+            self._grow(delta.args_delta)
 
     def finish(self, response: ModelResponse) -> ModelReply:
         """The reply.
@@ -307,7 +320,7 @@ def _is_empty(part: TextPart) -> bool:
 
 
 def _is_of_a_tag(part: ThinkingPart) -> bool:
-    """Whether pydantic-ai began `part` at a delta that is exactly `<think>`. Vendors' own parts have a provider's name."""
+    """Whether pydantic-ai began `part` at a delta that is exactly `<think>`. Vendors' parts have a provider's name."""
     return not part.content and part.signature is None and (part.provider_name is None or part.id == "content")
 
 

@@ -31,7 +31,18 @@ class Vendor:
     def close(self) -> None:
         """Close the connections of perdure's client."""
         if self.http_client is not None:
-            event_loop.start(self.http_client.aclose())
+            event_loop.release(self.http_client)
+
+
+def knows(kind: str) -> bool:
+    """Whether pydantic-ai has a provider called `kind`, whose SDK may be missing."""
+    try:
+        infer_provider_class(kind)
+    except ImportError:
+        return True
+    except ValueError:
+        return False
+    return True
 
 
 def vendor(kind: str, model: str, name: str, variable: str, endpoint: Endpoint | None) -> Vendor:
@@ -75,6 +86,7 @@ def _provider(kind: str, name: str, endpoint: Endpoint | None, clients: list[Any
     options: dict[str, Any] = {}
     if library := _http_library(accepted):
         clients.append(client(library))
+        event_loop.keep(clients[0])
         options["http_client"] = clients[0]
     if kind == "bedrock":
         options["bedrock_client"] = _bedrock_client(endpoint)

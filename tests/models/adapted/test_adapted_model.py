@@ -39,6 +39,7 @@ from perdure.models.protocol import (
     Usage,
 )
 from perdure.models.providers.endpoint import Endpoint
+from perdure.models.resolve import resolve
 from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
 from tests.models.adapted.test_adapted_suite import GroqServer, MistralServer, adapted
@@ -148,9 +149,8 @@ def test_an_edited_message_is_sent_as_it_is_now(model: AdaptedModel, server: Ope
 def test_reasoning_comes_back_beside_its_call(model: AdaptedModel, server: OpenAIServer) -> None:
     """DeepSeek and Kimi refuse a call without its `reasoning_content`."""
     call = {"index": 0, "id": "a", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}
-    server.script(
-        deltas({"reasoning_content": "I cal"}, {"reasoning_content": "culate."}, {"tool_calls": [call]}, finish="tool_calls")
-    )
+    thoughts = {"reasoning_content": "I cal"}, {"reasoning_content": "culate."}
+    server.script(deltas(*thoughts, {"tool_calls": [call]}, finish="tool_calls"))
     said, reply = streamed(model, QUESTION)
     assert (said, reply.content, reply.thoughts) == ([], "", "I calculate.")
     ask(model, QUESTION, *answered(reply))
@@ -188,7 +188,7 @@ def test_a_repeated_id_of_a_stored_response_becomes_unique(gemini: GeminiServer)
         ("<think>a < b</thin></think>yes", "a < b</thin>", "yes"),
     ],
 )
-def test_thoughts_in_tags_are_no_text(
+def test_thoughts_in_tags_are_no_text(  # noqa: PLR0917 (two fixtures and a table)
     model: AdaptedModel, server: OpenAIServer, size: int, text: str, thoughts: str, content: str
 ) -> None:
     """Tags may be split over deltas in any way. Thoughts are neither streamed, nor stored, nor sent back."""
@@ -230,7 +230,7 @@ def test_parallel_calls_with_one_index_are_two(model: AdaptedModel, server: Open
     first = {"index": 0, "function": {"name": "calculator", "arguments": '{"expression": "1"}'}}
     second = {"index": 0, "function": {"name": "calculator", "arguments": '{"expression"'}}
     rest = {"index": 0, "function": {"arguments": ': "2"}'}}
-    server.script(deltas({"tool_calls": [first]}, {"tool_calls": [second]}, {"tool_calls": [rest]}, finish="tool_calls"))
+    server.script(deltas(*({"tool_calls": [each]} for each in (first, second, rest)), finish="tool_calls"))
     calls = ask(model, QUESTION).tool_calls
     assert [(call.name, call.arguments) for call in calls] == [
         ("calculator", '{"expression": "1"}'),
@@ -276,7 +276,7 @@ def test_any_other_refusal_is_not_repeated(model: AdaptedModel, server: OpenAISe
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("answer", [Answer("hello"), Answer(calls=[Call("clock", "{}", "a"), Call("clock", "{}", "b")])])
+@pytest.mark.parametrize("answer", [Answer("hello"), Answer(calls=[Call("clock", id="a"), Call("clock", id="b")])])
 def test_a_complete_reply_instead_of_a_stream_is_one(model: AdaptedModel, server: OpenAIServer, answer: Answer) -> None:
     body = json.dumps(server.whole(answer, "test-model")).encode()
     server.script(Raw(body, "application/json"))
@@ -307,7 +307,8 @@ def test_an_error_object_with_status_200_is_an_error(
 def test_schemas_have_properties_and_items(gemini: GeminiServer) -> None:
     """Gemini refuses an array without `items`, others an object without `properties`."""
     model = adapted("google", gemini.base_url)
-    array = {"type": "object", "properties": {"all": {"type": "array"}, "pair": {"prefixItems": [{"type": "string"}], "type": "array"}}}
+    pair = {"type": "array", "prefixItems": [{"type": "string"}]}
+    array = {"type": "object", "properties": {"all": {"type": "array"}, "pair": pair}}
     tools = (ToolSchema("a", "", array), ToolSchema("b", "", {}))
     gemini.script(Answer("hello"))
     assert model.respond(ModelRequest((QUESTION,), tools), new_call()).content == "hello"
@@ -407,7 +408,7 @@ class TestObject(ModelSuite):
         provider = OpenAIProvider(base_url=server.base_url, api_key="key")
         made = adapt_model(OpenAIChatModel("test-model", provider=provider), SystemClock())
         yield made
-        event_loop.start(provider.client.close())
+        event_loop.run(lambda _: provider.client.close(), new_call())
 
     def test_neither_it_nor_its_sdk_retries(self, model: Model, server: OpenAIServer) -> None:
         """Retries are perdure's."""
@@ -442,7 +443,8 @@ def test_function_and_test_models_reply() -> None:
     assert ask(made, QUESTION, tools=False).content == "hello"
     reply = ask(made, QUESTION)
     assert (reply.tool_calls, reply.stop_reason) == ((ToolCall("a", "clock", "{}"),), "tool_calls")
-    assert ask(adapt_model(TestModel(custom_output_text="fine"), SystemClock()), QUESTION, tools=False).content == "fine"
+    fine = adapt_model(TestModel(custom_output_text="fine"), SystemClock())
+    assert ask(fine, QUESTION, tools=False).content == "fine"
 
 
 # --- settings
@@ -461,8 +463,21 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that call no model start without the key."""
     for name in ("GOOGLE_API_KEY", "GEMINI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(MissingKey, match="PERDURE_MODEL is 'google:gemini-3-pro'.*GOOGLE_API_KEY"):
+    with pytest.raises(MissingKey, match=r"PERDURE_MODEL is 'google:gemini-3-pro'.*GOOGLE_API_KEY"):
         make("google:gemini-3-pro")
+
+
+def test_resolve_finds_the_providers_of_pydantic_ai(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any name that perdure does not know itself may be a provider of pydantic-ai."""
+    monkeypatch.setenv("GROQ_API_KEY", "key")
+    model = resolve("groq:llama-3.3-70b", Settings(), SystemClock())
+    assert isinstance(model, AdaptedModel)
+    assert model.name == "groq:llama-3.3-70b"
+    with pytest.raises(SettingsError, match=r"'pydantic-ai-slim\[cohere\]'"):
+        resolve("cohere:x", Settings(), SystemClock())
+    with pytest.raises(SettingsError, match="accepted: offline, openai:NAME"):
+        resolve("nobody:x", Settings(), SystemClock())
+    model.close()
 
 
 def test_an_unknown_provider_is_refused() -> None:
