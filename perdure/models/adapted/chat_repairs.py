@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,11 +23,13 @@ from perdure.clock import Clock
 from perdure.models.providers.errors import ProviderFailure, error_of
 from perdure.models.providers.json_values import as_array, as_object, as_string
 from perdure.text import untrusted
+from perdure.text.patterns import compiled
 
 log = logging.getLogger(__name__)
 
 _PATH = "/chat/completions"
-_NULL = re.compile(rb'"content": ?null')
+_NULLS = (b'"content": null', b'"content":null')
+_WORD = compiled(r"[A-Za-z_]+")
 _NEEDED = frozenset({"model", "messages", "stream", "tools"})
 
 
@@ -62,7 +63,7 @@ class ChatRepairs:
 
     def of_request(self, path: str, content: bytes) -> bytes | None:
         """The repaired body of a request; `None` if nothing is to be repaired."""
-        if not path.endswith(_PATH) or not (self.refused or _NULL.search(content)):
+        if not path.endswith(_PATH) or not (self.refused or any(null in content for null in _NULLS)):
             return None
         body = json.loads(content)
         for message in body["messages"]:
@@ -84,8 +85,7 @@ class ChatRepairs:
         """Remember the options of the request `sent` that an error names. Returns whether it names any."""
         if status not in {400, 422} or not sent:
             return False
-        options = set(as_object(json.loads(sent))) - _NEEDED - self.refused
-        named = {option for option in options if re.search(rf"\b{re.escape(option)}\b", said)}
+        named = set(as_object(json.loads(sent))).intersection(_WORD.findall(said)) - _NEEDED - self.refused
         if named:
             log.warning("%s refuses %s, which is left out from now on", self.name, ", ".join(sorted(named)))
         self.refused |= named

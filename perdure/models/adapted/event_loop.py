@@ -13,7 +13,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -33,11 +33,22 @@ class WaitingThread:
     """The thread that waits in `run`, as its work on the event loop sees it."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Sequence[_Job] | None] = SimpleQueue()
+        self._posted: list[_Job] = []
 
     def post(self, job: _Job) -> None:
-        """Let the thread call `job`, and do not wait. Jobs run in order. If one raises, the work is cancelled."""
-        self._jobs.put(job)
+        """Let the thread call `job`, and do not wait. Jobs run in order. If one raises, the work is cancelled.
+
+        The jobs of one iteration of the loop, such as the deltas of one packet, wake the thread once.
+        """
+        self._posted.append(job)
+        if len(self._posted) == 1:
+            asyncio.get_running_loop().call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        if self._posted:
+            self._jobs.put(self._posted)
+            self._posted = []
 
     async def perform(self, job: Callable[[], Result]) -> Result:
         """Let the thread call `job`, and wait for its result.
@@ -55,7 +66,8 @@ class WaitingThread:
             except BaseException as error:  # noqa: BLE001 (raised where the work waits)
                 done.set_exception(error)
 
-        self._jobs.put(complete)
+        self._pass_on()
+        self._jobs.put([complete])
         return await asyncio.wrap_future(done)
 
     def work_until_done(self, work: Future[Result], call: ModelCall) -> Result:
@@ -64,12 +76,13 @@ class WaitingThread:
             with call.aborting(lambda: _cancel(work)):
                 while True:
                     try:
-                        job = self._jobs.get(timeout=call.remaining())
+                        jobs = self._jobs.get(timeout=call.remaining())
                     except Empty:
                         continue  # `remaining` raises
-                    if job is None:
+                    if jobs is None:
                         return work.result()
-                    job()
+                    for job in jobs:
+                        job()
         except CancelledError as error:
             raise CallAborted("The process ends.") from error
         finally:

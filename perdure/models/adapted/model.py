@@ -7,7 +7,6 @@ no text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` a
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,8 +53,9 @@ from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
 from perdure.models.providers.wire_names import WireNames
 from perdure.settings import Settings
 from perdure.text import untrusted
+from perdure.text.patterns import compiled
 
-_FAMILY = re.compile(r"[a-z]+")
+_FAMILY = compiled("[a-z]+")
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,9 @@ from perdure.errors import MissingKey, SettingsError
 from perdure.models.adapted import event_loop
 from perdure.models.adapted.http import client
 from perdure.models.providers.endpoint import Endpoint
+from perdure.text.patterns import compiled
 
+_EXTRA = compiled(r"pydantic-ai-slim\[[a-z0-9-]+\]")
 _OPENAI = frozenset({"openai", "openai-chat", "openai-responses"})
 
 
@@ -74,8 +75,8 @@ def vendor(kind: str, model: str, name: str, variable: str, endpoint: Endpoint |
 
 def _extra(error: ImportError) -> str:
     """What to install, as pydantic-ai says it."""
-    extra = re.search(r"pydantic-ai-slim\[([a-z0-9-]+)\]", str(error))
-    wanted = f" 'pydantic-ai-slim[{extra[1]}]'" if extra else ""
+    extra = _EXTRA.search(str(error))
+    wanted = f" '{extra[0]}'" if extra else ""
     return f"the vendor's SDK cannot be imported: pip install 'perdure[pydantic-ai]'{wanted}"
 
 
