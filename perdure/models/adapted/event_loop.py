@@ -19,12 +19,17 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+import anyio.to_thread
+
 from perdure.models.protocol import CallAborted, ModelCall
 
 Result = TypeVar("Result")
 
 _CLOSE_S = 2.0
 """Maximum seconds in which the tasks of the loop end when the process ends."""
+
+THREADS = 1000
+"""Maximum threads of anyio, in which pydantic-ai calls synchronous clients and tools. Its own default is 40."""
 
 _Job = Callable[[], object]
 
@@ -134,8 +139,13 @@ def running() -> asyncio.AbstractEventLoop:
         return process.loop
 
 
+async def _raise_limit_of_threads() -> None:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    loop.run_until_complete(_raise_limit_of_threads())
     try:
         loop.run_forever()
     finally:

@@ -16,9 +16,13 @@ from perdure.errors import MissingKey, SettingsError
 from perdure.models.adapted import event_loop
 from perdure.models.adapted.http import client
 from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.transport import CONNECT_TIMEOUT_S
 from perdure.text.patterns import compiled
 
 _EXTRA = compiled(r"pydantic-ai-slim\[[a-z0-9-]+\]")
+_BEDROCK_READ_S = 300
+"""Seconds in which a byte of a reply must arrive. botocore has no limit for a whole call, and none for one request."""
+_BEDROCK_CONNECTIONS = 100
 _OPENAI = frozenset({"openai", "openai-chat", "openai-responses"})
 
 
@@ -114,7 +118,12 @@ def _http_library(accepted: Any) -> Any:
 def _bedrock_client(endpoint: Endpoint | None) -> Any:
     """A client of Bedrock without retries, which pydantic-ai has no option for."""
     boto3, config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
-    options = config.Config(retries={"total_max_attempts": 1}, connect_timeout=5)
+    options = config.Config(
+        retries={"total_max_attempts": 1},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=_BEDROCK_READ_S,
+        max_pool_connections=_BEDROCK_CONNECTIONS,
+    )
     url = None if endpoint is None else endpoint.base_url
     try:
         return boto3.client("bedrock-runtime", config=options, endpoint_url=url)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from perdure.clock import SystemClock
@@ -163,6 +165,18 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     """The parent's loop has no thread in the child, and closing it there would break the parent's."""
     program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
     assert subprocess.run(program, timeout=60, check=False).returncode == 0
+
+
+def test_more_than_forty_synchronous_calls_run_at_once() -> None:
+    """A synchronous client, such as Bedrock's, and synchronous tools must not limit a worker to 40 turns."""
+    arrived = threading.Barrier(60, timeout=20)
+
+    async def work(_: WaitingThread) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(60):
+                group.start_soon(anyio.to_thread.run_sync, arrived.wait)
+
+    run(work, call())
 
 
 def test_close_ends_the_work_and_the_thread() -> None:
