@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _PATH = "/chat/completions"
 _NULLS = (b'"content": null', b'"content":null')
+_UNSUPPORTED = ("support", "permitted", "allowed", "unrecognized", "unknown", "unexpected", "extra")
+"""Of a message that refuses an option, and not only its value."""
 _WORD = compiled(r"[A-Za-z_]+")
 _NEEDED = frozenset({"model", "messages", "stream", "tools"})
 
@@ -83,7 +85,7 @@ class ChatRepairs:
 
     def learn(self, sent: bytes, status: int | None, said: str) -> bool:
         """Remember the options of the request `sent` that an error names. Returns whether it names any."""
-        if status not in {400, 422} or not sent:
+        if status not in {400, 422} or not sent or not any(each in said.lower() for each in _UNSUPPORTED):
             return False
         named = set(as_object(json.loads(sent))).intersection(_WORD.findall(said)) - _NEEDED - self.refused
         if named:

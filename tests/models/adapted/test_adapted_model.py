@@ -269,10 +269,14 @@ def test_a_refused_option_is_left_out_from_then_on(
     assert ["stream_options" in request for request in server.requests] == [True, False, False]
 
 
-def test_any_other_refusal_is_not_repeated(model: AdaptedModel, server: OpenAIServer) -> None:
-    server.script(Status(400, message="messages: model and stream are fine, but no"))
+@pytest.mark.parametrize(
+    "said", ["messages: unsupported, but model and stream are fine", "max_completion_tokens must be at most 4096"]
+)
+def test_any_other_refusal_is_not_repeated(model: AdaptedModel, server: OpenAIServer, said: str) -> None:
+    """A refused value is the developer's to change, and nothing can be left out of what every request needs."""
+    server.script(Status(400, message=said))
     with pytest.raises(ProviderError):
-        ask(model, STATEMENT)
+        model.respond(ModelRequest((STATEMENT,), settings={"max_tokens": 9999}), new_call())
     assert len(server.requests) == 1
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -173,8 +174,8 @@ def test_more_than_forty_synchronous_calls_run_at_once() -> None:
 
     async def work(_: WaitingThread) -> None:
         async with anyio.create_task_group() as group:
-            for _ in range(60):
-                group.start_soon(anyio.to_thread.run_sync, arrived.wait)
+            for _each in range(60):
+                group.start_soon(partial(anyio.to_thread.run_sync, arrived.wait))
 
     run(work, call())
 
