@@ -19,6 +19,5 @@ except ImportError as _error:
     ) from _error
 
 from perdure.models.adapted.model import AdaptedModel, adapt_model, adapted_model
-from perdure.models.adapted.vendors import knows
 
-__all__ = ["AdaptedModel", "adapt_model", "adapted_model", "knows"]
+__all__ = ["AdaptedModel", "adapt_model", "adapted_model"]

@@ -45,7 +45,7 @@ from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prom
 from perdure.models.adapted.schemas import acceptable
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
@@ -78,7 +78,8 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
         SettingsError: there is no such provider, its SDK is missing, or it cannot be set up.
     """
     scheme, _, model = name.partition(":")
-    return AdaptedModel(name, partial(vendor, kind or scheme, model, name, variable, endpoint), clock)
+    create = partial(vendor, kind or scheme, model, name, variable, endpoint)
+    return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks)
 
 
 def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
@@ -86,14 +87,16 @@ def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
 
     The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
     """
-    return AdaptedModel(model.model_id, lambda: Vendor(model), clock)
+    return AdaptedModel(name_of(model), lambda: Vendor(model), clock)
 
 
 class AdaptedModel:
     """A model of pydantic-ai. Thread-safe."""
 
-    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock) -> None:
+    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock, *, thinks: bool = False) -> None:
         """`create` is called here, and again after a fork, because a client belongs to one event loop.
+
+        `thinks`: the server omits the opening tag of the model's thoughts.
 
         Raises:
             SettingsError: `create` raised it.
@@ -101,6 +104,7 @@ class AdaptedModel:
         self._name = name
         self._create = create
         self._clock = clock
+        self._thinks = thinks
         self._sender = _sender_of(name)
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
@@ -121,7 +125,7 @@ class AdaptedModel:
         messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)
         while True:
             exchange = http.HttpExchange(call, Exchange(self.name), self._repairs)
-            stream = model.request_stream(messages, _settings(request, model, call), parameters)
+            stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
             try:
                 reply = event_loop.run(partial(self._read, stream, names, exchange), call)
             except Exception as error:
@@ -140,7 +144,8 @@ class AdaptedModel:
         waiting: event_loop.WaitingThread,
     ) -> ModelReply:
         http.current.set(exchange)
-        reading = _Reading(names, self._sender, lambda text: waiting.post(partial(exchange.call.delta, text)))
+        splitter = partial(ThoughtSplitter.begun, thinks=self._thinks)
+        reading = _Reading(names, self._sender, lambda text: waiting.post(partial(exchange.call.delta, text)), splitter)
         async with opening as stream:
             async for event in stream:
                 reading.take(event)
@@ -196,24 +201,37 @@ def _has_structured_output(model: PydanticModel) -> bool:
         return False
 
 
-def _settings(request: ModelRequest, model: PydanticModel, call: ModelCall) -> ModelSettings:
+def _settings(request: ModelRequest, names: WireNames, model: PydanticModel, call: ModelCall) -> ModelSettings:
+    """The settings with pydantic-ai's names, without retries, and with the time that `call` has left."""
+    given = dict(request.settings)
+    if (effort := given.pop("reasoning_effort", None)) is not None:
+        given["thinking"] = False if effort == "none" else effort
+    if isinstance(choice := given.get("tool_choice"), list | tuple):
+        given["tool_choice"] = [names.to_wire(name) for name in choice]
     left = call.remaining()
     own: dict[str, Any] = {"max_retries": 0, "timeout": left, "request_timeout": left}
     if not request.tools and _needs_definitions(model) and any(message.tool_calls for message in request.messages):
         own["tool_choice"] = "none"
     unsupported = type(model).unsupported_settings
-    return cast(ModelSettings, {**request.settings, **{name: own[name] for name in own if name not in unsupported}})
+    return cast(ModelSettings, {**given, **{name: own[name] for name in own if name not in unsupported}})
 
 
 class _Reading:
     """Reads one stream: passes its text on, and assembles the reply."""
 
-    def __init__(self, names: WireNames, sender: Sender, post: Callable[[str], None]) -> None:
-        """`post` is called with each piece of the reply's text."""
+    def __init__(
+        self,
+        names: WireNames,
+        sender: Sender,
+        post: Callable[[str], None],
+        splitter: Callable[[], ThoughtSplitter],
+    ) -> None:
+        """`post` is called with each piece of the reply's text, and `splitter` makes a splitter for the reply."""
+        self._new_splitter = splitter
         self._sender = sender
         self._post = post
         self._draft = ReplyDraft(names)
-        self._splitter = ThoughtSplitter()
+        self._splitter = splitter()
         self._thoughts: list[str] = []
         self._tagged: set[int] = set()
         """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
@@ -299,7 +317,7 @@ class _Reading:
 
     def _without_tags(self, parts: Sequence[ModelResponsePart]) -> list[ModelResponsePart]:
         """The parts of the response, in which thoughts in tags are left out."""
-        splitter = ThoughtSplitter()
+        splitter = self._new_splitter()
         found: list[ModelResponsePart] = []
         for index, part in enumerate(parts):
             if isinstance(part, TextPart):

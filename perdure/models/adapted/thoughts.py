@@ -6,6 +6,7 @@ The tags may be split over deltas. An unclosed thought lasts to the end of the r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 OPENING = "<think>"
 _TAGS = {OPENING: "</think>", "<thinking>": "</thinking>"}
@@ -21,6 +22,11 @@ class ThoughtSplitter:
     _closing: str = ""
     _after_thought: bool = False
     _held_back: str = ""
+
+    @classmethod
+    def begun(cls, *, thinks: bool) -> Self:
+        """A splitter for a new reply. `thinks`: the reply begins in a thought whose opening tag the server omits."""
+        return cls(_closing=_TAGS[OPENING] if thinks else "")
 
     def feed(self, text: str) -> str:
         """The text of a delta that is no thought. The beginning of a possible tag is held back."""

@@ -39,22 +39,11 @@ class Vendor:
             event_loop.release(self.http_client)
 
 
-def knows(kind: str) -> bool:
-    """Whether pydantic-ai has a provider called `kind`, whose SDK may be missing."""
-    try:
-        infer_provider_class(kind)
-    except ImportError:
-        return True
-    except ValueError:
-        return False
-    return True
-
-
 def vendor(kind: str, model: str, name: str, variable: str, endpoint: Endpoint | None) -> Vendor:
     """The model `model` of the provider that pydantic-ai calls `kind`.
 
-    `endpoint` is the provider's server; its name is the beginning of `name`. By default, the server and the key are
-    those of the vendor's environment variables.
+    `endpoint` is the provider's server. By default, the server and the key are those of the vendor's environment
+    variables.
 
     Raises:
         MissingKey: the vendor's key is not set.
@@ -62,9 +51,8 @@ def vendor(kind: str, model: str, name: str, variable: str, endpoint: Endpoint |
     """
     setting = f"{variable} is {name!r}"
     clients: list[Any] = []
-    endpoint_name = name.partition(":")[0]
     try:
-        made = infer_model(f"{kind}:{model}", lambda each: _provider(each, endpoint_name, endpoint, clients))
+        made = infer_model(f"{kind}:{model}", lambda each: _provider(each, endpoint, clients))
     except ImportError as error:
         raise SettingsError(f"{setting}: {_extra(error)}") from error
     except UserError as error:
@@ -84,7 +72,7 @@ def _extra(error: ImportError) -> str:
     return f"the vendor's SDK cannot be imported: pip install 'perdure[pydantic-ai]'{wanted}"
 
 
-def _provider(kind: str, name: str, endpoint: Endpoint | None, clients: list[Any]) -> Provider[Any]:
+def _provider(kind: str, endpoint: Endpoint | None, clients: list[Any]) -> Provider[Any]:
     """The provider called `kind`. Its HTTP client, if it accepts one, is added to `clients`."""
     made = infer_provider_class(kind)
     accepted = inspect.signature(made.__init__).parameters
@@ -98,12 +86,12 @@ def _provider(kind: str, name: str, endpoint: Endpoint | None, clients: list[Any
     elif endpoint is not None and kind in _OPENAI:
         from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider  # noqa: PLC0415 (imports the SDK)
 
-        return OpenAICompatibleProvider(name, base_url=endpoint.base_url, api_key=endpoint.key, **options)
+        return OpenAICompatibleProvider(endpoint.name, base_url=endpoint.base_url, api_key=endpoint.key, **options)
     elif endpoint is not None:
         if not {"base_url", "api_key"} <= accepted.keys():
             raise UserError(f"{made.__name__} accepts no URL, so it cannot be a named endpoint")
         options |= {"base_url": endpoint.base_url, "api_key": endpoint.key}
-        made = type(made.__name__, (made,), {"name": name, "canonical_system": name})
+        made = type(made.__name__, (made,), {"name": endpoint.name, "canonical_system": endpoint.name})
     return made(**options)
 
 

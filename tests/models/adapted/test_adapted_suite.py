@@ -26,7 +26,9 @@ from tests.models.server import Answer, Broken, ProviderServer, Status, Step, Wi
 
 
 def adapted(kind: str, base_url: str) -> AdaptedModel:
-    return adapted_model(f"{kind}:test-model", Settings(), SystemClock(), "PERDURE_MODEL", Endpoint(base_url, "key"))
+    return adapted_model(
+        f"{kind}:test-model", Settings(), SystemClock(), "PERDURE_MODEL", Endpoint(kind, base_url, "key")
+    )
 
 
 class AdaptedSuite(ProviderSuite):

@@ -80,7 +80,7 @@ def server() -> Iterator[ResponsesServer]:
 
 @pytest.fixture
 def model(server: ResponsesServer) -> Iterator[AdaptedModel]:
-    endpoint = Endpoint(server.base_url, "key")
+    endpoint = Endpoint("openai-responses", server.base_url, "key")
     made = adapted_model("openai-responses:gpt-5", Settings(), SystemClock(), "PERDURE_MODEL", endpoint)
     yield made
     made.close()
