@@ -279,7 +279,7 @@ COLUMNS = {
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
-    "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
+    "turns.metadata": "the_turn_itself", "turns.tools_left_out": "is shown as it is", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
     "snapshots.variables": "any JSON object is valid",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",
     "case_archive.review": "is copied as it is", "unrouted.message": "an_unrouted_message",

@@ -41,6 +41,7 @@ IncomingBody = Annotated[
                     "priority": 7,
                     "on_busy": "enqueue",
                     "metadata": {"page": "/calendar"},
+            "tools_left_out": ["search_archive"],
                 },
             },
         }
@@ -182,7 +183,7 @@ class Turn(Answer):
             "status": "done",
             "attempts": 1,
             "steps": 2,
-            "reply": {"text": "12 * 7 is 84.", "format": "text"},
+            "reply": {"text": "12 * 7 is 84.", "format": "text", "stop_reason": "stop"},
             "error": None,
             "delayed": None,
             "usage": {"input_tokens": 412, "output_tokens": 9, "cached_tokens": 0, "reasoning_tokens": None},
@@ -193,6 +194,7 @@ class Turn(Answer):
             "started_at": "2026-03-02T09:30:00.131907+00:00",
             "settled_at": "2026-03-02T09:30:01.870233+00:00",
             "metadata": {"page": "/calendar"},
+            "tools_left_out": ["search_archive"],
         }
     )
 
