@@ -41,7 +41,6 @@ IncomingBody = Annotated[
                     "priority": 7,
                     "on_busy": "enqueue",
                     "metadata": {"page": "/calendar"},
-            "tools_left_out": ["search_archive"],
                 },
             },
         }
