@@ -36,7 +36,7 @@ class OpenAIEmbedder:
     """One embedding model of one server. Threads may share it."""
 
     def __init__(self, model: str, clock: Clock, timeout_s: float, endpoint: Endpoint | None = None) -> None:
-        """Without `endpoint`, read the server's address and key from the environment, as the SDK does.
+        """Without `endpoint`, read the server's address and key from the variables of OpenAI.
 
         Raises:
             SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
