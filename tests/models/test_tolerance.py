@@ -119,18 +119,20 @@ def test_details_of_reasoning_are_assembled(server: OpenAIServer) -> None:
             detail("Step "),
             detail("one."),
             detail("", signature="c2ln"),
+            detail("Two."),
             *[{"reasoning_details": [each]} for each in encrypted],
             {"content": "Done."},
         )
     )
     model = model_of(server, "anthropic/claude-sonnet-5")
     reply = ask(model, QUESTION)
-    assert (reply.content, reply.thoughts) == ("Done.", "Step one.")
+    assert (reply.content, reply.thoughts) == ("Done.", "Step one.Two.")
     ask(model, QUESTION, Message(Role.ASSISTANT, reply.content, opaque=reply.opaque), QUESTION)
     sent = server.requests[1]["messages"][2]
-    assert sent["reasoning"] == "Step one."
-    first, *others = sent["reasoning_details"]
+    assert sent["reasoning"] == "Step one.Two."
+    first, second, *others = sent["reasoning_details"]
     assert (first["text"], first["signature"]) == ("Step one.", "c2ln")
+    assert (second["text"], second.get("signature")) == ("Two.", None)
     assert others == encrypted
 
 
@@ -629,6 +631,15 @@ def test_other_refusals_are_not_tried_again(server: OpenAIServer, refusal: Statu
     """Only a refusal that names an option is met by leaving it out."""
     server.script(refusal)
     with pytest.raises(kind):
+        ask(model_of(server), QUESTION)
+    assert len(server.requests) == 1
+
+
+def test_a_refusal_after_some_text_ends_the_call(server: OpenAIServer) -> None:
+    """The text was already shown, so that a second reply must not follow it within the call."""
+    text = chunk([{"index": 0, "delta": {"content": "Yes"}}])
+    server.script(Chunks([text, {"error": {"message": "stream_options: no", "code": 400}}]))
+    with pytest.raises(ProviderError):
         ask(model_of(server), QUESTION)
     assert len(server.requests) == 1
 
