@@ -131,7 +131,7 @@ class Exchange:
     """
 
     name: str
-    quotes: bool
+    quotes: bool = False
     request_id: str | None = None
     received: bytes = b""
 
@@ -262,7 +262,7 @@ def _named_status(failure: ProviderFailure) -> int | None:
     return _STATUS_OF_TYPE.get(str(failure.type).casefold())
 
 
-def connection_error(cause: BaseException) -> PerdureError:
+def connection_error(cause: BaseException | None) -> PerdureError:
     """Map an error of the transport to an error of perdure; see the table in the module's docstring."""
     if isinstance(cause, httpcore2.TimeoutException) and not isinstance(cause, httpcore2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")

@@ -45,6 +45,9 @@ TRANSPORT_ERRORS = (
     httpcore2.UnsupportedProtocol,
 )
 
+FOREIGN_REDIRECT = "The model's server redirects to another origin, which is not followed."
+COMPRESSED = "The model's server sent a compressed reply, which was not requested."
+
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
 _LAST_READ_S = 0.1
@@ -197,9 +200,7 @@ class Connections:
             return url
         target = url.join(location)
         if _origin(target) != _origin(self._base):
-            raise ProviderError(
-                "The model's server redirects to another origin, which is not followed.", transient=False
-            )
+            raise ProviderError(FOREIGN_REDIRECT, transient=False)
         return target
 
 
@@ -229,7 +230,7 @@ class Response:
         """
         if self.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
             if self.is_success:
-                raise InvalidResponse("The model's server sent a compressed reply, which was not requested.")
+                raise InvalidResponse(COMPRESSED)
             return
         size = 0
         for chunk in self._chunks:
