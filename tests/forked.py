@@ -28,7 +28,7 @@ _IMPORTED = [
     "perdure.builtin",
     "perdure.channels.http.app",
     "perdure.models.offline",
-    "perdure.models.providers.openai",
+    "perdure.models.providers.model",
     "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
     "perdure.tasks.deliveries",
     "perdure.tasks.turns",

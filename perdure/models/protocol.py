@@ -198,8 +198,8 @@ class CallAborted(Abandoned):
 class ModelCall:
     """One call of a model: its deadline, its streamed text and its abort.
 
-    Models use `delta`, `remaining` and `aborting`; the engine uses `abort`, `expire` and `expire_overdue`; retries and
-    fallbacks use `part` and `rewind`. All methods are thread-safe.
+    Models use `delta`, `thought`, `remaining` and `aborting`; the engine uses `abort`, `expire` and `expire_overdue`;
+    retries and fallbacks use `part` and `rewind`. All methods are thread-safe.
     """
 
     def __init__(
@@ -208,11 +208,13 @@ class ModelCall:
         timeout_s: float,
         on_delta: Callable[[str], None] | None = None,
         on_rewind: Callable[[], None] | None = None,
+        on_thought: Callable[[str], None] | None = None,
     ) -> None:
         self._clock = clock
         self.deadline = clock.monotonic() + timeout_s
         self._on_delta = on_delta
         self._on_rewind = on_rewind
+        self._on_thought = on_thought
         self.may_shorten = False
         """Whether the engine may ask again with a shorter prompt after `ContextTooLong`. Fallbacks then wait."""
         self.fallback_waits = False
@@ -255,6 +257,16 @@ class ModelCall:
             self._streamed = True
             self._on_delta(text)
 
+    def thought(self, text: str) -> None:
+        """Report a piece of the model's thoughts, which are no part of its text. `rewind` does not withdraw them.
+
+        Raises:
+            CallAborted, DeadlineExceeded: the call is over.
+        """
+        self.remaining()
+        if text and self._on_thought is not None:
+            self._on_thought(text)
+
     def rewind(self) -> None:
         """Withdraw all text reported so far. The next reported text is the beginning of a new reply."""
         streamed, self._streamed = self._streamed, False
@@ -270,7 +282,7 @@ class ModelCall:
         Raises:
             CallAborted, DeadlineExceeded: the whole call is over.
         """
-        part = ModelCall(self._clock, min(timeout_s, self.remaining()), self.delta, self.rewind)
+        part = ModelCall(self._clock, min(timeout_s, self.remaining()), self.delta, self.rewind, self.thought)
         self._part = part
         try:
             with self.aborting(self._end_part):

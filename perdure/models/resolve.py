@@ -86,18 +86,15 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
 
 
 def _own(kind: str, model: str, clock: Clock, variable: str, server: Endpoint | None) -> Model:
-    if kind == endpoints.OPENAI:
-        from perdure.models.providers.openai import OpenAIModel  # noqa: PLC0415 (the SDK takes a second to import)
+    from perdure.models.providers.endpoint import endpoint_of  # noqa: PLC0415 (httpx2 takes time to import)
+    from perdure.models.providers.model import EndpointModel  # noqa: PLC0415 (the same)
 
-        return OpenAIModel(model, clock, variable, server)
-    from perdure.models.providers.anthropic import AnthropicModel  # noqa: PLC0415 (the same)
-
-    return AnthropicModel(model, clock, variable, server)
+    return EndpointModel(server or endpoint_of(kind, variable, f"{kind}:{model}"), model, clock)
 
 
 def _server(name: str, settings: Settings) -> Endpoint | None:
     """The named endpoint of the model called `name`; `None` for the server of a vendor."""
-    from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (as the SDKs)
+    from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (the same)
 
     found = endpoints.find(name, settings)
     return None if found is None else named_endpoint(*found)

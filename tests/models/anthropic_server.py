@@ -16,6 +16,8 @@ from tests.models.server import Answer, Player, ProviderServer, Status, Step, Wi
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_KEPT = frozenset({"thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result"})
+"""The blocks that the provider wants back as it sent them."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -88,7 +90,7 @@ def _turns(messages: Sequence[Wire]) -> Iterator[tuple[str, list[Wire]]]:
     yield role, blocks
 
 
-def _block_problems(where: str, role: str, blocks: Sequence[Wire]) -> Iterator[str]:
+def _block_problems(where: str, role: str, blocks: Sequence[Wire]) -> Iterator[str]:  # noqa: C901 (a flat list of kinds)
     if role not in ("user", "assistant"):
         yield f"{where}.role: {role!r} is not a role"
     for block in blocks:
@@ -101,6 +103,9 @@ def _block_problems(where: str, role: str, blocks: Sequence[Wire]) -> Iterator[s
             case "tool_result" if role == "user":
                 if not str(block.get("content", "x")).strip():
                     yield f"{where}: the content of a tool_result must not be blank"
+            case kind if role == "assistant" and kind in _KEPT:
+                if "thinking" in kind and not (block.get("signature") or block.get("data")):
+                    yield f"{where}: Invalid `signature` in `thinking` block"
             case other:
                 yield f"{where}: a block of type {other!r} does not belong to the role {role}"
 

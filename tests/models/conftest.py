@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from perdure.clock import SystemClock
-from perdure.models.providers.openai import OpenAIModel
+from perdure.models.endpoints import OPENAI
+from perdure.models.providers.model import EndpointModel
+from tests.models.endpoints import configured
 from tests.models.openai_server import OpenAIServer
 
 _trust = functools.cache(httpx2.create_ssl_context)
@@ -29,10 +30,10 @@ def server() -> Iterator[OpenAIServer]:
 
 
 @pytest.fixture
-def model(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIModel]:
+def model(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndpointModel]:
     """A model that calls `server`, configured by environment variables as in production."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
-    made = OpenAIModel("test-model", SystemClock())
+    made = configured(OPENAI, "test-model")
     yield made
     made.close()

@@ -66,6 +66,18 @@ SLOW = pytest.param(Answer("slow " * 500, interval_s=0.05), id="speaks slowly")
 class ProviderSuite(ModelSuite):
     """The tests of a provider's model. Subclass this class and define the fixtures `server` and `model`."""
 
+    @pytest.fixture
+    def cut_off_model(self, model: Model, server: ProviderServer) -> Model:
+        """The server's next reply ends within the arguments of a call."""
+        server.script(Answer(calls=[Call("calculator", '{"expression": "12')], finish_reason="length"))
+        return model
+
+    @pytest.fixture
+    def unended_model(self, model: Model, server: ProviderServer) -> Model:
+        """The server's next reply ends after three chunks."""
+        server.script(Broken(Answer("half of it"), 3, b""))
+        return model
+
     # --- replies
 
     def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:

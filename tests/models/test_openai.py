@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perdure.clock import SystemClock
 from perdure.errors import (
     ContentFiltered,
     ContextTooLong,
@@ -18,9 +17,11 @@ from perdure.errors import (
     SettingsError,
 )
 from perdure.models.endings import ended_properly
+from perdure.models.endpoints import OPENAI
 from perdure.models.protocol import Message, Role, ToolCall
-from perdure.models.providers.openai import OpenAIModel
+from perdure.models.providers.model import EndpointModel
 from perdure.testing.suites.models import QUESTION, ask
+from tests.models.endpoints import configured
 from tests.models.openai_server import Chunks, OpenAIServer, Status, Step, chunk
 from tests.models.server import Answer, Raw
 
@@ -38,7 +39,7 @@ from tests.models.server import Answer, Raw
         ),
     ],
 )
-def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+def test_refuses_a_malformed_response(model: EndpointModel, server: OpenAIServer, step: Step) -> None:
     """A malformed response fails the call with `InvalidResponse`."""
     server.script(step)
     with pytest.raises(InvalidResponse):
@@ -63,7 +64,7 @@ def test_refuses_a_malformed_response(model: OpenAIModel, server: OpenAIServer, 
         ),
     ],
 )
-def test_recognises_a_prompt_that_is_too_long(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+def test_recognises_a_prompt_that_is_too_long(model: EndpointModel, server: OpenAIServer, step: Step) -> None:
     """If an error's code, type or text says that the prompt is too long, the call raises `ContextTooLong`."""
     server.script(step)
     with pytest.raises(ContextTooLong):
@@ -92,7 +93,7 @@ AZURE = {
     ],
     ids=["Azure", "content policy", "invalid prompt", "in mid-stream", "a server's own spelling"],
 )
-def test_recognises_a_content_filter(model: OpenAIModel, server: OpenAIServer, step: Step) -> None:
+def test_recognises_a_content_filter(model: EndpointModel, server: OpenAIServer, step: Step) -> None:
     """A content filter's refusal raises `ContentFiltered`, however the server reports it."""
     server.script(step)
     with pytest.raises(ContentFiltered):
@@ -119,7 +120,7 @@ def test_recognises_a_content_filter(model: OpenAIModel, server: OpenAIServer, s
 )
 @pytest.mark.parametrize("streamed", [True, False])
 def test_maps_an_error_without_a_status_by_its_code_or_type(
-    model: OpenAIModel,
+    model: EndpointModel,
     server: OpenAIServer,
     error: object,
     kind: type[PerdureError],
@@ -136,14 +137,16 @@ def test_maps_an_error_without_a_status_by_its_code_or_type(
 
 
 @pytest.mark.parametrize("body", [b'{"error": ', b"[" * 100_000, b"\xff", b"[]"])
-def test_refuses_malformed_json_with_status_200(model: OpenAIModel, server: OpenAIServer, body: bytes) -> None:
+def test_refuses_malformed_json_with_status_200(model: EndpointModel, server: OpenAIServer, body: bytes) -> None:
     """JSON that cannot be read, or that has no error, fails the call with `InvalidResponse`."""
     server.script(Raw(body, "application/json"))
     with pytest.raises(InvalidResponse):
         ask(model, QUESTION)
 
 
-def test_json_with_status_200_that_breaks_off_is_a_failed_connection(model: OpenAIModel, server: OpenAIServer) -> None:
+def test_json_with_status_200_that_breaks_off_is_a_failed_connection(
+    model: EndpointModel, server: OpenAIServer
+) -> None:
     """A connection lost in the middle of such a body is a transient failure, as in the middle of a stream."""
     server.script(Raw(b'{"error": ', "application/json", promised=1_000))
     with pytest.raises(ProviderError, match="connection") as caught:
@@ -151,7 +154,7 @@ def test_json_with_status_200_that_breaks_off_is_a_failed_connection(model: Open
     assert caught.value.transient
 
 
-def test_a_refusal_is_a_reply_that_runs_no_call(model: OpenAIModel, server: OpenAIServer) -> None:
+def test_a_refusal_is_a_reply_that_runs_no_call(model: EndpointModel, server: OpenAIServer) -> None:
     """A refusal in the model's own words is shown to the user. The provider ends it with `stop`, like an answer."""
     call = {"index": 0, "id": "a", "function": {"name": "clock", "arguments": "{}"}}
     deltas: list[Any] = [{"refusal": "I cannot "}, {"refusal": "help with that."}, {"tool_calls": [call]}]
@@ -164,13 +167,13 @@ def test_a_refusal_is_a_reply_that_runs_no_call(model: OpenAIModel, server: Open
 
 
 @pytest.mark.parametrize("usage", [{}, {"prompt_tokens": 3}, {"prompt_tokens": 3, "completion_tokens": None}])
-def test_an_incomplete_usage_is_unknown(model: OpenAIModel, server: OpenAIServer, usage: dict[str, Any]) -> None:
+def test_an_incomplete_usage_is_unknown(model: EndpointModel, server: OpenAIServer, usage: dict[str, Any]) -> None:
     """A usage without one of its two counts is unknown, because a missing count is not zero."""
     server.script(Answer("hello", usage=usage))
     assert ask(model, QUESTION).usage is None
 
 
-def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServer) -> None:
+def test_sends_the_key_and_asks_for_usage(model: EndpointModel, server: OpenAIServer) -> None:
     """A request contains the API key as a bearer token, the tools and the option `include_usage`."""
     ask(model, QUESTION)
     assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
@@ -178,7 +181,7 @@ def test_sends_the_key_and_asks_for_usage(model: OpenAIModel, server: OpenAIServ
     assert [each["function"]["name"] for each in server.requests[0]["tools"]] == ["calculator", "clock"]
 
 
-def test_joins_a_character_that_came_in_two_halves(model: OpenAIModel, server: OpenAIServer) -> None:
+def test_joins_a_character_that_came_in_two_halves(model: EndpointModel, server: OpenAIServer) -> None:
     """If an emoji is split between two chunks, its halves are joined. Lone surrogates and NUL are replaced."""
     pieces = ["ok \ud83d", "\ude00 \x00", "\ud83d"]
     deltas: list[Any] = [chunk([{"index": 0, "delta": {"content": piece}}]) for piece in pieces]
@@ -191,14 +194,14 @@ def test_needs_a_key_for_the_vendors_own_address(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(SettingsError, match="OPENAI_API_KEY is not set"):
-        OpenAIModel("gpt-5", SystemClock())
+        configured(OPENAI, "gpt-5")
 
 
 def test_needs_no_key_for_another_address(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with a base URL other than OpenAI's needs no API key, because local servers require none."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-    assert ask(OpenAIModel("local", SystemClock()), QUESTION).tool_calls
+    assert ask(configured(OPENAI, "local"), QUESTION).tool_calls
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1"])
@@ -206,10 +209,10 @@ def test_refuses_an_invalid_base_url(address: str, monkeypatch: pytest.MonkeyPat
     """A model cannot be created with an invalid base URL. The error names the setting and its value."""
     monkeypatch.setenv("OPENAI_BASE_URL", address)
     with pytest.raises(SettingsError, match="OPENAI_BASE_URL is"):
-        OpenAIModel("gpt-5", SystemClock())
+        configured(OPENAI, "gpt-5")
 
 
-def test_the_test_server_refuses_an_invalid_transcript(model: OpenAIModel) -> None:
+def test_the_test_server_refuses_an_invalid_transcript(model: EndpointModel) -> None:
     """The test server refuses an invalid transcript with status 400."""
     open_call = Message(Role.ASSISTANT, "", (ToolCall("call_1", "clock", "{}"),))
     with pytest.raises(PerdureError, match="status 400"):

@@ -12,12 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx2
 import pytest
 
-from perdure.clock import SystemClock
 from perdure.errors import DeadlineExceeded
+from perdure.models.endpoints import OPENAI
 from perdure.models.protocol import CallAborted, ModelReply
 from perdure.models.providers import transport as connection
-from perdure.models.providers.openai import OpenAIModel
+from perdure.models.providers.model import EndpointModel
 from perdure.testing.suites.models import QUESTION, ask, new_call
+from tests.models.endpoints import configured
 from tests.models.openai_server import OpenAIServer, Silence
 
 AT_ONCE_S = 2.0
@@ -32,7 +33,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_an_abort_wakes_a_thread_on_a_pooled_connection(
-    model: OpenAIModel, server: OpenAIServer, pool: ThreadPoolExecutor
+    model: EndpointModel, server: OpenAIServer, pool: ThreadPoolExecutor
 ) -> None:
     """An abort ends a call on a pooled connection that an earlier call opened."""
     ask(model, QUESTION)
@@ -76,7 +77,7 @@ def test_an_abort_ends_a_connect(pool: ThreadPoolExecutor, monkeypatch: pytest.M
 
     monkeypatch.setattr(connection, "_connect", noted)
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{full_backlog}/v1")
-    _aborted_at_once(OpenAIModel("m", SystemClock()), pool, lambda: _happens(connecting))
+    _aborted_at_once(configured(OPENAI, "m"), pool, lambda: _happens(connecting))
 
 
 def test_an_unresponsive_resolver_does_not_hold_a_call(
@@ -93,7 +94,7 @@ def test_an_unresponsive_resolver_does_not_hold_a_call(
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://silent.example/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
-    model = OpenAIModel("m", SystemClock())
+    model = configured(OPENAI, "m")
     _aborted_at_once(model, pool, lambda: _happens(resolving))
     with pytest.raises(DeadlineExceeded):
         ask(model, QUESTION, call=new_call(0.2))
@@ -111,7 +112,7 @@ def test_an_abort_ends_a_handshake(pool: ThreadPoolExecutor, monkeypatch: pytest
             accepted.append(listener.accept()[0])
             accepted[0].recv(1)  # the ClientHello has arrived; the server does not respond to it
 
-        _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
+        _aborted_at_once(configured(OPENAI, "m"), pool, accept)
         accepted[0].close()
 
 
@@ -128,12 +129,12 @@ def test_an_abort_wakes_a_thread_that_reads_over_tls(pool: ThreadPoolExecutor, m
             accepted.append(_anonymous(ssl.PROTOCOL_TLS_SERVER).wrap_socket(plain, server_side=True))
             assert accepted[0].recv(4) == b"POST"
 
-        _aborted_at_once(OpenAIModel("m", SystemClock()), pool, accept)
+        _aborted_at_once(configured(OPENAI, "m"), pool, accept)
         accepted[0].close()
 
 
 @pytest.mark.long
-def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer) -> None:
+def test_hundreds_of_calls_wait_at_once(model: EndpointModel, server: OpenAIServer) -> None:
     """Hundreds of calls can wait for their responses at the same time. No call waits for a free connection."""
     server.script(*[Silence() for _ in range(300)])
     calls = [new_call() for _ in range(300)]
@@ -146,7 +147,7 @@ def test_hundreds_of_calls_wait_at_once(model: OpenAIModel, server: OpenAIServer
     assert {type(error) for error in errors} == {CallAborted}
 
 
-def _aborted_at_once(model: OpenAIModel, pool: ThreadPoolExecutor, until_it_waits: Callable[[], None]) -> None:
+def _aborted_at_once(model: EndpointModel, pool: ThreadPoolExecutor, until_it_waits: Callable[[], None]) -> None:
     call = new_call()
     waiting: Future[ModelReply] = pool.submit(ask, model, QUESTION, call=call)
     until_it_waits()

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.providers.wire_names import MAX_ID, MAX_NAME, WireIds, WireNames
+from perdure.models.providers.wire_names import MAX_ID, MAX_NAME, PLAIN_CHARACTERS, WireIds, WireNames
 
 TOOLS = st.lists(st.text(st.sampled_from("ab_:.é "), min_size=1, max_size=80), max_size=6, unique=True)
 
@@ -40,10 +40,10 @@ def test_unknown_tools_have_names_too() -> None:
 @given(st.lists(st.lists(st.sampled_from(["call_1", "call 1", "x" * 60, ""]), unique=True, max_size=3), max_size=4))
 def test_ids_are_unique_over_a_prompt_and_results_find_their_calls(replies: list[list[str]]) -> None:
     """Call ids are made unique within a prompt, because replies may repeat ids and providers refuse repeated ids."""
-    ids = WireIds(translate=True)
+    ids = WireIds(PLAIN_CHARACTERS)
     seen: list[str] = []
     for given_ids in replies:
-        assigned = ids.assign(given_ids)
+        assigned = ids.assign(given_ids, {})
         assert [ids.of_result(each) for each in given_ids] == [assigned[each] for each in given_ids]
         seen += assigned.values()
     assert len(set(seen)) == len(seen)

@@ -29,11 +29,13 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import time_spans
+from perdure.models import families
 from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
-from perdure.models.providers import wire_names
+from perdure.models.providers import endpoint, errors, wire_names
+from perdure.models.thoughts import ThoughtTags
 from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
@@ -160,6 +162,18 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
     "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
+    "perdure.models.providers.errors.failure_in": lambda given: errors.failure_in({"error": [given, {given: given}]}),
+    "perdure.models.providers.errors.failure_of": lambda given: errors.failure_of(
+        400, given.encode(errors="replace"), {}
+    ),
+    "perdure.models.providers.endpoint.adapted": lambda given: endpoint.adapted(
+        endpoint.NO_QUIRKS, given.casefold(), {"messages": []}, ()
+    ),
+    "perdure.models.families.family": families.family,
+    "perdure.models.thoughts.ThoughtTags": lambda given: [
+        [tags.split(given[at : at + 7]) for at in range(0, len(given), 7)]
+        for tags in (ThoughtTags(), ThoughtTags(thinks_first=True))
+    ],
     "perdure.models.offline.OfflineModel, statement": lambda given: offline_reply(Message(Role.USER, given)),
     "perdure.models.offline.OfflineModel, calculation": lambda given: offline_reply(Message(Role.USER, given[:400])),
     "perdure.models.offline.OfflineModel, extraction": lambda given: offline_reply(

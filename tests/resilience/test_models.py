@@ -437,6 +437,13 @@ def test_a_prompt_that_is_plain_stays_as_it_is() -> None:
     assert flatten_tool_calls(REQUEST) == REQUEST
 
 
+def test_a_prompt_without_tools_keeps_its_settings() -> None:
+    """The settings of a call, and the form of its output, hold for the fallback, too."""
+    asked = ModelRequest(CONVERSATION, (ToolSchema("f", "", {}),), {"temperature": 0.5}, {"type": "object"})
+    flattened = flatten_tool_calls(asked)
+    assert (flattened.tools, flattened.settings, flattened.output) == ((), asked.settings, asked.output)
+
+
 def test_a_prompt_without_a_system_message_gets_one() -> None:
     """A request without a system message gets a system message, which says that the model has no tools."""
     roles = [each.role for each in flatten_tool_calls(ModelRequest(CONVERSATION[1:])).messages]

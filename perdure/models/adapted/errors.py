@@ -57,7 +57,7 @@ def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
     """The error of perdure for `error`, which is logged."""
     found = http.failure or _of(error, http, clock)
     code = error.provider_error_code if isinstance(error, ModelAPIError) else None
-    return http.exchange.log_failure(found, http.status, code)
+    return http.exchange.log_failure(found, ProviderFailure(http.status, code, "", http.headers))
 
 
 def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: C901, PLR0911 (a table)

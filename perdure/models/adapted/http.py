@@ -20,12 +20,12 @@ from typing import Any
 
 import httpx2
 
-from perdure.errors import InvalidResponse, PerdureError
+from perdure.errors import InvalidResponse, PerdureError, ProviderError
 from perdure.models.adapted.chat_repairs import ChatRepairs, Repair
 from perdure.models.protocol import ModelCall
 from perdure.models.providers import transport
-from perdure.models.providers.errors import Exchange, connection_error
-from perdure.models.providers.transport import CONNECT_TIMEOUT_S, Compressed, ForeignRedirect
+from perdure.models.providers.errors import Exchange
+from perdure.models.providers.transport import COMPRESSED, CONNECT_TIMEOUT_S, FOREIGN_REDIRECT
 
 _KEEPALIVE_S = 30.0
 _LAST_READ_S = 0.1
@@ -81,7 +81,7 @@ async def _before(request: Any) -> None:
     if exchange.origin is None:
         exchange.origin = origin
     if origin != exchange.origin:
-        raise exchange.fail(connection_error(ForeignRedirect("redirected")))
+        raise exchange.fail(ProviderError(FOREIGN_REDIRECT, transient=False))
     left = exchange.call.remaining()
     timeouts = {"connect": min(left, CONNECT_TIMEOUT_S), "read": left, "write": left, "pool": left}
     request.extensions = {**request.extensions, "timeout": timeouts}
@@ -106,7 +106,7 @@ async def _after(body: Any, response: Any) -> None:
     exchange.exchange.request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), None)
     is_compressed = headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
     if is_compressed and response.is_success:
-        raise exchange.fail(connection_error(Compressed("compressed")))
+        raise exchange.fail(InvalidResponse(COMPRESSED))
     repair = None
     if is_compressed:  # an error, whose status says enough
         for name in ("content-encoding", "content-length", "transfer-encoding"):

@@ -27,7 +27,7 @@ from pydantic_ai.messages import ModelRequest as Request
 from pydantic_ai.usage import RequestUsage
 
 from perdure.models.protocol import Message, Opaque, Role, ToolCall
-from perdure.models.providers.wire_names import WireIds, WireNames
+from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.text import untrusted
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def _carries_more(part: ModelResponsePart) -> bool:
 
 def prompt(messages: Sequence[Message], names: WireNames, sender: Sender) -> list[ModelMessage]:
     """The messages for a model of `sender`. Requests and responses alternate; the first and the last are requests."""
-    ids = WireIds(translate=True)
+    ids = WireIds(PLAIN_CHARACTERS)
     called: Mapping[str, str] = {}
     found: list[ModelMessage] = []
     for is_reply, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
@@ -108,7 +108,7 @@ def _asked(
 
 
 def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) -> ModelResponse:
-    wire_ids = ids.assign(call.id for call in message.tool_calls)
+    wire_ids = ids.assign((call.id for call in message.tool_calls), {})
     stored = _stored(message, names, sender)
     if stored is None:
         calls = [

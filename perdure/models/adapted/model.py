@@ -42,15 +42,15 @@ from perdure.models import endings
 from perdure.models.adapted import errors, event_loop, http
 from perdure.models.adapted.chat_repairs import ChatRepairs
 from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
-from perdure.models.adapted.schemas import acceptable
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
-from perdure.models.providers.wire_names import WireNames
+from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireNames
+from perdure.models.schemas import acceptable
 from perdure.settings import Settings
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
@@ -230,7 +230,7 @@ class _Reading:
         self._new_splitter = splitter
         self._sender = sender
         self._post = post
-        self._draft = ReplyDraft(names)
+        self._draft = ReplyDraft(names, ("", ""), NO_QUIRKS, PLAIN_CHARACTERS)
         self._splitter = splitter()
         self._thoughts: list[str] = []
         self._tagged: set[int] = set()

@@ -1,14 +1,14 @@
-"""`openai:NAME` and `ENDPOINT:NAME`: the embeddings API of OpenAI or a compatible server, through the official SDK.
+"""`openai:NAME` and `ENDPOINT:NAME`: the embeddings API of OpenAI or a compatible server.
 
-As with models, a call can be aborted, all requests of a call share its deadline, and the SDK's retries are off.
+As with models, a call can be aborted, and all requests of a call share its deadline.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import sys
-import weakref
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
 from perdure.models.embedders.protocol import LearnedDimensions, Vector, in_batches
+from perdure.models.endpoints import OPENAI
 from perdure.models.protocol import ModelCall
-from perdure.models.providers.endpoint import OPENAI, Endpoint, endpoint_of
+from perdure.models.providers.endpoint import Endpoint, endpoint_of
 from perdure.models.providers.json_values import as_array, as_object
-from perdure.models.providers.openai import calling, client, options_of
+from perdure.models.providers.model import Client
 from perdure.text.untrusted import first_line, storable
 
 MAX_BYTES = 8_191
@@ -35,7 +36,7 @@ class OpenAIEmbedder:
     """One embedding model of one server. Threads may share it."""
 
     def __init__(self, model: str, clock: Clock, timeout_s: float, endpoint: Endpoint | None = None) -> None:
-        """Without `endpoint`, read the server's address and key from the environment, as the SDK does.
+        """Without `endpoint`, read the server's address and key from the variables of OpenAI.
 
         Raises:
             SettingsError: `OPENAI_API_KEY` is missing, or `OPENAI_BASE_URL` is not a URL.
@@ -45,8 +46,7 @@ class OpenAIEmbedder:
         self._timeout_s = timeout_s
         self._dimensions = LearnedDimensions()
         self._endpoint = endpoint or endpoint_of(OPENAI, "PERDURE_EMBEDDER", f"openai:{model}")
-        self._client = client(self._endpoint)
-        self._close = weakref.finalize(self, self._client.close)
+        self._client = Client(self._endpoint, self.name, clock)
 
     @property
     def name(self) -> str:
@@ -63,9 +63,8 @@ class OpenAIEmbedder:
 
     def _request(self, texts: Sequence[str], call: ModelCall) -> list[Vector]:
         body = {"model": self._model, "input": [_sendable(each) for each in texts], "encoding_format": "float"}
-        with calling(self.name, call, self._clock):
-            answer: object = self._client.post("/embeddings", body=body, cast_to=object, options=options_of(call))
-            return self._vectors(answer, len(texts))
+        with self._client.calling(call) as exchange, self._client.post("/embeddings", body, exchange) as response:
+            return self._vectors(json.loads(response.read()), len(texts))
 
     def _vectors(self, answer: object, count: int) -> list[Vector]:
         items = [as_object(each) for each in as_array(as_object(answer).get("data"))]

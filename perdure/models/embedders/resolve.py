@@ -91,7 +91,7 @@ def _hash(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noq
 
 
 def _openai(model: str, settings: Settings, clock: Clock) -> Embedder:
-    from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (the SDK takes a second to import)
+    from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (httpx2 takes time to import)
 
     return OpenAIEmbedder(model, clock, settings.model_timeout_s)
 
@@ -104,7 +104,7 @@ def _of_endpoint(name: str, endpoint: str, given: EndpointSettings) -> EmbedderF
         )
 
     def make(model: str, settings: Settings, clock: Clock) -> Embedder:
-        from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (the SDK takes a second to import)
+        from perdure.models.embedders.openai import OpenAIEmbedder  # noqa: PLC0415 (httpx2 takes time to import)
         from perdure.models.providers.endpoint import named_endpoint  # noqa: PLC0415 (the same)
 
         return OpenAIEmbedder(model, clock, settings.model_timeout_s, named_endpoint(endpoint, given))

@@ -1,5 +1,5 @@
-"""Implements `Model` for OpenAI and Anthropic, through each vendor's SDK.
+"""Implements `Model` for every server that speaks Chat Completions or Anthropic's Messages.
 
-The package contains the wire formats, the HTTP transport and the mapping of errors. `models.resolve` creates the
-models. The OpenAI embedder uses the OpenAI client of this package.
+`EndpointModel` calls one model of one `Endpoint`. A module for each protocol converts prompts and replies, `reply`
+builds the replies of both, and `endpoint` has as data what differs by server. No module uses the vendors' SDKs.
 """

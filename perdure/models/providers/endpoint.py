@@ -1,77 +1,149 @@
-"""The URL and key of a provider's server, read from the environment variables that the vendor's SDK uses."""
+"""An endpoint: the address of a server, its protocol, and as data what it does differently from others.
+
+What an `EndpointModel` does not know about its server in advance, it learns from the server's refusals (`adapted`).
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import httpx2
 
 from perdure.errors import MissingKey, SettingsError
-from perdure.models.providers.transport import Transport
+from perdure.models.endpoints import ANTHROPIC, OPENAI, OWN_KINDS
+from perdure.models.providers.wire_names import NINE_CHARACTERS, IdForm
 from perdure.settings import EndpointSettings
 
 _NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
-    """A vendor's default URL, and the prefix of its environment variables, such as `OPENAI` in `OPENAI_API_KEY`."""
+class Quirks:
+    """What one model of one endpoint does differently.
 
-    prefix: str
-    base_url: str
+    `omits` are the options, and the members of messages, that the server refuses. `renames` has its own names of
+    options. `ids` is the form of call ids that it accepts, if it is not the protocol's. `translates_own_ids`: it
+    refuses ids that it gave itself. `message_members` and `call_members` complete the messages with calls, and the
+    calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
+    out. `forgets`: it refuses its own opaque parts.
+    """
+
+    omits: frozenset[str] = frozenset()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    ids: IdForm | None = None
+    translates_own_ids: bool = False
+    message_members: Mapping[str, Any] = field(default_factory=dict)
+    call_members: Mapping[str, Any] = field(default_factory=dict)
+    thinks_first: bool = False
+    forgets: bool = False
 
 
-OPENAI = Vendor("OPENAI", "https://api.openai.com/v1")
-ANTHROPIC = Vendor("ANTHROPIC", "https://api.anthropic.com")
+NO_QUIRKS = Quirks()
+
+_OF_HOSTS = {
+    "api.openai.com": Quirks(renames={"max_tokens": "max_completion_tokens"}),
+    "api.mistral.ai": Quirks(renames={"seed": "random_seed"}, ids=NINE_CHARACTERS),
+}
+_OF_FAMILIES = {
+    ("mistral", "ministral", "magistral", "codestral", "devstral", "pixtral", "mixtral"): Quirks(ids=NINE_CHARACTERS)
+}
+_MISSING: Mapping[str, Quirks] = {
+    "reasoning_content": Quirks(message_members={"reasoning_content": ""}),
+    "thought_signature": Quirks(
+        call_members={"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+    ),
+}
+"""Members that some models require of every reply with calls, with the values for replies of other providers."""
+_PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
+_LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+_MEMBERS = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", "type", "function"})
+
+
+VENDORS = {OPENAI: "https://api.openai.com/v1", ANTHROPIC: "https://api.anthropic.com"}
+_VENDOR_HEADERS = {OPENAI: {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJECT_ID": "OpenAI-Project"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server: its name, such as `openai` or `vllm`, its URL and key, and what differs there.
+    """A server: its name, such as `openai` or `vllm`, its URL, key and protocol, and what differs there.
 
-    `thinks` and `show_received` are those of `perdure.settings.EndpointSettings`.
+    `thinks` and `show_received` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each request.
     """
 
     name: str
     base_url: str
-    key: str = field(repr=False)
+    key: str = field(default=_NO_KEY, repr=False)
     thinks: bool = False
     show_received: bool | None = None
+    kind: str = OPENAI
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    quirks: Quirks = NO_QUIRKS
 
-    def http_client(self) -> httpx2.Client:
-        """A client whose requests another thread can abort; see `perdure.models.providers.transport`."""
-        return httpx2.Client(transport=Transport(self.base_url), follow_redirects=True)
+    @property
+    def identity(self) -> str:
+        """The name under which opaque parts of this server's replies are stored.
+
+        The names `openai` and `anthropic` stand for different servers, as the environment says; these have the host.
+        """
+        host = httpx2.URL(self.base_url).netloc.decode()
+        return f"{self.name}@{host}" if self.base_url != VENDORS.get(self.name, self.base_url) else self.name
+
+    @property
+    def may_be_quoted(self) -> bool:
+        """Whether the log may quote what the server sends; by default, if it is on loopback."""
+        host = httpx2.URL(self.base_url).host
+        if self.show_received is not None:
+            return self.show_received
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def quirks_of(self, family: str) -> Quirks:
+        """The quirks known in advance for the models of `family`; those of the endpoint's own settings come first."""
+        known = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
+        for prefixes, quirks in _OF_FAMILIES.items():
+            if family.startswith(prefixes):
+                known = _joined(known, quirks)
+        return _joined(known, replace(self.quirks, thinks_first=self.thinks or self.quirks.thinks_first))
 
 
-def endpoint_of(vendor: Vendor, setting: str, name: str) -> Endpoint:
-    """The server for the model or embedder called `name`, as the environment variables of `vendor` configure it.
+def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
+    """The server for the model or embedder called `name`, from the environment variables of the vendor's SDK.
 
-    `setting` is the name of the setting that selects the model or embedder. Error messages contain `setting`.
+    These are `OPENAI_API_KEY` and `OPENAI_BASE_URL`, or `ANTHROPIC_…`. `setting` is the name of the setting that
+    selects the model or embedder. Error messages contain `setting`.
 
     Raises:
         MissingKey: the key is not set, and the server is the vendor's own.
         SettingsError: the base URL is not an HTTP URL.
     """
-    base_url = os.environ.get(f"{vendor.prefix}_BASE_URL") or vendor.base_url
-    key = os.environ.get(f"{vendor.prefix}_API_KEY")
-    if not key and base_url == vendor.base_url:
+    prefix, vendor = kind.upper(), VENDORS[kind]
+    base_url = os.environ.get(f"{prefix}_BASE_URL") or vendor
+    key = os.environ.get(f"{prefix}_API_KEY", "").strip()
+    if not key and base_url == vendor:
         raise MissingKey(
-            f"{vendor.prefix}_API_KEY is not set and {setting} is {name!r}: set {vendor.prefix}_API_KEY, "
-            f"or {vendor.prefix}_BASE_URL to a compatible server that needs no key"
+            f"{prefix}_API_KEY is not set and {setting} is {name!r}: set {prefix}_API_KEY, "
+            f"or {prefix}_BASE_URL to a compatible server that needs no key"
         )
     if not _is_address(base_url):
         raise SettingsError(
-            f"{vendor.prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
-            f"such as {vendor.base_url}"
+            f"{prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
+            f"such as {vendor}"
         )
-    return Endpoint(vendor.prefix.lower(), base_url, key or _NO_KEY)
+    headers = {name: os.environ[each] for each, name in _VENDOR_HEADERS.get(kind, {}).items() if os.environ.get(each)}
+    return Endpoint(kind, base_url, key or _NO_KEY, kind=kind, headers=headers)
 
 
 def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
     """The server of `PERDURE_ENDPOINTS__NAME__*`. `given.url` is set, as `Settings` requires."""
     key = given.key.get_secret_value() if given.key is not None else _NO_KEY
-    return Endpoint(name, given.url or "", key, given.thinks, given.show_received)
+    kind = given.kind if given.kind in OWN_KINDS else OPENAI
+    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind)
 
 
 def _is_address(base_url: str) -> bool:
@@ -80,3 +152,61 @@ def _is_address(base_url: str) -> bool:
     except httpx2.InvalidURL:
         return False
     return url.scheme in ("http", "https") and bool(url.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What a server's refusal says about it; `what` describes it for the log. `lasting`: later requests need it too."""
+
+    quirks: Quirks
+    what: str
+    lasting: bool = True
+
+
+def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]) -> Adaptation | None:
+    """How `body` can be sent to a server that refused it with the texts `said`, in lower case.
+
+    The options `required` are always sent. Returns `None` if the refusal names nothing that could be sent otherwise.
+    """
+    if "length of 9" in said and not quirks.translates_own_ids:
+        return Adaptation(replace(quirks, ids=NINE_CHARACTERS, translates_own_ids=True), "the form of call ids")
+    words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
+    if "signature" in said and words & {"invalid", "corrupted"} and not quirks.forgets:  # of another account, perhaps
+        return Adaptation(replace(quirks, forgets=True), "its own signatures", lasting=False)
+    if "redacted_thinking" in words and "thinking" in body:  # the calls of another model have no thoughts before them
+        return Adaptation(replace(quirks, omits=quirks.omits | {"thinking"}), "thinking", lasting=False)
+    if words & {"missing", "must", "required"}:
+        for name, filled in _MISSING.items():
+            if name in words and (joined := _joined(quirks, filled)) != quirks:
+                return Adaptation(joined, f"replies without {name}")
+    words |= {whole for part, whole in _PARTS_OF_OPTIONS.items() if part in words}
+    refused = sorted(words & _names_in(body) - set(required))
+    if not refused:
+        return None
+    renames = {
+        standard: _LIMITS[sent]
+        for standard in _LIMITS
+        if (sent := quirks.renames.get(standard, standard)) in refused and _LIMITS[sent] in words
+    }
+    omits = quirks.omits | {each for each in refused if each not in _LIMITS or not renames}
+    return Adaptation(replace(quirks, renames={**quirks.renames, **renames}, omits=omits), ", ".join(refused))
+
+
+def _joined(quirks: Quirks, more: Quirks) -> Quirks:
+    return Quirks(
+        quirks.omits | more.omits,
+        {**quirks.renames, **more.renames},
+        more.ids or quirks.ids,
+        quirks.translates_own_ids or more.translates_own_ids,
+        {**quirks.message_members, **more.message_members},
+        {**quirks.call_members, **more.call_members},
+        quirks.thinks_first or more.thinks_first,
+        quirks.forgets or more.forgets,
+    )
+
+
+def _names_in(body: Mapping[str, Any]) -> set[str]:
+    """The names of the options in `body`, and of the members of its messages and calls that may be left out."""
+    parts: list[Mapping[str, Any]] = list(body["messages"])
+    parts += [call for message in body["messages"] for call in message.get("tool_calls", ())]
+    return set(body) | {name for part in parts for name in part if name not in _MEMBERS}

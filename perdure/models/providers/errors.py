@@ -23,37 +23,55 @@ status, the code and the request id, because the provider's support asks for the
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
 
-import httpx2
+import httpcore2
 
 from perdure.clock import Clock
 from perdure.errors import (
     ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
-    InvalidResponse,
     PerdureError,
     ProviderError,
     RateLimited,
 )
-from perdure.models.providers.transport import Compressed, ForeignRedirect
+from perdure.models.providers.json_values import as_array, as_object, as_string
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_AFTER_S = 86_400.0
+_LONGEST_PAGE = 10_000
+_DEEPEST_ERROR = 5
+_TELLING = ("message", "detail", "msg", "innererror")
+"""The members of an error that say what is wrong."""
 _INPUT_STATUSES = frozenset({None, 400, 413, 422})
 """The statuses with which servers refuse an input. `None`: an error without a status."""
 _REFUSALS = frozenset(map(str, range(400, 500)))
-_BAD_REQUESTS = frozenset({"invalid_request_error", "badrequesterror"})
-"""The types of a rejected request, with which status 400 comes."""
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The HTTP status for each type of error. An error within a stream has a type, but no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ _TOO_LONG = _Kind(
 _TOO_LONG_FOR_THE_SERVER = _Kind(
     frozenset(),
     ("exceeds the available context size", "exceeds the maximum context length"),
-    frozenset({httpx2.codes.INTERNAL_SERVER_ERROR}),
+    frozenset({HTTPStatus.INTERNAL_SERVER_ERROR}),
 )
 _LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-9]{1,12})\b")
 """A rate limit of tokens in a message, and the size of the request. A larger request never succeeds."""
@@ -108,20 +126,28 @@ _LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-
 class Exchange:
     """One request to the model or embedder called `name`.
 
-    `request_id` is the id that the provider gave to the request, from the provider's response.
+    `request_id` is the id that the provider gave to the request, from the provider's response. `received` is the
+    beginning of what the server sent. The log quotes the server only if `quotes` is true, because it may quote users.
     """
 
     name: str
+    quotes: bool = False
     request_id: str | None = None
+    received: bytes = b""
 
     def log_success(self) -> None:
         _log.info("%s answered: request id %s", self.name, _line(self.request_id))
 
-    def log_failure(self, error: PerdureError, status: int | None = None, code: str | None = None) -> PerdureError:
+    def log_failure(self, error: PerdureError, failure: ProviderFailure | None = None) -> PerdureError:
         """Log the details of a failed request, add them to `error` as a note, and return `error`."""
+        status, code = (None, None) if failure is None else (failure.status, failure.code)
         details = f"{self.name}: {error.code}: status {status}, code {_line(code)}, request id {_line(self.request_id)}"
-        _log.warning("%s", details)
+        if failure is not None and failure.param:
+            details += f", parameter {_line(failure.param)}"
         error.add_note(details)
+        if said := failure.message if failure is not None else self.received.decode(errors="replace"):
+            details += f", the server sent: {_line(said)}" if self.quotes else ""
+        _log.warning("%s", details)
         return error
 
 
@@ -142,6 +168,66 @@ class ProviderFailure:
     message: str
     headers: Mapping[str, str]
     type: object = None
+    param: str = ""
+
+    @property
+    def said(self) -> str:
+        """All texts of the error, in lower case."""
+        return f"{self.code} {self.type} {self.param} {self.message}".casefold()
+
+
+class Refusal(Exception):
+    """The server has reported an error. It does not leave this package. `late`: part of a reply came before."""
+
+    def __init__(self, failure: ProviderFailure, *, late: bool = False) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.late = late
+
+
+def failure_in(data: object, status: int | None = None, headers: Mapping[str, str] | None = None) -> ProviderFailure:
+    """The failure that a server's JSON describes, in whatever form."""
+    error: Any = data
+    for _ in range(_DEEPEST_ERROR):
+        inner = error[0] if isinstance(error, list) and error else as_object(error).get("error")
+        if not inner:
+            break
+        error = inner
+    told = as_object(error)
+    code, kind = told.get("code"), told.get("type") or told.get("status")
+    message = "; ".join(_texts({key: told[key] for key in _TELLING if key in told} or error))
+    named = str(code) if isinstance(code, str | int) and not isinstance(code, bool) else None
+    return ProviderFailure(status, named, message, headers or {}, kind, as_string(told.get("param")))
+
+
+def reports_failure(data: object) -> bool:
+    """Whether the JSON that a server sent under status 200 is an error and not a part of a reply."""
+    if isinstance(data, list):
+        return bool(data) and reports_failure(data[0])
+    told = as_object(data)
+    return bool(told.get("error")) or told.get("object") == "error" or ("detail" in told and "choices" not in told)
+
+
+def failure_of(status: int, body: bytes, headers: Mapping[str, str]) -> ProviderFailure:
+    """The failure that a response with an error's status describes. A body without JSON counts as its message."""
+    try:
+        return failure_in(json.loads(body), status, headers)
+    except (ValueError, RecursionError):
+        return ProviderFailure(status, None, body[:_LONGEST_PAGE].decode(errors="replace"), headers)
+
+
+def _texts(value: object, depth: int = 0) -> Iterator[str]:
+    """The texts in an error's JSON, without the input that the server quotes."""
+    if isinstance(value, str):
+        yield value
+    elif depth < _DEEPEST_ERROR:
+        for name, each in as_object(value).items():
+            if name == "loc":
+                yield ".".join(map(str, as_array(each)))
+            elif name != "input":
+                yield from _texts(each, depth + 1)
+        for each in as_array(value):
+            yield from _texts(each, depth + 1)
 
 
 def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
@@ -149,16 +235,16 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     status = _named_status(failure) if failure.status is None else failure.status
     pause = _pause(failure.headers, clock)
     never_fits = _exceeds_a_whole_limit(failure.message)
-    if not never_fits and (status == httpx2.codes.TOO_MANY_REQUESTS or _RATE.names(failure)):
+    if not never_fits and (status == HTTPStatus.TOO_MANY_REQUESTS or _RATE.names(failure)):
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
     if _FILTER.names(failure) or _AGAINST_POLICY.names(failure):
         return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
     too_long = never_fits or _TOO_LONG.names(failure) or _TOO_LONG_FOR_THE_SERVER.names(failure)
-    if status == httpx2.codes.CONTENT_TOO_LARGE or too_long:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or too_long:
         return ContextTooLong("The conversation does not fit the model's context window.")
     if status is None:
         return ProviderError("The model's server reported an error in the middle of its reply.", transient=True)
-    if status >= httpx2.codes.INTERNAL_SERVER_ERROR or status == httpx2.codes.REQUEST_TIMEOUT:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
         return ProviderError(f"The model's server failed (status {status}).", transient=True, retry_after_s=pause)
     return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
 
@@ -169,21 +255,17 @@ def _exceeds_a_whole_limit(message: str) -> bool:
 
 
 def _named_status(failure: ProviderFailure) -> int | None:
-    """The status 4xx that the code or the type names; `None` if they name none, so that the call is tried again."""
+    """The status 4xx that the code names, or the type's; `None` if they name none, so that the call is tried again."""
     code = str(failure.code)
     if code.isdecimal():
         return int(code) if code in _REFUSALS else None
-    return httpx2.codes.BAD_REQUEST if str(failure.type).casefold() in _BAD_REQUESTS else None
+    return _STATUS_OF_TYPE.get(str(failure.type).casefold())
 
 
 def connection_error(cause: BaseException | None) -> PerdureError:
     """Map an error of the transport to an error of perdure; see the table in the module's docstring."""
-    if isinstance(cause, httpx2.TimeoutException) and not isinstance(cause, httpx2.ConnectTimeout):
+    if isinstance(cause, httpcore2.TimeoutException) and not isinstance(cause, httpcore2.ConnectTimeout):
         return DeadlineExceeded("The model did not answer in time.")
-    if isinstance(cause, ForeignRedirect):
-        return ProviderError("The model's server redirects to another origin, which is not followed.", transient=False)
-    if isinstance(cause, Compressed):
-        return InvalidResponse("The model's server sent a compressed reply, which was not requested.")
     return ProviderError("The connection to the model's server failed.", transient=True)
 
 

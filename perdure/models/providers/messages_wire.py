@@ -21,9 +21,12 @@ from typing import Any
 from perdure.errors import InvalidResponse
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.models.providers.json_values import as_count, as_object, as_string
-from perdure.models.providers.reply import ReplyDraft, ToolCallDraft
-from perdure.models.providers.wire_names import WireIds, WireNames
+from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
+from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
+from perdure.models.providers.reply import Origin, ReplyDraft, SentBefore, ToolCallDraft
+from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
+from perdure.models.schemas import acceptable
+from perdure.models.settings import NAMES
 from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
@@ -34,23 +37,69 @@ _OVERFLOWED = "model_context_window_exceeded"
 _REFUSED = "refusal"
 """The provider's classifiers ended the reply. A refusal in the model's own words ends with `end_turn`."""
 
+_READ_OF_CALLS = frozenset({"type", "id", "name", "input"})
+
 Block = dict[str, Any]
 
+HEADERS: Mapping[str, str] = {"anthropic-version": "2023-06-01"}
+REQUIRED = frozenset({"model", "messages", "stream", "tools", "system", "max_tokens"})
 
-def request_body(model: str, request: ModelRequest) -> dict[str, Any]:
-    """The body of a streaming request to `/v1/messages`."""
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "stop_sequences": "stop_sequences",
+}
+"""The names of settings in the request."""
+
+SUPPORTED_SETTINGS = frozenset(NAMES) - {"seed", "presence_penalty", "frequency_penalty", "logit_bias"}
+
+_TIERS = {"auto": "auto", "default": "standard_only"}
+_EFFORTS = {"minimal": "low"}
+
+
+def path(base_url: str) -> str:
+    return "/messages" if base_url.rstrip("/").endswith("/v1") else "/v1/messages"
+
+
+def request_body(
+    model: str, request: ModelRequest, quirks: Quirks = NO_QUIRKS, origin: Origin = ("", "")
+) -> dict[str, Any]:
+    """The body of a streaming request to `/v1/messages`. Opaque parts are sent back to their `origin` only."""
     names = names_of(request)
     system = "\n\n".join(each.content for each in request.messages if each.role is Role.SYSTEM and each.content.strip())
     spoken = [each for each in request.messages if each.role is not Role.SYSTEM]
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": MAX_TOKENS,
-        "messages": _turns(_blocks(spoken, names)),
+        "messages": _turns(_blocks(spoken, names, quirks, origin)),
         "stream": True,
+        **_options(request),
+        **_tools(request, names),
+        **request.settings.get("extra_body", {}),
     }
     if system:
         body["system"] = system
-    return body | _tools(request, names)
+    return {name: value for name, value in body.items() if name not in quirks.omits}
+
+
+def _options(request: ModelRequest) -> dict[str, Any]:
+    settings = request.settings
+    options = {wire: settings[name] for name, wire in _OPTIONS.items() if settings.get(name) is not None}
+    thinking = settings.get("reasoning_effort", settings.get("thinking"))
+    output: dict[str, Any] = {}
+    if thinking is not None:
+        options["thinking"] = {"type": "disabled" if thinking in (False, "none") else "adaptive"}
+    if isinstance(thinking, str) and thinking != "none":
+        output["effort"] = _EFFORTS.get(thinking, thinking)
+    if request.output is not None:
+        output["format"] = {"type": "json_schema", "schema": request.output}
+    if output:
+        options["output_config"] = output
+    if tier := _TIERS.get(settings.get("service_tier", "")):
+        options["service_tier"] = tier
+    return options
 
 
 def names_of(request: ModelRequest) -> WireNames:
@@ -59,16 +108,15 @@ def names_of(request: ModelRequest) -> WireNames:
 
 def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
     if request.tools:
-        return {
-            "tools": [
-                {
-                    "name": names.to_wire(each.name),
-                    "description": each.description,
-                    "input_schema": dict(each.parameters),
-                }
-                for each in request.tools
-            ]
-        }
+        tools = [
+            {
+                "name": names.to_wire(each.name),
+                "description": each.description,
+                "input_schema": acceptable(each.parameters),
+            }
+            for each in request.tools
+        ]
+        return _chosen(tools, request.settings, names)
     called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
     if not called:
         return {}
@@ -79,18 +127,58 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
     }
 
 
-def _blocks(messages: Sequence[Message], names: WireNames) -> Iterator[tuple[str, list[Block]]]:
+def _chosen(tools: list[Block], settings: Mapping[str, Any], names: WireNames) -> dict[str, Any]:
+    """The options `tools` and `tool_choice` for the settings. Of several named tools, only those are offered."""
+    choice = settings.get("tool_choice")
+    wire: dict[str, Any] = {}
+    if choice in ("auto", "none", "required"):
+        wire = {"type": {"required": "any"}.get(choice, choice)}
+    elif choice is not None:
+        named = [names.to_wire(each) for each in ([choice] if isinstance(choice, str) else choice)]
+        wire = {"type": "tool", "name": named[0]} if len(named) == 1 else {"type": "any"}
+        tools = [each for each in tools if each["name"] in named] if len(named) > 1 else tools
+    if settings.get("parallel_tool_calls") is False and choice != "none":
+        wire = {"type": "auto", **wire, "disable_parallel_tool_use": True}
+    return {"tools": tools, "tool_choice": wire} if wire else {"tools": tools}
+
+
+def _blocks(
+    messages: Sequence[Message], names: WireNames, quirks: Quirks, origin: Origin
+) -> Iterator[tuple[str, list[Block]]]:
     """The role and the content blocks of each message."""
-    ids = WireIds(translate=True)
+    ids = WireIds(quirks.ids or PLAIN_CHARACTERS)
     for message in messages:
         if message.role is Role.TOOL:
             yield "user", [_result(message, ids.of_result(message.tool_call_id or ""))]
         elif message.role is Role.USER:
             yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
         else:
-            wire_ids = ids.assign(call.id for call in message.tool_calls)
-            calls = [_call(each, wire_ids[each.id], names) for each in message.tool_calls]
-            yield "assistant", [*_text_blocks(message.content), *calls]
+            sent = SentBefore.of(message, origin, quirks)
+            wire_ids = ids.assign((call.id for call in message.tool_calls), sent.ids)
+            calls = [_call(each, wire_ids[each.id], names) | sent.calls.get(each.id, {}) for each in message.tool_calls]
+            yield "assistant", _in_order(as_array(sent.message.get("blocks")), message.content, calls)
+
+
+def _in_order(kept: Sequence[Block], content: str, calls: Sequence[Block]) -> list[Block]:
+    """The blocks of a reply as the provider sent them: those in `kept`, with the text and the calls in their places.
+
+    A block that `kept` has only for its place is of type `text`, with its length, or `tool_use`.
+    """
+    blocks, rest, at = list[Block](), list(calls), 0
+    for block in map(as_object, kept):
+        match block.get("type"):
+            case "tool_use":
+                blocks += rest[:1]
+                rest = rest[1:]
+            case "text":
+                length = as_count(block.get("length")) or 0
+                blocks += _text_blocks(content[at : at + length])
+                at += length
+            case str():
+                blocks.append(dict(block))
+            case _:
+                pass  # of another adapter
+    return [*blocks, *_text_blocks(content[at:]), *rest]
 
 
 def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
@@ -125,20 +213,27 @@ def _result(message: Message, wire_id: str) -> Block:
 
 
 def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
+    return {"type": "tool_use", "id": wire_id, "name": names.to_wire(call.name), "input": _input(call.arguments)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
     try:
-        arguments = untrusted.load_object(call.arguments)
+        return untrusted.load_object(arguments)
     except ValueError:
-        arguments = {}
-    return {"type": "tool_use", "id": wire_id, "name": names.to_wire(call.name), "input": arguments}
+        return {}
+
+
+def assembler(request: ModelRequest, quirks: Quirks, origin: Origin) -> ReplyAssembler:
+    return ReplyAssembler(names_of(request), quirks, origin)
 
 
 class ReplyAssembler:
     """Assembles a reply from the events of a stream."""
 
-    def __init__(self, names: WireNames | None = None) -> None:
+    def __init__(self, names: WireNames | None = None, quirks: Quirks = NO_QUIRKS, origin: Origin = ("", "")) -> None:
         """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
         self.complete = False
-        self._draft = ReplyDraft(names or WireNames())
+        self.draft = ReplyDraft(names or WireNames(), origin, quirks, PLAIN_CHARACTERS)
         self._calls: dict[object, ToolCallDraft] = {}
         self._unstreamed: list[tuple[ToolCallDraft, str]] = []
         self._empty: set[object] = set()
@@ -146,35 +241,44 @@ class ReplyAssembler:
 
         The provider streams the arguments `{}` as one empty piece, and then ends the block.
         """
+        self._blocks: list[Block] = []
+        """The blocks in their order, as `_in_order` reads them."""
+        self._kept: dict[object, Block] = {}
         self._usage: dict[str, int] = {}
 
-    def feed(self, event: object) -> str:
+    def feed(self, event: Mapping[str, Any]) -> str:
         """Add one event and return its text. The last event sets `complete`.
 
         Raises:
             InvalidResponse: the event is malformed, or the reply is too long or has too many calls.
         """
-        if not isinstance(event, dict):
-            raise InvalidResponse("The model's server sent something that is not part of a reply.")
         match event.get("type"):
             case "message_start":
                 message = as_object(event.get("message"))
-                self._draft.model = as_string(message.get("model"))
+                self.draft.model = as_string(message.get("model"))
                 self._count(message)
             case "content_block_start":
-                return self._begin(event.get("index"), as_object(event.get("content_block")))
+                return self._begin(_key(event.get("index")), as_object(event.get("content_block")))
             case "content_block_delta":
-                return self._continue(event.get("index"), as_object(event.get("delta")))
+                return self._continue(_key(event.get("index")), as_object(event.get("delta")))
             case "content_block_stop" if (key := _key(event.get("index"))) in self._empty:
                 self._unstreamed.append((self._calls[key], "{}"))
             case "message_delta":
-                self._draft.end(as_string(as_object(event.get("delta")).get("stop_reason")))
+                self.draft.end(as_string(as_object(event.get("delta")).get("stop_reason")))
                 self._count(event)
             case "message_stop":
                 self.complete = True
             case _:
                 pass  # the provider may add new types of events
         return ""
+
+    def feed_whole(self, body: Mapping[str, Any]) -> str:
+        """Add a reply that was not streamed, and return its text. Raises as `feed`."""
+        text = self.feed({"type": "message_start", "message": body})
+        for index, block in enumerate(as_array(body.get("content"))):
+            text += self.feed({"type": "content_block_start", "index": index, "content_block": block})
+        self.feed({"type": "message_delta", "delta": body, "usage": body.get("usage")})
+        return text
 
     def finish(self) -> tuple[str, ModelReply]:
         """The text that `feed` has not returned yet, and the complete reply.
@@ -184,45 +288,80 @@ class ReplyAssembler:
         """
         for call, arguments in self._unstreamed:
             if not call.arguments:
-                self._draft.extend_call(call, arguments=arguments)
-        self._draft.overflowed = self._draft.stop_reason == _OVERFLOWED
-        if self._draft.stop_reason == _REFUSED:
-            self._draft.stop_reason = endings.CONTENT_FILTER
-        return self._draft.finish()
+                self.draft.extend_call(call, arguments=arguments)
+        self.draft.overflowed = self.draft.stop_reason == _OVERFLOWED
+        if self.draft.stop_reason == _REFUSED:
+            self.draft.stop_reason = endings.CONTENT_FILTER
+        if self._kept:
+            for key, block in self._kept.items():
+                if whole := self._calls[key].whole_arguments():
+                    block["input"] = _input(whole)
+            self.draft.members["blocks"] = self._blocks
+        return self.draft.finish()
 
-    def _begin(self, index: object, block: Mapping[str, Any]) -> str:
-        if block.get("type") != "tool_use":  # thinking and the provider's own tools are not part of the reply
-            return self._draft.add_text(as_string(block.get("text"))) if block.get("type") == "text" else ""
-        call = self._calls[_key(index)] = self._draft.add_call()
-        call.id = as_string(block.get("id"))
-        self._draft.extend_call(call, name=as_string(block.get("name")))
-        if whole_input := as_object(block.get("input")):  # from servers that do not stream arguments
-            self._unstreamed.append((call, json.dumps(whole_input)))
+    def _begin(self, key: object, block: Mapping[str, Any]) -> str:
+        match block.get("type"):
+            case "text":
+                return self._add_text(as_string(block.get("text")))
+            case "tool_use":
+                call = self._calls[key] = self.draft.add_call()
+                call.id = as_string(block.get("id"))
+                self.draft.extend_call(call, name=as_string(block.get("name")))
+                self.draft.keep(
+                    call.members, {name: each for name, each in block.items() if name not in _READ_OF_CALLS}
+                )
+                self._blocks.append({"type": "tool_use"})
+                if whole_input := as_object(block.get("input")):  # from servers that do not stream arguments
+                    self._unstreamed.append((call, json.dumps(whole_input)))
+            case None:
+                pass
+            case _:  # thinking, and the provider's own tools
+                self._calls[key] = ToolCallDraft()  # its input, which is streamed like a call's
+                self._kept[key] = dict(block)
+                self._blocks.append(self._kept[key])
+                self.draft.add_thoughts(as_string(block.get("thinking")))
         return ""
 
-    def _continue(self, index: object, delta: Mapping[str, Any]) -> str:
-        if delta.get("type") == "text_delta":
-            return self._draft.add_text(as_string(delta.get("text")))
-        if delta.get("type") == "input_json_delta":
-            call = self._calls.get(_key(index))
-            if call is None:
-                raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
-            self._draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
-            if delta.get("partial_json") == "":
-                self._empty.add(_key(index))
+    def _continue(self, key: object, delta: Mapping[str, Any]) -> str:
+        kept = self._kept.get(key)
+        match delta.get("type"):
+            case "text_delta":
+                return self._add_text(as_string(delta.get("text")))
+            case "input_json_delta":
+                call = self._calls.get(key)
+                if call is None:
+                    raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
+                self.draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
+                if delta.get("partial_json") == "":
+                    self._empty.add(key)
+            case _ if kept is not None:
+                self.draft.keep(kept, {name: each for name, each in delta.items() if name != "type"})
+                self.draft.add_thoughts(as_string(delta.get("thinking")))
+            case _:
+                pass
         return ""
+
+    def _add_text(self, piece: str) -> str:
+        before = self.draft.text_length
+        text = self.draft.add_text(piece)
+        if not self._blocks or self._blocks[-1]["type"] != "text":
+            self._blocks.append({"type": "text", "length": 0})
+        self._blocks[-1]["length"] += self.draft.text_length - before
+        return text
 
     def _count(self, holder: Mapping[str, Any]) -> None:
         """Update the token counts. The provider's counts are cumulative, so a later count replaces an earlier one."""
-        for name, value in as_object(holder.get("usage")).items():
+        usage = as_object(holder.get("usage"))
+        for name, value in {**usage, **as_object(usage.get("output_tokens_details"))}.items():
             if (count := as_count(value)) is not None:
                 self._usage[name] = count
         read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         if "output_tokens" in self._usage and any(each in self._usage for each in read):
-            self._draft.usage = Usage(
+            self.draft.usage = Usage(
                 input_tokens=sum(self._usage.get(each, 0) for each in read),
                 output_tokens=self._usage["output_tokens"],
-                cached_tokens=self._usage.get("cache_read_input_tokens", 0),
+                cached_tokens=self._usage.get("cache_read_input_tokens"),
+                reasoning_tokens=self._usage.get("thinking_tokens"),
             )
 
 

@@ -1,10 +1,10 @@
-"""An HTTP transport whose connections another thread can abort.
+"""An HTTP client whose connections another thread can abort.
 
 A thread that is blocked in `recv` wakes if another thread shuts the socket down, but not if another thread closes the
 response. A `CallSocket` therefore tracks the socket on which a call's thread is blocked, from the connect to the last
 byte. The call's remaining time limits each wait, so a server that sends one byte a second cannot prolong the call.
 
-The transport uses the connection pool of httpcore2, and only public interfaces of httpx2 and httpcore2.
+The connections are those of a pool of httpcore2, with only its public interfaces.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any
 
 import httpcore2
 import httpx2
 
-from perdure.errors import InvalidResponse, PerdureError
+from perdure.errors import InvalidResponse, PerdureError, ProviderError
 from perdure.models.protocol import ModelCall
 from perdure.network.dns import AddressInfo, look_up
 
@@ -35,17 +37,23 @@ CONNECT_TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 64 * 1024**2
 """Maximum bytes of one response. The longest reply of any model, sent in small events, has half as many bytes."""
 
+TRANSPORT_ERRORS = (
+    httpcore2.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.UnsupportedProtocol,
+)
+
+FOREIGN_REDIRECT = "The model's server redirects to another origin, which is not followed."
+COMPRESSED = "The model's server sent a compressed reply, which was not requested."
+
 _KEEPALIVE_S = 30.0
 _PORTS = {"http": 80, "https": 443}
 _LAST_READ_S = 0.1
-
-
-class ForeignRedirect(httpx2.TransportError):
-    """The server redirects to another origin. Conversations are sent to the configured origin only."""
-
-
-class Compressed(httpx2.TransportError):
-    """The server sent a compressed reply despite `Accept-Encoding: identity`. The reply might expand to gigabytes."""
+_MAX_REDIRECTS = 5
+_REPEATED = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
+"""The redirects after which a request is repeated with its body."""
 
 
 class CallSocket:
@@ -58,8 +66,14 @@ class CallSocket:
         self._hung_up = False
         self._wait_limit_s = float("inf")
 
+    def remaining(self) -> float:
+        return self._call.remaining()
+
     def stop_waiting(self) -> None:
         self._wait_limit_s = _LAST_READ_S
+
+    def wait_again(self) -> None:
+        self._wait_limit_s = float("inf")
 
     def hang_up(self) -> None:
         """End the call from another thread. The call's thread wakes, and sends and receives no more data."""
@@ -122,16 +136,16 @@ def bind_call(call: ModelCall) -> Iterator[CallSocket]:
         _bound_socket.reset(token)
 
 
-class Transport(httpx2.BaseTransport):
-    """An httpx2 transport with one connection pool. If the environment names a proxy, connections use the proxy.
+class Connections:
+    """The connections to one server. If the environment names a proxy, they use the proxy.
 
-    Call it only within `bind_call`. The pool does not limit the number of connections, because each connection belongs
-    to a waiting thread. Requests go to the origin of `base_url` only. They ask for uncompressed bodies, because the
-    SDKs decompress a body without limiting its size.
+    The pool does not limit their number, because each connection belongs to a waiting thread. Requests go to the origin
+    of `base_url` only, because conversations are sent to the configured origin only. Requests ask for uncompressed
+    bodies, and a compressed one is refused, because a megabyte might expand to a gigabyte.
     """
 
     def __init__(self, base_url: str) -> None:
-        self._origin = _origin(httpx2.URL(base_url))
+        self._base = httpx2.URL(base_url)
         self._pool = httpcore2.ConnectionPool(
             ssl_context=httpx2.create_ssl_context(),
             proxy=_environment_proxy(base_url),
@@ -139,85 +153,123 @@ class Transport(httpx2.BaseTransport):
             keepalive_expiry=_KEEPALIVE_S,
             network_backend=_Backend(),
         )
+        self.close = weakref.finalize(self, self._pool.close)
+        """Close all connections. Garbage collection also closes them."""
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send `request` and return the response, whose body is a stream.
+    @contextmanager
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Iterator[Response]:
+        """Send a request, and yield its response. Call it within `bind_call` only.
 
         Raises:
-            ForeignRedirect: the server redirected the request to another origin.
-            Compressed: a successful response is compressed. (A compressed error response gets an empty body instead.)
+            ProviderError: the server redirects to another origin.
+            InvalidResponse: a successful response is compressed.
+            TRANSPORT_ERRORS: the connection failed.
         """
-        raw = request.url
-        if _origin(raw) != self._origin:
-            raise ForeignRedirect(f"redirected to {raw.scheme}://{raw.host}")
-        with _mapped():
-            response = self._pool.handle_request(
+        left = _bound_socket.get().remaining()
+        timeouts = {"connect": min(left, CONNECT_TIMEOUT_S), "read": left, "write": left, "pool": left}
+        url = self._base.copy_with(path=self._base.path.rstrip("/") + path)
+        for _ in range(_MAX_REDIRECTS):
+            raw = self._pool.handle_request(
                 httpcore2.Request(
-                    method=request.method,
-                    url=httpcore2.URL(scheme=raw.raw_scheme, host=raw.raw_host, port=raw.port, target=raw.raw_path),
-                    headers=[*_without(request.headers.raw, b"accept-encoding"), (b"Accept-Encoding", b"identity")],
-                    content=request.stream,
-                    extensions=request.extensions,
+                    "POST",
+                    httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                    headers=[
+                        ("Host", url.netloc),
+                        ("Content-Length", str(len(body))),
+                        ("Accept-Encoding", "identity"),
+                        *headers.items(),
+                    ],
+                    content=body,
+                    extensions={"timeout": timeouts},
                 )
             )
-        if not _is_compressed(response):
-            return httpx2.Response(
-                status_code=response.status,
-                headers=response.headers,
-                stream=_Body(response),
-                extensions=response.extensions,
-            )
-        response.close()
-        if httpx2.codes.is_success(response.status):
-            raise Compressed("the reply is compressed")
-        headers = _without(response.headers, b"content-encoding", b"content-length", b"transfer-encoding")
-        return httpx2.Response(response.status, headers=headers, content=b"", extensions=response.extensions)
+            response = Response(raw)
+            try:
+                url = self._target(url, response)
+                if response.status not in _REPEATED:
+                    yield response
+                    return
+            finally:
+                response.close()
+        raise ProviderError("The model's server redirects endlessly.", transient=False)
 
-    def close(self) -> None:
-        self._pool.close()
-
-
-def _is_compressed(response: httpcore2.Response) -> bool:
-    encodings = (value for name, value in response.headers if name.lower() == b"content-encoding")
-    return any(value.strip().lower() not in {b"", b"identity"} for value in encodings)
-
-
-def _without(headers: Iterable[tuple[bytes, bytes]], *names: bytes) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name.lower() not in names]
+    def _target(self, url: httpx2.URL, response: Response) -> httpx2.URL:
+        """The URL to which `response` redirects, or `url`."""
+        location = response.headers.get("location")
+        if not location or not HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
+            return url
+        target = url.join(location)
+        if _origin(target) != _origin(self._base):
+            raise ProviderError(FOREIGN_REDIRECT, transient=False)
+        return target
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
 
 
-class _Body(httpx2.SyncByteStream):
+class Response:
+    """A server's response. `headers` has the names in lower case."""
+
     def __init__(self, response: httpcore2.Response) -> None:
+        self.status = response.status
+        self.headers = {name.decode("ascii").lower(): value.decode("latin-1") for name, value in response.headers}
         self._response = response
         self._chunks = response.iter_stream()
 
-    def __iter__(self) -> Iterator[bytes]:
+    @property
+    def is_success(self) -> bool:
+        return HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
+
+    def chunks(self) -> Iterator[bytes]:
+        """The pieces of the body, as they arrive. A compressed body of an unsuccessful response counts as empty.
+
+        Raises:
+            InvalidResponse: the body is too long, or a successful response is compressed.
+            TRANSPORT_ERRORS: the connection failed.
+        """
+        if self.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
+            if self.is_success:
+                raise InvalidResponse(COMPRESSED)
+            return
         size = 0
-        with _mapped():
-            for chunk in self._chunks:
-                size += len(chunk)
-                # The SDKs buffer data until a blank line arrives, without a limit.
-                if size > MAX_BODY_BYTES:
-                    raise InvalidResponse("The model's server sent a response that is too long.")
-                yield chunk
+        for chunk in self._chunks:
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise InvalidResponse("The model's server sent a response that is too long.")
+            yield chunk
+
+    def read(self) -> bytes:
+        return b"".join(self.chunks())
 
     def close(self) -> None:
         """Return the connection to the pool.
 
-        The SDKs stop reading at the end of the reply, just before the end of the body. The pool reuses a connection
-        only after the whole body was read. `close` therefore reads the rest, for a tenth of a second at most.
+        A reply ends just before the end of its body. The pool reuses a connection only after the whole body was read.
+        `close` therefore reads the rest, for a tenth of a second at most.
         """
         _bound_socket.get().stop_waiting()
         try:
             next(self._chunks, None)
-        except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, PerdureError):
+        except (*TRANSPORT_ERRORS, PerdureError):
             pass  # the body did not end in time: `close` closes the connection
         finally:
             self._response.close()
+            _bound_socket.get().wait_again()
+
+
+@contextmanager
+def _waiting(
+    sock: socket.socket, timeout: float | None, late: type[Exception], failed: type[Exception]
+) -> Iterator[None]:
+    """`CallSocket.waiting_on` that raises the errors of httpcore2, `late` for a timeout."""
+    try:
+        with _bound_socket.get().waiting_on(sock, timeout):
+            yield
+    except TimeoutError as error:
+        raise late(str(error)) from error
+    except OSError as error:
+        raise failed(str(error)) from error
 
 
 class _Backend(httpcore2.NetworkBackend):
@@ -241,18 +293,16 @@ class _Backend(httpcore2.NetworkBackend):
         for family, kind, protocol, _, address in addresses:
             try:
                 return _Stream(_connect(socket.socket(family, kind, protocol), address, timeout))
-            except TimeoutError as error:
-                failure = httpcore2.ConnectTimeout(str(error))
-            except OSError as error:
-                failure = httpcore2.ConnectError(str(error))
+            except (httpcore2.ConnectTimeout, httpcore2.ConnectError) as error:
+                failure = error
         raise failure
 
 
 def _connect(sock: socket.socket, address: Any, timeout: float | None) -> socket.socket:
     try:
-        with _bound_socket.get().waiting_on(sock, timeout):
+        with _waiting(sock, timeout, httpcore2.ConnectTimeout, httpcore2.ConnectError):
             sock.connect(address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()
         raise
@@ -266,24 +316,13 @@ class _Stream(httpcore2.NetworkStream):
         self._socket = sock
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        try:
-            with _bound_socket.get().waiting_on(self._socket, timeout):
-                return self._socket.recv(max_bytes)
-        except TimeoutError as error:
-            raise httpcore2.ReadTimeout(str(error)) from error
-        except OSError as error:
-            raise httpcore2.ReadError(str(error)) from error
+        with _waiting(self._socket, timeout, httpcore2.ReadTimeout, httpcore2.ReadError):
+            return self._socket.recv(max_bytes)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        if not buffer:
-            return
-        try:
-            with _bound_socket.get().waiting_on(self._socket, timeout):
+        if buffer:
+            with _waiting(self._socket, timeout, httpcore2.WriteTimeout, httpcore2.WriteError):
                 self._socket.sendall(buffer)
-        except TimeoutError as error:
-            raise httpcore2.WriteTimeout(str(error)) from error
-        except OSError as error:
-            raise httpcore2.WriteError(str(error)) from error
 
     def close(self) -> None:
         self._socket.close()
@@ -294,42 +333,24 @@ class _Stream(httpcore2.NetworkStream):
         if isinstance(self._socket, ssl.SSLSocket):
             self.close()
             raise httpcore2.ConnectError("a proxy that is itself reached over TLS is not supported; use an http:// one")
+        wrapped = self._socket
         try:
-            # The handshake follows within `waiting_on`, so that it can be aborted.
-            wrapped = ssl_context.wrap_socket(
-                self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
-            )
-        except OSError as error:
-            self.close()
-            raise httpcore2.ConnectError(str(error)) from error
-        try:
-            with _bound_socket.get().waiting_on(wrapped, timeout):
+            with _waiting(self._socket, timeout, httpcore2.ConnectTimeout, httpcore2.ConnectError):
+                wrapped = ssl_context.wrap_socket(
+                    self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
+                )
+            # The handshake follows within `_waiting` for the wrapped socket, so that it can be aborted.
+            with _waiting(wrapped, timeout, httpcore2.ConnectTimeout, httpcore2.ConnectError):
                 wrapped.do_handshake()
-        except TimeoutError as error:
-            wrapped.close()
-            raise httpcore2.ConnectTimeout(str(error)) from error
-        except OSError as error:
-            wrapped.close()
-            raise httpcore2.ConnectError(str(error)) from error
         except BaseException:
             wrapped.close()
             raise
         return _Stream(wrapped)
 
     def get_extra_info(self, info: str) -> Any:
-        match info:
-            case "ssl_object":
-                return self._socket if isinstance(self._socket, ssl.SSLSocket) else None
-            case "client_addr":
-                return self._socket.getsockname()
-            case "server_addr":
-                return self._socket.getpeername()
-            case "socket":
-                return self._socket
-            case "is_readable":
-                return _is_readable(self._socket)
-            case _:
-                return None
+        if info == "ssl_object":
+            return self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+        return _is_readable(self._socket) if info == "is_readable" else None
 
 
 def _is_readable(sock: socket.socket) -> bool:
@@ -345,18 +366,6 @@ def _shut_down(sock: socket.socket) -> None:
     # SSLSocket.shutdown would remove the TLS session that the reading thread uses.
     with contextlib.suppress(OSError):  # already closed, or not connected yet
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    """Raise each error of httpcore2 as the error of httpx2 with the same name."""
-    try:
-        yield
-    except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError) as error:
-        mapped: type[httpx2.TransportError] = getattr(httpx2, type(error).__name__)
-        raise mapped(str(error)) from error
-    except httpcore2.UnsupportedProtocol as error:
-        raise httpx2.UnsupportedProtocol(str(error)) from error
 
 
 def _environment_proxy(base_url: str) -> httpcore2.Proxy | None:

@@ -8,13 +8,16 @@ providers cache prompts by their prefix.
 
 from __future__ import annotations
 
+import hashlib
 import string
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 MAX_NAME = 64
 MAX_ID = 40
 
-_ALLOWED_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_-")
+_ALNUM = frozenset(string.ascii_letters + string.digits)
+_ALLOWED_CHARACTERS = _ALNUM | {"_", "-"}
 _ROOM_FOR_A_NUMBER = 8
 
 
@@ -27,6 +30,10 @@ class WireNames:
         used: set[str] = set()
         self._wire = {name: make_unique(sanitized(name), used, MAX_NAME) for name in ordered}
         self._by_wire_name = {wire: name for name, wire in self._wire.items()}
+
+    def __contains__(self, wire: str) -> bool:
+        """Whether a tool of the request has the provider's name `wire`."""
+        return wire in self._by_wire_name
 
     def to_wire(self, name: str) -> str:
         """The provider's form of the tool name `name`.
@@ -62,6 +69,36 @@ def make_unique(wanted: str, used: set[str], longest: int = MAX_ID) -> str:
     return unique
 
 
+@dataclass(frozen=True, slots=True)
+class IdForm:
+    """The call ids that a server accepts: at most `longest` of the characters `allowed`, or exactly as many."""
+
+    longest: int = MAX_ID
+    allowed: frozenset[str] | None = None
+    exact: bool = False
+
+    def accepts(self, call_id: str) -> bool:
+        fits = len(call_id) == self.longest if self.exact else 0 < len(call_id) <= self.longest
+        return fits and (self.allowed is None or self.allowed.issuperset(call_id))
+
+    def unique(self, call_id: str, used: set[str]) -> str:
+        """An id of this form for `call_id` that is not in `used`. Adds it to `used`."""
+        if not self.exact:
+            return make_unique(call_id if self.allowed is None else _replace_characters(call_id), used, self.longest)
+        number, unique = 1, call_id
+        while unique in used or not self.accepts(unique):
+            unique = hashlib.sha256(f"{number}:{call_id}".encode(errors="replace")).hexdigest()[: self.longest]
+            number += 1
+        used.add(unique)
+        return unique
+
+
+ANY_CHARACTERS = IdForm()
+PLAIN_CHARACTERS = IdForm(allowed=_ALLOWED_CHARACTERS)
+NINE_CHARACTERS = IdForm(9, _ALNUM, exact=True)
+"""The form of Mistral, and of the chat templates of its models."""
+
+
 class WireIds:
     """Maps perdure's call ids to ids that are unique within one prompt.
 
@@ -69,19 +106,24 @@ class WireIds:
     tool result belongs to a call of the nearest earlier message that has calls.
     """
 
-    def __init__(self, *, translate: bool) -> None:
-        """If `translate` is true, `assign` replaces the characters that the provider does not allow in ids."""
-        self._translate = translate
+    def __init__(self, form: IdForm) -> None:
+        self._form = form
         self._used: set[str] = set()
         self._assigned: Mapping[str, str] = {}
 
-    def assign(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """Assign provider ids to the calls of one message. Returns a mapping from perdure's ids to provider ids."""
-        self._assigned = {each: make_unique(self._sanitized(each), self._used) for each in ids}
+    def assign(self, ids: Iterable[str], own: Mapping[str, str]) -> Mapping[str, str]:
+        """Assign provider ids to the calls of one message. Returns a mapping from perdure's ids to provider ids.
+
+        `own` has the ids that the same server gave to calls; they stay as they are unless they repeat.
+        """
+        self._assigned = {each: self._assign(each, own.get(each)) for each in ids}
         return self._assigned
+
+    def _assign(self, call_id: str, own: str | None) -> str:
+        if own is None or own in self._used:
+            return self._form.unique(call_id, self._used)
+        self._used.add(own)
+        return own
 
     def of_result(self, call_id: str) -> str:
         return self._assigned.get(call_id, call_id)
-
-    def _sanitized(self, call_id: str) -> str:
-        return _replace_characters(call_id) if self._translate else call_id

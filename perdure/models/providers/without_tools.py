@@ -22,7 +22,7 @@ def flatten_tool_calls(request: ModelRequest) -> ModelRequest:
     if request.tools or flattened != request.messages:
         quotes = any(message.role is Role.TOOL for message in request.messages)
         flattened = _with_note(flattened, f"{_NO_TOOLS}\n\n{NOTE}" if quotes else _NO_TOOLS)
-    return ModelRequest(flattened)
+    return replace(request, messages=flattened, tools=())
 
 
 def _with_note(messages: Sequence[Message], note: str) -> tuple[Message, ...]:

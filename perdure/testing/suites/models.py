@@ -2,10 +2,14 @@
 
 The tests offer the model the built-in tools `calculator` and `clock`, ask it to compute 12*7+5, and run its tool calls.
 The model of a provider is tested against the provider's server or a simulation of that server.
+
+Some tests need a server that behaves in a certain way. They are skipped unless a subclass overrides their fixtures:
+`thinking_model`, `cut_off_model` and `unended_model`.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +18,8 @@ from uuid import UUID
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import DeadlineExceeded
+from perdure.errors import DeadlineExceeded, InvalidResponse, ProviderError
+from perdure.models import endings
 from perdure.models.protocol import (
     CallAborted,
     Message,
@@ -22,6 +27,7 @@ from perdure.models.protocol import (
     ModelCall,
     ModelReply,
     ModelRequest,
+    Opaque,
     Role,
     ToolCall,
 )
@@ -50,11 +56,16 @@ def turn(model: Model, *messages: Message) -> list[Message]:
     grown = list(messages)
     for _ in range(5):
         reply = ask(model, *grown)
-        grown.append(Message(Role.ASSISTANT, reply.content, reply.tool_calls, opaque=reply.opaque))
+        grown.append(Message(Role.ASSISTANT, reply.content, reply.tool_calls, opaque=_stored(reply.opaque)))
         if not reply.tool_calls:
             return grown
         grown += [_result(each) for each in reply.tool_calls]
     raise AssertionError("the model still calls tools after five replies")
+
+
+def _stored(opaque: Opaque | None) -> Opaque | None:
+    """Opaque parts as a later prompt has them: they were stored as JSON."""
+    return None if opaque is None else Opaque.from_dict(json.loads(json.dumps(opaque.to_dict())))
 
 
 def _result(call: ToolCall) -> Message:
@@ -64,6 +75,21 @@ def _result(call: ToolCall) -> Message:
 
 class ModelSuite:
     """Tests of a model. Subclass it and define a fixture `model`."""
+
+    @pytest.fixture
+    def thinking_model(self) -> Model:
+        """A model that thinks before each reply. Its server refuses its own calls without what it sent beside them."""
+        pytest.skip("no fixture thinking_model")
+
+    @pytest.fixture
+    def cut_off_model(self) -> Model:
+        """A model whose server cuts a reply off at its limit of tokens, within the arguments of a call."""
+        pytest.skip("no fixture cut_off_model")
+
+    @pytest.fixture
+    def unended_model(self) -> Model:
+        """A model whose server ends a stream after some text, without a reason for the end."""
+        pytest.skip("no fixture unended_model")
 
     def test_calls_a_tool_and_answers_from_its_result(self, model: Model) -> None:
         """A turn with one tool call has two steps: the call, and the answer from its result."""
@@ -137,3 +163,40 @@ class ModelSuite:
         with ThreadPoolExecutor(16) as pool:
             turns = list(pool.map(lambda _: turn(model, QUESTION), range(32)))
         assert all("89" in each[-1].content for each in turns)
+
+    def test_thoughts_are_no_part_of_the_text(self, thinking_model: Model) -> None:
+        """Thoughts are neither streamed as text nor in the reply, whose text users see and later prompts contain."""
+        texts, thoughts = list[str](), list[str]()
+        call = ModelCall(SystemClock(), 30.0, texts.append, on_thought=thoughts.append)
+        reply = ask(thinking_model, STATEMENT, tools=False, call=call)
+        assert reply.thoughts
+        assert reply.thoughts not in reply.content
+        assert "".join(texts) == reply.content
+        assert not thoughts or reply.thoughts in "".join(thoughts)
+
+    def test_a_provider_gets_back_what_it_sent(self, thinking_model: Model) -> None:
+        """What a reply carries beside its text and calls is stored as JSON, and returns with the next prompt."""
+        conversation = turn(thinking_model, QUESTION)
+        assert conversation[1].opaque is not None
+        assert "89" in conversation[-1].content
+        assert "89" in turn(thinking_model, *conversation, QUESTION)[-1].content
+
+    def test_a_provider_gets_nothing_that_another_sent(self, model: Model) -> None:
+        """A conversation that began with another provider, whose ids may have any form, goes on."""
+        first = turn(model, QUESTION)
+        foreign = Opaque("another", "another", {"message": {"reasoning": "x"}, "blocks": 1, "calls": [2]})
+        call = replace(first[1].tool_calls[0], id="functions.calculator:0")
+        first[1] = replace(first[1], tool_calls=(call,), opaque=foreign)
+        first[2] = replace(first[2], tool_call_id=call.id)
+        assert "89" in turn(model, *first, QUESTION)[-1].content
+
+    def test_a_reply_that_was_cut_off_says_so(self, cut_off_model: Model) -> None:
+        """No call of such a reply runs, because its arguments are incomplete."""
+        reply = ask(cut_off_model, QUESTION)
+        assert endings.normalized(reply.stop_reason) == endings.LENGTH
+        assert not endings.ended_properly(reply)
+
+    def test_a_reply_without_an_end_is_no_reply(self, unended_model: Model) -> None:
+        """The connection may have been lost anywhere, so the text may be incomplete."""
+        with pytest.raises((InvalidResponse, ProviderError)):
+            ask(unended_model, STATEMENT)

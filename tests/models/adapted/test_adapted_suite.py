@@ -139,6 +139,12 @@ class TestGoogle(AdaptedSuite):
         with GeminiServer() as server:
             yield server
 
+    @pytest.fixture
+    def cut_off_model(self, model: Model, server: ProviderServer) -> Model:
+        """Gemini sends each call in one piece, so that a text is what it cuts off."""
+        server.script(Answer("half of", finish_reason="length"))
+        return model
+
     def test_joins_calls_streamed_in_more_than_fifty_pieces(self, model: Model, server: ProviderServer) -> None:
         """Gemini sends each call in one piece."""
         server.script(Answer(calls=CALLS))

@@ -1,0 +1,230 @@
+"""Implements `Model` for an endpoint: sends the prompt, reads the reply, and adapts to what the server refuses.
+
+Requests and replies are plain JSON; no SDK is used. A streamed reply of an SDK costs up to six times the CPU time. No
+other module of perdure retries a request that a server refused because of an option.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, count
+from typing import Any, Protocol
+
+from perdure.clock import Clock
+from perdure.errors import InvalidResponse, ProviderError
+from perdure.models.endpoints import ANTHROPIC, OPENAI
+from perdure.models.families import family
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.models.providers import chat_wire, messages_wire
+from perdure.models.providers.endpoint import Adaptation, Endpoint, Quirks, adapted
+from perdure.models.providers.errors import (
+    Exchange,
+    Refusal,
+    connection_error,
+    error_of,
+    failure_in,
+    failure_of,
+    reports_failure,
+)
+from perdure.models.providers.reply import Origin, ReplyDraft
+from perdure.models.providers.transport import TRANSPORT_ERRORS, Connections, Response, bind_call
+
+log = logging.getLogger(__name__)
+
+_MOST_ADAPTATIONS = 8
+_REFUSALS = frozenset({None, 400, 422})
+"""The statuses with which servers refuse an option. `None`: an error under status 200."""
+_QUOTED = 200
+_REQUEST_IDS = ("x-request-id", "request-id")
+_UNREADABLE = "The model's server sent something that cannot be read."
+_NOT_A_REPLY = "The model's server sent something that is not part of a reply."
+_DONE = b"[DONE]"
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+
+
+class _Assembler(Protocol):
+    complete: bool
+    draft: ReplyDraft
+
+    def feed(self, event: dict[str, Any]) -> str: ...
+    def feed_whole(self, body: dict[str, Any]) -> str: ...
+    def finish(self) -> tuple[str, ModelReply]: ...
+
+
+class _Wire(Protocol):
+    """What a module of a protocol has."""
+
+    @property
+    def HEADERS(self) -> Mapping[str, str]: ...  # noqa: N802 (a constant of the module)
+    @property
+    def REQUIRED(self) -> Collection[str]: ...  # noqa: N802 (a constant of the module)
+    @property
+    def SUPPORTED_SETTINGS(self) -> frozenset[str]: ...  # noqa: N802 (a constant of the module)
+    def path(self, base_url: str) -> str: ...
+    def request_body(self, model: str, request: ModelRequest, quirks: Quirks, origin: Origin) -> dict[str, Any]: ...
+    def assembler(self, request: ModelRequest, quirks: Quirks, origin: Origin) -> _Assembler: ...
+
+
+_WIRES: dict[str, _Wire] = {OPENAI: chat_wire, ANTHROPIC: messages_wire}
+
+
+class Client:
+    """Sends the requests of the model or embedder called `name` to its endpoint. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint, name: str, clock: Clock) -> None:
+        self.endpoint = endpoint
+        self._name = name
+        self._clock = clock
+        self._connections = Connections(endpoint.base_url)
+        self.close = self._connections.close
+
+    @contextmanager
+    def calling(self, call: ModelCall) -> Iterator[Exchange]:
+        """Within the block, `call` can abort the requests. Maps their failures to `perdure.errors`, and logs them."""
+        exchange = Exchange(self._name, self.endpoint.may_be_quoted)
+        with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
+            try:
+                yield exchange
+            except TRANSPORT_ERRORS as error:
+                call.check()  # raises if the engine has ended the call
+                raise exchange.log_failure(connection_error(error)) from error
+            except Refusal as refusal:
+                raise exchange.log_failure(error_of(refusal.failure, self._clock), refusal.failure) from None
+            except (InvalidResponse, ProviderError) as error:
+                exchange.log_failure(error)
+                raise
+            except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or JSON nested too deeply
+                raise exchange.log_failure(InvalidResponse(_UNREADABLE)) from error
+
+    @contextmanager
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        exchange: Exchange,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[Response]:
+        """Send a request within `calling`, and yield the response, whose status is that of a success.
+
+        Raises:
+            Refusal: the response has another status.
+        """
+        sent = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "perdure"}
+        sent["Authorization"] = f"Bearer {self.endpoint.key}"
+        own = {name.title(): value for given in (self.endpoint.headers, headers or {}) for name, value in given.items()}
+        raw = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        with self._connections.post(path, raw, sent | own) as response:
+            exchange.request_id = next(filter(None, map(response.headers.get, _REQUEST_IDS)), None)
+            if not response.is_success:
+                raise Refusal(failure_of(response.status, response.read(), response.headers))
+            yield response
+
+
+class EndpointModel:
+    """A model of an endpoint. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint, model: str, clock: Clock) -> None:
+        """`model` is the model's name for the server."""
+        self.name = f"{endpoint.name}:{model}"
+        self._model = model
+        self._clock = clock
+        self._client = Client(endpoint, self.name, clock)
+        self.close = self._client.close
+        self._wire = _WIRES[endpoint.kind]
+        self._path = self._wire.path(endpoint.base_url)
+        self.supported_settings = self._wire.SUPPORTED_SETTINGS
+        """The names of `ModelRequest.settings` that the endpoint's protocol has. Others are not sent."""
+        self._origin: Origin = (endpoint.identity, family(model))
+        self._quirks = endpoint.quirks_of(family(model))
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
+        with self._client.calling(call) as exchange:
+            quirks = learned = self._quirks
+            for attempt in count(1):
+                body = self._wire.request_body(self._model, request, quirks, self._origin)
+                try:
+                    reply = self._ask(request, body, quirks, call, exchange)
+                    break
+                except Refusal as refusal:
+                    found = self._adaptation(quirks, refusal, body) if attempt <= _MOST_ADAPTATIONS else None
+                    if found is None:
+                        raise
+                    log.warning("%s refused %s, and is asked again without", self.name, found.what)
+                    quirks, learned = found.quirks, found.quirks if found.lasting else learned
+            self._quirks = learned
+            exchange.log_success()
+            return reply
+
+    def _adaptation(self, quirks: Quirks, refusal: Refusal, body: Mapping[str, Any]) -> Adaptation | None:
+        error = error_of(refusal.failure, self._clock)
+        is_refusal = refusal.failure.status in _REFUSALS and isinstance(error, ProviderError) and not error.transient
+        if refusal.late or not is_refusal:
+            return None
+        return adapted(quirks, refusal.failure.said, body, self._wire.REQUIRED)
+
+    def _ask(
+        self, request: ModelRequest, body: Mapping[str, Any], quirks: Quirks, call: ModelCall, exchange: Exchange
+    ) -> ModelReply:
+        assembler = self._wire.assembler(request, quirks, self._origin)
+        headers = {**self._wire.HEADERS, **request.settings.get("extra_headers", {})}
+        with self._client.post(self._path, body, exchange, headers) as response:
+            for data, is_whole in events(_noted(response, exchange)):
+                parsed = json.loads(data)
+                if reports_failure(parsed):
+                    raise Refusal(failure_in(parsed), late=bool(assembler.draft.text_length))
+                if not isinstance(parsed, dict):
+                    raise InvalidResponse(_NOT_A_REPLY)
+                text = assembler.feed_whole(parsed) if is_whole else assembler.feed(parsed)
+                if assembler.draft.fresh_thoughts:
+                    call.thought(assembler.draft.take_thoughts())
+                call.delta(text)
+                if assembler.complete:
+                    break
+        rest, reply = assembler.finish()
+        call.delta(rest)
+        return reply
+
+
+def _noted(response: Response, exchange: Exchange) -> Iterator[bytes]:
+    """The body of `response`. Its beginning is noted for the log."""
+    for chunk in response.chunks():
+        if len(exchange.received) < _QUOTED:
+            exchange.received += chunk[:_QUOTED]
+        yield chunk
+
+
+def events(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """The data of each server-sent event of a body, or its whole JSON, and whether it is whole.
+
+    Some servers send whole JSON where a stream was requested.
+    """
+    beginning = next((start for each in chunks if (start := each.lstrip(_BLANK))), b"")
+    if beginning.startswith((b"{", b"[")):
+        yield b"".join((beginning, *chunks)), True
+        return
+    data: list[bytes] = []
+    for line in _lines(chain((beginning,), chunks, (b"\n\n",))):
+        if line.startswith(b"data:"):
+            data.append(line[5:].lstrip(b" "))
+        elif not line and data:
+            joined, data = b"\n".join(data), []
+            if joined.startswith(_DONE):
+                return
+            if joined:
+                yield joined, False
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    for chunk in chunks:
+        parts.append(chunk)
+        if b"\n" in chunk or b"\r" in chunk:
+            lines = b"".join(parts).splitlines(keepends=True)
+            # The end of the last line may be in the next chunk; one that ends in "\r" may go on with "\n".
+            parts = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+            for line in lines:
+                yield line.rstrip(b"\r\n")
