@@ -74,6 +74,7 @@ class MistralServer(OpenAIServer):
         return super().take(path, body, headers)
 
 
+@pytest.mark.long
 class TestMistral(_Rooted):
     kind = "mistral"
 
@@ -94,6 +95,7 @@ class BlocksServer(AnthropicServer):
         return super().take(path, body, headers)
 
 
+@pytest.mark.long
 class TestAnthropic(_Rooted):
     kind = "anthropic"
 
@@ -122,6 +124,7 @@ class GroqServer(OpenAIServer):
         return super().judge(path.removeprefix("/openai"), body)
 
 
+@pytest.mark.long
 class TestGroq(_Rooted):
     kind = "groq"
 
