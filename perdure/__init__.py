@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.adapters.pydantic_ai.adapt import adapt
+    from perdure.adapters.pydantic_ai.effects import effect, effect_id
     from perdure.agents import Agent, ErrorTexts
     from perdure.application.gateway import gateway
     from perdure.application.install import install
@@ -43,6 +45,9 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "adapt": "perdure.adapters.pydantic_ai.adapt",
+    "effect": "perdure.adapters.pydantic_ai.effects",
+    "effect_id": "perdure.adapters.pydantic_ai.effects",
     "Sent": "perdure.application.sending",
     "gateway": "perdure.application.gateway",
     "install": "perdure.application.install",
@@ -74,7 +79,10 @@ __all__ = [
     "TurnEnding",
     "TurnStarted",
     "Unknown",
+    "adapt",
     "celery_tool",
+    "effect",
+    "effect_id",
     "gateway",
     "install",
     "required",

@@ -250,8 +250,10 @@ class Agents:
         self.default = agents[0]
 
     @classmethod
-    def from_module(cls, path: str) -> Agents:
+    def from_module(cls, path: str, collect: Callable[[Mapping[str, object]], list[Agent]] | None = None) -> Agents:
         """Import the module at `path` and collect the agents that it defines.
+
+        `collect` finds the agents among the module's variables. Defaults to all that are perdure's own.
 
         Raises:
             SettingsError: the import raises an exception of any type, or the module defines no agent.
@@ -264,7 +266,10 @@ class Agents:
             raise SettingsError(
                 f"PERDURE_AGENTS is {path!r}: {_explain(error)}; accepted: the path of an importable module"
             ) from error
-        found = [value for value in vars(module).values() if isinstance(value, Agent)]
+        if collect is not None:
+            found = collect(vars(module))
+        else:
+            found = [value for value in vars(module).values() if isinstance(value, Agent)]
         unique = list({id(agent): agent for agent in found}.values())
         if not unique:
             raise SettingsError(f"PERDURE_AGENTS is {path!r}: the module defines no Agent")

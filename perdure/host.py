@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from celery import Celery
 
+from perdure.adapters.adopt import collect
 from perdure.agents import Agents
 from perdure.errors import SettingsError
 from perdure.text.untrusted import error_summary
@@ -57,11 +58,11 @@ def load_agents(path: str) -> Agents:
             importlib.import_module(package)
     _set_up()
     try:
-        agents = Agents.from_module(path)
+        agents = Agents.from_module(path, collect)
     except SettingsError:
         if not _set_up():  # the module may have imported its application before the import failed
             raise
-        return Agents.from_module(path)
+        return Agents.from_module(path, collect)
     _set_up()
     return agents
 

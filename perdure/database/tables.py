@@ -451,6 +451,7 @@ turns = Table(
     Column("attempt_error", Text, comment="why the last attempt failed"),
     Column("feedback", JSONB, comment="a person's feedback: a score, -1 or 1, and a comment"),
     Column("tools_left_out", JSONB, comment="names of tools that do not fit its prompts"),
+    Column("data", JSONB, comment="the output of the turn, beside the text of its reply"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -526,6 +527,7 @@ tool_effects = Table(
     Column("approver", Text, comment="who approves it: user or staff; NULL: it needs no approval"),
     Column("decided_by", Text, comment="who approved or denied it, such as user:KEY"),
     Column("decided_at", _timestamp),
+    Column("payload", JSONB, comment="the result as the agent's library needs it, until the step commits it"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
     _one_of("waits_for", ("task", "timer")),

@@ -1,4 +1,4 @@
-"""Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.loop.Turn`) on a store in memory.
+"""Runs turns of an agent in a test: the engine's step loop (`perdure.turns.run.loop`) on a store in memory.
 
 This module replaces the engine's runner (`perdure.turns.run.loop.Runner`). It claims no lease, because no other
 process can run the turn. When the turn is settled, this module appends the messages that no step has committed, such as
@@ -15,12 +15,13 @@ from typing import Any, TypedDict, Unpack, assert_never
 from uuid import UUID, uuid4
 
 from perdure.access.tenants import user_key
-from perdure.agents import Agent, Agents
+from perdure.adapters.adopt import adopt
+from perdure.agents import Agents
 from perdure.clock import MovedClock
 from perdure.database.fencing import Fence
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, SettingsError
 from perdure.ids import new_id
-from perdure.models.protocol import Message, Model, Role, ToolCall, Usage
+from perdure.models.protocol import Message, Model, Opaque, Role, ToolCall, Usage
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
 from perdure.settings import Settings
@@ -47,7 +48,7 @@ from perdure.turns.outcome import (
     Replied,
     Struck,
 )
-from perdure.turns.run.loop import Turn
+from perdure.turns.run.loop import RunsItsTurns, steps_of
 from perdure.turns.run.verdict import Verdict, conclude, render_error
 from perdure.turns.transcript import LEFT_OUT, Entry, Transcript
 
@@ -100,6 +101,7 @@ class Answer:
         usage: The tokens that this turn has used; `None` if the model did not report any.
         working_variables: The session's working variables.
         error: The error that failed or parked the turn.
+        data: The output of an agent of pydantic-ai whose output is no text, as JSON values.
 
     Example:
         >>> answer = ask(Agent("assistant", "You help."), "Hello.", model=Scripted("Hi."))
@@ -115,6 +117,7 @@ class Answer:
     usage: Usage | None
     working_variables: Mapping[str, Any]
     error: PerdureError | None = None
+    data: Any = None
 
     @property
     def error_code(self) -> str | None:
@@ -137,8 +140,8 @@ class Options(TypedDict, total=False):
     tasks: Tasks | None
 
 
-def ask(agent: Agent, text: str, *, model: Model, **options: Unpack[Options]) -> Answer:
-    """Run one turn of `agent`, the first of a new `Conversation`.
+def ask(agent: Any, text: str, *, model: Any = None, **options: Unpack[Options]) -> Answer:
+    """Run one turn of `agent`, the first of a new `Conversation`; `agent` and `model` are those of a `Conversation`.
 
     Raises:
         Exception: the model raised an error that is not a `PerdureError`, such as `ScriptExhausted`.
@@ -154,8 +157,9 @@ class Conversation:
     """One session of one user with an agent. The session's turns run one after another.
 
     Args:
-        agent: The agent that answers.
-        model: The model that the agent calls.
+        agent: The agent that answers: of perdure, or of pydantic-ai.
+        model: The model that the agent calls. An agent of pydantic-ai may also have a model of pydantic-ai, and needs
+            none if it has a model of its own.
         user_id: The user's id.
         tenant: The user's tenant.
         channel: The channel of the user's messages.
@@ -178,9 +182,9 @@ class Conversation:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: Any,
         *,
-        model: Model,
+        model: Any = None,
         user_id: str = "user",
         tenant: str | None = None,
         channel: str = "test",
@@ -192,7 +196,9 @@ class Conversation:
         settings: Settings | None = None,
         tasks: Tasks | None = None,
     ) -> None:
-        self._agent = agent
+        self._agent = adopt(agent, model)
+        if model is None and not isinstance(self._agent, RunsItsTurns):
+            raise SettingsError(f"agent {self._agent.name!r} needs a model, such as Scripted(…)")
         self._user = user_key(tenant, user_id)
         self._channel = channel
         self._metadata = {**(metadata or {}), **({} if language is None else {"language": language})}
@@ -202,7 +208,7 @@ class Conversation:
         self._session_id = new_id(self._clock)
         self._store = MemoryStore()
         self._store.variables = dict(working_variables or {})
-        self._store.agent = agent.name
+        self._store.agent = self._agent.name
         self._tasks = InlineCalls(tasks or {})
         self._runtime = self._make_runtime(model)
         self._turns = 0
@@ -229,7 +235,8 @@ class Conversation:
         began = self._clock.monotonic()
         while True:
             tenure = self._tenure(turn, self._clock.monotonic() - began)
-            outcome = Turn(self._runtime, tenure, self._agent, transcript, VariableSet(self._store.variables)).run()
+            variables = VariableSet(self._store.variables)
+            outcome = steps_of(self._runtime, tenure, self._agent, transcript, variables).run()
             if isinstance(outcome, AwaitsCalls):
                 self._store.record(outcome.results)
                 asleep_since = self._clock.monotonic()
@@ -340,6 +347,7 @@ class Conversation:
             usage=transcript.usage if verdict is None else verdict.used,
             working_variables=self._store.variables,
             error=error,
+            data=None if verdict is None else verdict.data,
         )
 
     def _calls(self, entries: Sequence[Entry]) -> Iterator[Call]:
@@ -348,6 +356,8 @@ class Conversation:
         for entry in entries:
             for position, call in enumerate(entry.tool_calls):
                 effect = effects.get((entry.seq or 0, position))
+                if effect is None and isinstance(self._agent, RunsItsTurns):
+                    continue  # a call of an output tool
                 status = effect.status if effect else "failed"
                 effect_id = effect.effect_id if effect else None
                 approver = effect.approver if effect else None
@@ -393,4 +403,5 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         message_id=message["message_id"],
         usage=Usage.from_dict(message["usage"]) if message["usage"] else None,
         seq=message["seq"],
+        opaque=Opaque.from_dict(message["opaque"]) if message["opaque"] else None,
     )

@@ -45,6 +45,7 @@ class Effect:
     approver: str | None = None
     sent: bool = False
     parts: list[Any] | None = None
+    payload: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ class MemoryStore(Database):
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
             "turns.effects_of_step": self._effects_of_step,
+            "turns.finish_unit": self._finish_effect,
+            "turns.units_of_step": self._effects_of_step,
+            "turns.ask_approval": self._ask_approval,
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
             "turns.lock_of_call": lambda _: [_Row()],
@@ -170,8 +174,19 @@ class MemoryStore(Database):
         if effect.status == "intended":
             effect.status = finished["status"]
         effect.result, effect.finished = finished["result"], True
-        effect.variables = None if finished["variables"] is None else json.loads(finished["variables"])
+        if finished.get("variables") is not None:
+            effect.variables = json.loads(finished["variables"])
+        if finished.get("payload") is not None:
+            effect.payload = json.loads(finished["payload"])
         return []
+
+    def _ask_approval(self, asked: Mapping[str, Any]) -> Sequence[object]:
+        for call in json.loads(asked["calls"]):
+            effect_id = UUID(call["effect_id"])
+            columns = {name: call.get(name) for name in _INTENT}
+            columns["status"] = "asked"
+            self.effects[effect_id] = Effect(effect_id, asked["message_seq"], **columns)
+        return [_Row()]
 
     def _note_sent(self, sent: Mapping[str, Any]) -> Sequence[object]:
         self.effects[sent["effect_id"]].sent = True

@@ -21,19 +21,27 @@ CANCELLED = "The turn was cancelled."
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The model replied without tool calls."""
+    """The model replied without tool calls, or an adapted agent has its output.
+
+    `data` is an output that is no text, as JSON values. `closing` has the messages before the reply that no step has
+    committed, such as the results of open calls. `is_step`: the reply is a reply of the model.
+    """
 
     status: ClassVar[str] = "done"
     error: ClassVar[None] = None
     reply: Entry
+    data: Any = None
+    closing: tuple[Entry, ...] = ()
+    is_step: bool = True
 
     def last_entries(self, _turn_id: UUID) -> list[Entry]:
         """What ends the turn's transcript: the reply."""
-        return [self.reply]
+        return [*self.closing, self.reply]
 
     def last_step(self) -> list[Entry]:
         """The model's reply that ended the turn, if one did."""
-        return [self.reply]
+        made = [entry for entry in self.closing if entry.role is Role.ASSISTANT]
+        return [*made, self.reply] if self.is_step else made
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,8 +246,8 @@ _TURN = """
            CASE WHEN t.status = 'parked' THEN (
                 SELECT not_before FROM sessions
                 WHERE session_id = t.session_id AND queued_at IS NULL) END AS not_before,
-           r.content AS reply, r.stop_reason, t.error_code, t.error_message, t.usage, t.channel, t.agent, t.metadata,
-           t.tools_left_out,
+           r.content AS reply, r.stop_reason, t.error_code, t.error_message, t.usage, t.data, t.channel, t.agent,
+           t.metadata, t.tools_left_out,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                     'arguments', e.arguments, 'expires_at', e.decide_at,

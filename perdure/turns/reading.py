@@ -192,10 +192,11 @@ def _body(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def _reply(row: Row[Any]) -> dict[str, str]:
-    """The reply's text, and how the model ended it. The reply of a hook or of an import has no end."""
+def _reply(row: Row[Any]) -> dict[str, Any]:
+    """The reply's text, its data, and how the model ended it. The reply of a hook or of an import has no end."""
     end = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
-    return {"text": row.reply, "format": "text", **end}
+    data = {} if row.data is None else {"data": row.data}
+    return {"text": row.reply, "format": "text", **data, **end}
 
 
 def _metadata(given: object) -> dict[str, object]:

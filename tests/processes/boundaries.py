@@ -32,6 +32,8 @@ from tests.processes.receiver import Delivery, Receiver
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
+NATIVE, ADAPTED = "tester", "adapted"
+"""The agents of `adapted_agents`: perdure's own, and one of pydantic-ai."""
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
@@ -75,48 +77,51 @@ def is_unrelated(name: str) -> bool:
     return name in PERIODIC or name.startswith(_ELSEWHERE)
 
 
-def commits(kind: str) -> list[str]:
+def commits(kind: str, agent: str = NATIVE) -> list[str]:
     """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
-    finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
+    finish = "turns.finish_effect" if agent == NATIVE else "turns.finish_unit"
+    finished = [finish] * len(tools) if len(tools) > 1 else []
     return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
 
 
-def passed(kind: str) -> list[tuple[str, str]]:
+def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
     """The places that one undisturbed turn passes, as sorted `(moment, name)`. A place passed twice is listed twice."""
-    boundaries = [(moment, name) for name in commits(kind) for moment in ("before", "after")]
+    boundaries = [(moment, name) for name in commits(kind, agent) for moment in ("before", "after")]
     points = [("within", f"{tool}.{point}") for tool in PLANS[kind] for point in ("entered", "acted")]
     return sorted(boundaries + points)
 
 
-def places(kind: str) -> list[Place]:
+def places(kind: str, agent: str = NATIVE) -> list[Place]:
     """The places at which the tests kill the worker of a turn.
 
     These are the places of `passed`, and one place within each model call. The first of the `KINDS` also has the
     moments before and after each `PERIODIC` commit.
     """
-    if kind == KINDS[0]:
-        return [*_ways(kind), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
-    return _ways(kind)
+    if (kind, agent) == (KINDS[0], NATIVE):
+        return [*_ways(kind, agent), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
+    return _ways(kind, agent)
 
 
-def _ways(kind: str) -> list[Place]:
-    ways = [Place(*each, nth=passed(kind)[:number].count(each) + 1) for number, each in enumerate(passed(kind))]
+def _ways(kind: str, agent: str) -> list[Place]:
+    found = passed(kind, agent)
+    ways = [Place(*each, nth=found[:number].count(each) + 1) for number, each in enumerate(found)]
     return [*ways, *(Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1))]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn of the kind `kind`. The turn's worker is killed at `place`."""
+    """One turn of the kind `kind` of the agent `agent`. The turn's worker is killed at `place`."""
 
     kind: str
     place: Place
+    agent: str = NATIVE
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.place}"
+        return f"{self.kind}-{self.place}" if self.agent == NATIVE else f"{self.agent}-{self.kind}-{self.place}"
 
 
-CASES = [Case(kind, place) for kind in KINDS for place in places(kind)]
+CASES = [Case(kind, place, agent) for agent in (NATIVE, ADAPTED) for kind in KINDS for place in places(kind, agent)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +156,21 @@ class CaseRunner:
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
             for _ in range(2):
-                self.installation.worker()
+                self.installation.worker(PERDURE_AGENTS="tests.processes.adapted_agents")
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Stop the workers and the servers."""
         self._stack.close()
 
-    def undisturbed(self, kind: str) -> list[tuple[str, str]]:
+    def undisturbed(self, kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
         """Run an undisturbed turn; returns its places, sorted. The places of `REPEATABLE` commits are listed once."""
         faults = self.installation.faults
         for worker in self.installation.workers:
             worker.container.ready()
         since = len(faults.notes())
-        text = f"{kind}: undisturbed"
-        turn_id = self._submit(text, text)["turn_id"]
+        text = f"{kind}: undisturbed {agent}"
+        turn_id = self._submit(text, text, agent)["turn_id"]
         self.installation.settled(turn_id)
         self._delivered(turn_id, since)
         seen: list[tuple[str, str]] = []
@@ -177,13 +182,13 @@ class CaseRunner:
 
     def run(self, case: Case) -> CaseOutcome:
         """Play one case."""
-        text, second_text = f"{case.kind}: {case.place}", f"afterwards: {case}"
+        text, second_text = f"{case.kind}: {case.place} {case.agent}", f"afterwards: {case}"
         since = len(self.installation.faults.notes())
         with self._killing(case, text) as struck:
-            result = self._send(text, str(case))
+            result = self._send(text, str(case), case.agent)
             struck()
-            accepted = result.result if result.ready() else self._submit(text, str(case))
-            second = self.installation.accept(second_text, user=str(case), message_id=f"2-{case}")
+            accepted = result.result if result.ready() else self._submit(text, str(case), case.agent)
+            second = self.installation.accept(second_text, user=str(case), message_id=f"2-{case}", agent=case.agent)
         first_turn, second_turn = self.installation.settled(accepted["turn_id"], second.turn_id)
         self._delivered(accepted["turn_id"], since)
         return CaseOutcome(
@@ -230,13 +235,13 @@ class CaseRunner:
         worker.container.start()
         return struck
 
-    def _send(self, text: str, task_id: str) -> AsyncResult:
-        message = {"user_id": task_id, "text": text, "reply_to": {"url": self.receiver.url}}
+    def _send(self, text: str, task_id: str, agent: str) -> AsyncResult:
+        message = {"user_id": task_id, "text": text, "agent": agent, "reply_to": {"url": self.receiver.url}}
         return self._app.send_task("turns.submit", kwargs=message, queue="ingress", task_id=task_id)
 
-    def _submit(self, text: str, task_id: str) -> dict[str, Any]:
+    def _submit(self, text: str, task_id: str, agent: str) -> dict[str, Any]:
         """Send a message under `task_id`, and wait until it is accepted. A repeated call returns the same turn."""
-        accepted: dict[str, Any] = self._send(text, task_id).get(timeout=20)
+        accepted: dict[str, Any] = self._send(text, task_id, agent).get(timeout=20)
         return accepted
 
     def _delivered(self, turn_id: str, since: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import CASES, KINDS, Case, CaseOutcome, CaseRunner, passed
+from tests.processes.boundaries import ADAPTED, CASES, KINDS, NATIVE, Case, CaseOutcome, CaseRunner, passed
 from tests.processes.faults import done
 from tests.processes.model_server import PLANS, answer_to
 
@@ -29,6 +29,11 @@ ONE_OF_EACH_KIND = {
     "unsafe-within-unsafe.acted-1",
     "probed-before-turns.step-2",
     "all-before-turns.settle-1",
+    "adapted-pure-after-turns.step-1",
+    "adapted-idempotent-within-idempotent.acted-1",
+    "adapted-unsafe-within-unsafe.acted-1",
+    "adapted-probed-before-turns.step-2",
+    "adapted-all-before-turns.finish_unit-2",
 }
 """The cases that `make test` plays; the tests of all other cases are marked `long`."""
 
@@ -58,9 +63,10 @@ def case_runners(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(case_runners: list[CaseRunner]) -> dict[str, list[tuple[str, str]]]:
-    """The places that an undisturbed turn of each kind passes."""
-    return {kind: case_runners[0].undisturbed(kind) for kind in KINDS}
+def undisturbed(case_runners: list[CaseRunner]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """The places that an undisturbed turn of each kind and agent passes."""
+    agents = (NATIVE, ADAPTED)
+    return {(kind, agent): case_runners[0].undisturbed(kind, agent) for kind in KINDS for agent in agents}
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +91,19 @@ def played(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_enumeration_is_complete(undisturbed: dict[str, list[tuple[str, str]]], kind: str) -> None:
+def test_the_enumeration_is_complete(
+    undisturbed: dict[tuple[str, str], list[tuple[str, str]]], kind: str, agent: str
+) -> None:
     """`boundaries.passed` lists exactly the places that an undisturbed turn passes."""
-    assert undisturbed[kind] == passed(kind)
+    assert undisturbed[kind, agent] == passed(kind, agent)
 
 
 def test_one_case_of_each_kind_is_always_played() -> None:
-    """`ONE_OF_EACH_KIND` has exactly one existing case of each kind. A case of a renamed place does not count."""
-    assert sorted(case.kind for case in CASES if str(case) in ONE_OF_EACH_KIND) == sorted(KINDS)
+    """`ONE_OF_EACH_KIND` has one existing case of each kind and agent. A case of a renamed place does not count."""
+    chosen = sorted((case.agent, case.kind) for case in CASES if str(case) in ONE_OF_EACH_KIND)
+    assert chosen == sorted((agent, kind) for agent in (NATIVE, ADAPTED) for kind in KINDS)
 
 
 @pytest.mark.parametrize(

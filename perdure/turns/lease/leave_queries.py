@@ -211,8 +211,8 @@ SETTLE = Statement(
                   end_requested_at, lease_until
     ), {WITH_MESSAGES}, settled AS (
         UPDATE turns AS t
-        SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, settled_at = perdure_now(),
-            settled_tick = fenced.tick, unsaved = NULL, unsaved_error = NULL,
+        SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, data = %(data)s::jsonb,
+            settled_at = perdure_now(), settled_tick = fenced.tick, unsaved = NULL, unsaved_error = NULL,
             error_code = %(error_code)s, error_message = %(error_message)s,
             reply_seq = CASE WHEN %(replied)s THEN fenced.base + %(added)s END
         FROM fenced WHERE t.turn_id = %(turn_id)s

@@ -293,6 +293,7 @@ def settle(
             "status": verdict.status,
             "steps": verdict.steps,
             "usage": None if verdict.usage is None else as_json(verdict.usage),
+            "data": None if verdict.data is None else as_json(verdict.data),
             "error_code": verdict.error_code,
             "error_message": verdict.error_message,
             "replied": verdict.replied,

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from perdure.agents import Agent
@@ -186,17 +187,19 @@ class Runner:
         else:
             variables = hydrate(runtime, tenure)
             turn = self._begin(tenure, transcript, variables)
+            if isinstance(turn, Lacking):
+                return self._leaving.leave(tenure, turn)
             while True:
-                outcome = turn.run() if isinstance(turn, Turn) else turn
+                outcome = turn if isinstance(turn, Cancelled | Failed) else turn.run()
                 if isinstance(outcome, Ending):
                     break
                 left = self._leaving.leave(tenure, outcome)
                 if not left.goes_on:
-                    if isinstance(turn, Turn):
+                    if not isinstance(turn, Cancelled | Failed):
                         turn.announce(outcome)
                     return left
             log_failure(row, outcome)
-            case_ids = turn.case_ids if isinstance(turn, Turn) else ()
+            case_ids = () if isinstance(turn, Cancelled | Failed) else turn.case_ids
             ending = render_error(runtime.agents, row, outcome)
             verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids)
         saved = is_elsewhere(runtime.snapshots)
@@ -208,7 +211,7 @@ class Runner:
 
     def _begin(
         self, tenure: Tenure, transcript: Transcript, variables: VariableSet
-    ) -> Turn | Cancelled | Failed | Lacking:
+    ) -> Steps | Cancelled | Failed | Lacking:
         """The turn at hand, or the outcome with which it stops because it cannot begin."""
         row = tenure.at_hand
         agent = self._runtime.agents.find(row.agent)
@@ -219,7 +222,7 @@ class Runner:
                 return Lacking(f"the agent {row.agent!r}")
             return Failed(unknown_agent(row.agent, self._limits.unknown_agent_s))
         try:
-            return Turn(self._runtime, tenure, agent, transcript, variables)
+            return steps_of(self._runtime, tenure, agent, transcript, variables)
         except (PerdureError, SettingsError) as error:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
@@ -273,6 +276,52 @@ class Runner:
                 self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.turn, ending)))
                 return True
         return False
+
+
+class Steps(Protocol):
+    """The steps of the turn at hand: perdure's own (`Turn`), or those of an adapted agent."""
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The ids of the cases in the prompt."""
+        ...
+
+    def run(self) -> Outcome:
+        """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
+
+        Raises:
+            LeaseLost: another worker has the session.
+            Unavailable: the database cannot be reached; the transcript must be read again.
+        """
+        ...
+
+    def announce(self, outcome: Outcome) -> None:
+        """Tell those who follow the turn that it waits."""
+        ...
+
+
+@runtime_checkable
+class RunsItsTurns(Protocol):
+    """An agent of another library, which decides what its turns do."""
+
+    def begin_turn(self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet) -> Steps:
+        """The steps of the turn at hand. They begin after the last step in `transcript`.
+
+        Raises:
+            PerdureError, SettingsError: the agent or its model cannot be used.
+        """
+        ...
+
+
+def steps_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet) -> Steps:
+    """The steps of the turn at hand of `agent`.
+
+    Raises:
+        PerdureError, SettingsError: the agent or its model cannot be used.
+    """
+    if isinstance(agent, RunsItsTurns):
+        return agent.begin_turn(runtime, tenure, transcript, variables)
+    return Turn(runtime, tenure, agent, transcript, variables)
 
 
 class Turn:

@@ -27,7 +27,7 @@ class TurnHooks:
     def before(self) -> Failed | None:
         """Call the `before_turn` hooks; returns a failure if a required hook rejects the turn."""
         try:
-            self._call(self.agent.before_turn, self._seen())
+            self._call(self.agent.before_turn, self.seen())
         except PerdureError as error:
             return Failed(error)
         return None
@@ -42,7 +42,7 @@ class TurnHooks:
             case Cancelled():
                 text = None
         try:
-            self._call(self.agent.after_turn, TurnEnding(self._seen(), ending.status, text))
+            self._call(self.agent.after_turn, TurnEnding(self.seen(), ending.status, text))
         except PerdureError as error:
             return Failed(error, rejected=ending.reply) if isinstance(ending, Replied) else ending
         return ending
@@ -52,7 +52,7 @@ class TurnHooks:
         self.scope.step_within(within_s * len(hooks))
         call_hooks(hooks, seen, within_s, self.runtime.leaks)
 
-    def _seen(self) -> TurnStarted:
+    def seen(self) -> TurnStarted:
         turn = self.turn
         return TurnStarted(
             user_of(turn.user_id),

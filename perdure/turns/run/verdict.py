@@ -28,7 +28,7 @@ from perdure.tools import around
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.result_values import outcome_of, recorded
 from perdure.turns.lease.tenure import TurnRow
-from perdure.turns.outcome import Cancelled, Ending, Failed
+from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
 from perdure.turns.run import queries
 from perdure.turns.transcript import UNREADABLE, Entry, Transcript, result_of, steps_in, total_usage
 
@@ -43,8 +43,8 @@ class Verdict:
     """Everything that settling a turn writes, as JSON values.
 
     `messages` has the new messages, as made by `Entry.to_dict`. `variables` has the working variables, or is `None` if
-    they are unchanged. `case_ids` names the cases in the prompt. `extra` has the members of an unsaved verdict that
-    this release does not know.
+    they are unchanged. `case_ids` names the cases in the prompt. `data` is the reply's data. `extra` has the members of
+    an unsaved verdict that this release does not know.
     """
 
     status: str
@@ -56,6 +56,7 @@ class Verdict:
     error_message: str | None
     variables: dict[str, Any] | None
     case_ids: list[str] = field(default_factory=list)
+    data: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,7 +92,8 @@ def conclude(
     `case_ids` names the cases in the prompt.
     """
     asking, closing, variables = transcript.asking(), [], None
-    if asking is not None:  # some calls may have finished
+    closed = isinstance(ending, Replied) and bool(ending.closing)
+    if asking is not None and not closed:  # some calls may have finished
         results, changes = recorded(executor, asking.turn_id, asking)
         closing = closings(asking, [result.text for result in results])
         if changes:
@@ -179,6 +181,7 @@ def _verdict(
         error_message=storable(error.message) if error else None,
         variables=variables,
         case_ids=list(case_ids),
+        data=ending.data if isinstance(ending, Replied) else None,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Body
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
@@ -83,11 +83,12 @@ class Reply(Answer):
     """The reply of a turn.
 
     `stop_reason` tells how the model ended it: `stop`, `length`, `content_filter`, `refusal`, or the provider's own
-    word.
+    word. `data` is the output of an agent of pydantic-ai whose output is no text; `text` is then its JSON.
     """
 
     text: str
     format: Literal["text"]
+    data: JsonValue = Field(default_factory=dict)
     stop_reason: str = Field(default_factory=str)
 
 

@@ -1,0 +1,191 @@
+"""`adapt`: an agent of pydantic-ai as an agent of perdure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+from pydantic_ai import Agent as Bare
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.toolsets.external import ExternalToolset
+from pydantic_ai.usage import UsageLimits
+
+from perdure.adapters.pydantic_ai.effects import AdaptedTool
+from perdure.adapters.pydantic_ai.own_model import OwnModel
+from perdure.adapters.pydantic_ai.turn import OWN_MODEL, AdaptedTurn
+from perdure.adapters.pydantic_ai.units import Durability
+from perdure.agents import Agent, ErrorMessages
+from perdure.casebank import COMMON
+from perdure.errors import SettingsError
+from perdure.hooks import ApprovalWaiting, Hooks, TurnEnding, TurnStarted
+from perdure.models.protocol import Model as Own
+from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable
+from perdure.text import declarations
+from perdure.tools.variables import VariableSet
+from perdure.turns.lease.tenure import Tenure
+from perdure.turns.transcript import Transcript
+
+Deps = Callable[[TurnStarted], Any]
+"""Makes the dependencies of a run: a function, `def` or `async def`, of the turn."""
+
+
+@dataclass(frozen=True)
+class AdaptedAgent(Agent):
+    """An agent of pydantic-ai. Made by `adapt`."""
+
+    wrapped: Bare[Any, Any] = field(kw_only=True)
+    deps: Deps | None = field(default=None, kw_only=True)
+    memory: bool = field(default=True, kw_only=True)
+    usage_limits: UsageLimits | None = field(default=None, kw_only=True)
+    replaced_model: Model | Own | None = field(default=None, kw_only=True)
+    """Replaces the agent's model, for a test."""
+
+    def begin_turn(
+        self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet
+    ) -> AdaptedTurn:
+        """The steps of the turn at hand; called by the loop."""
+        return AdaptedTurn(runtime, tenure, self, transcript, variables)
+
+    def with_model(self, model: Any) -> Self:
+        """The agent with another model, of pydantic-ai or of perdure."""
+        return replace(self, replaced_model=model)
+
+    def find_tool(self, name: str) -> Any:
+        """What the ledger and approvals know of the tool `name`; pydantic-ai has the tool itself."""
+        for toolset in self.wrapped.toolsets:
+            tools = getattr(toolset, "tools", None)
+            if isinstance(tools, dict) and name in tools:
+                return AdaptedTool.of(name, tools[name].metadata)
+        return AdaptedTool(name)
+
+    def model_in(self, runtime: Runtime) -> Model | str:
+        """The model of a run: the agent's own, or a model of perdure if it has none.
+
+        Raises:
+            PerdureError, SettingsError: the model of perdure cannot be used.
+        """
+        given = self.replaced_model
+        if isinstance(given, Model):
+            return given
+        if given is not None:
+            return OwnModel(given, runtime.clock, runtime.settings.model_timeout_s)
+        if self.model is None and self.wrapped.model is not None:
+            return self.wrapped.model
+        own = runtime.models(self.model or runtime.settings.model)
+        return OwnModel(own, runtime.clock, runtime.settings.model_timeout_s)
+
+    def given_model(self, model: Model | str) -> Model | None:
+        """The argument `model` of a run."""
+        return model if isinstance(model, Model) and model is not self.wrapped.model else None
+
+
+def adapt(
+    agent: Bare[Any, Any],
+    *,
+    name: str | None = None,
+    deps: Deps | None = None,
+    memory: bool = True,
+    model: str | None = None,
+    usage_limits: UsageLimits | None = None,
+    max_steps: int | None = None,
+    timeout_s: float | None = None,
+    on_unavailable: OnUnavailable | str | None = None,
+    error_messages: ErrorMessages | None = None,
+    casebank: str | Literal[False] | None = COMMON,
+    before_turn: Hooks[TurnStarted] = (),
+    after_turn: Hooks[TurnEnding] = (),
+    on_approval_waiting: Hooks[ApprovalWaiting] = (),
+) -> AdaptedAgent:
+    """An agent of pydantic-ai as an agent of perdure, for the module of `PERDURE_AGENTS`. The agent is not changed.
+
+    Args:
+        agent: The agent. A module may also hold it bare.
+        name: Defaults to the agent's own name.
+        deps: Makes the dependencies of each run, from the turn; required if the agent has a `deps_type`.
+        memory: Whether what perdure remembers of the user is added to the agent's instructions.
+        model: The name of a model of perdure. Defaults to the agent's own model, or to `PERDURE_MODEL` if it has none.
+        usage_limits: The limits of a run, as pydantic-ai's `run` takes them.
+        max_steps: As for `Agent`.
+        timeout_s: As for `Agent`.
+        on_unavailable: As for `Agent`.
+        error_messages: As for `Agent`.
+        casebank: As for `Agent`.
+        before_turn: As for `Agent`.
+        after_turn: As for `Agent`.
+        on_approval_waiting: As for `Agent`.
+
+    Raises:
+        SettingsError: the agent cannot be durable, or an argument is invalid; the message gives the reason.
+
+    Example:
+        >>> from pydantic_ai import Agent as PydanticAgent
+        >>> greeter = adapt(PydanticAgent(name="greeter", instructions="You greet people."))
+        >>> ask(greeter, "Hello.", model=Scripted("Hi.")).reply
+        'Hi.'
+    """
+    if not isinstance(agent, Bare):
+        raise SettingsError(f"adapt() is given {declarations.shown(agent)}; accepted: an Agent of pydantic-ai")
+    chosen = name or agent.name
+    if not chosen:
+        raise SettingsError("adapt() is given an agent without a name: pass name=… to it or to adapt()")
+    _check_deps(chosen, agent, deps)
+    made = AdaptedAgent(
+        chosen,
+        "",
+        model=model,
+        max_steps=max_steps,
+        timeout_s=timeout_s,
+        on_unavailable=on_unavailable,
+        error_messages=error_messages,
+        casebank=casebank,
+        before_turn=before_turn,
+        after_turn=after_turn,
+        on_approval_waiting=on_approval_waiting,
+        wrapped=agent,
+        deps=deps,
+        memory=memory,
+        usage_limits=usage_limits,
+    )
+    _check_durable(made)
+    return made
+
+
+def _check_deps(name: str, agent: Bare[Any, Any], deps: object) -> None:
+    wanted = agent.deps_type
+    if deps is None and wanted not in {object, type(None)}:
+        raise SettingsError(
+            f"agent {name!r} needs dependencies ({declarations.shown(wanted)}): "
+            "put perdure.adapt(agent, deps=function of the turn) into the module"
+        )
+    if deps is not None and not (declarations.takes_one(deps) or inspect.iscoroutinefunction(deps)):
+        raise SettingsError(
+            f"agent {name!r} has deps={declarations.shown(deps)}; accepted: a function with one parameter, or None"
+        )
+
+
+def _check_durable(made: AdaptedAgent) -> None:
+    agent = made.wrapped
+    external = [toolset for toolset in agent.toolsets if isinstance(toolset, ExternalToolset)]
+    if external:
+        raise SettingsError(
+            f"agent {made.name!r} has tools that run outside the agent ({external[0].label}): "
+            "perdure cannot wait for them"
+        )
+    own = {OWN_MODEL: TestModel()} if agent.model is None or made.model is not None else None
+    try:
+        bound = Durability(made.name, own)._bind_for_agent(agent)  # noqa: SLF001 (as each run does)
+    except UserError as error:
+        raise SettingsError(f"agent {made.name!r} cannot be durable: {error}") from error
+    if bound.has_units_of_capabilities:
+        raise SettingsError(
+            f"agent {made.name!r} has a capability with durable operations of its own, or a workspace: "
+            "perdure records model requests and tool calls only"
+        )
+    for toolset in agent.toolsets:
+        for name, tool in (getattr(toolset, "tools", None) or {}).items():
+            AdaptedTool.of(name, tool.metadata)

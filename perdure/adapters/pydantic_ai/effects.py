@@ -1,0 +1,122 @@
+"""What a tool of pydantic-ai declares in its metadata: its effect class, its probe and who approves its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from perdure.errors import SettingsError
+from perdure.models.protocol import ToolSchema
+from perdure.text import declarations
+from perdure.text.untrusted import load_object
+from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approver, Effect, Probe, ToolContext, who_approves
+
+KEY = "perdure"
+"""The member of a tool's metadata that `effect` makes."""
+
+running: ContextVar[UUID | None] = ContextVar("perdure_effect_id", default=None)
+
+
+def effect_id() -> UUID:
+    """The id of the tool call that runs. A repeated call has the same id, so it serves as an idempotency key.
+
+    Raises:
+        LookupError: no tool call of an adapted agent runs.
+
+    Example:
+        >>> from pydantic_ai import Agent as PydanticAgent
+        >>> shop = PydanticAgent(name="shop")
+        >>> @shop.tool_plain(metadata=effect("idempotent"))
+        ... def order(item: str) -> str:
+        ...     '''Order an item.'''
+        ...     return f"{item}, {len(str(effect_id()))} characters of key"
+        >>> ask(shop, "Tea!", model=Scripted(call("order", item="tea"), "Ordered.")).calls[0].result
+        'tea, 36 characters of key'
+    """
+    found = running.get()
+    if found is None:
+        raise LookupError("effect_id() is called outside a tool of an agent that perdure runs")
+    return found
+
+
+def effect(kind: Effect | str, *, probe: Probe | None = None, approver: Approver = USER) -> dict[str, Any]:
+    """The metadata of a pydantic-ai tool: what perdure may do if the outcome of a call is unknown.
+
+    `kind` is `pure`, `idempotent` or `unsafe`, which a tool without this metadata is. `probe` finds out whether a call
+    took effect. `approver` says who approves calls of a tool with `requires_approval=True`.
+
+    Raises:
+        SettingsError: an argument is invalid.
+
+    Example:
+        >>> from pydantic_ai import Agent as PydanticAgent
+        >>> greeter = PydanticAgent("test", name="greeter")
+        >>> @greeter.tool_plain(metadata=effect("pure"))
+        ... def weather(city: str) -> str:
+        ...     '''Say what the weather is like.'''
+        ...     return f"Rain in {city}."
+    """
+    found = {"effect": str(kind), "probe": probe, "approver": approver}
+    _declared("effect()", found)
+    return {KEY: found}
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedTool:
+    """A tool of pydantic-ai, as far as the ledger and approvals need it; see `RunnableTool`."""
+
+    name: str
+    effect: Effect = Effect.UNSAFE
+    probe: Probe | None = None
+    approver: Approver = USER
+    timeout_s: float | None = None
+    breaker: str | None = None
+    max_result_chars: int = MAX_RESULT_CHARS
+
+    @classmethod
+    def of(cls, name: str, metadata: Mapping[str, Any] | None, timeout_s: float | None = None) -> AdaptedTool:
+        """The tool with what its metadata declares.
+
+        Raises:
+            SettingsError: the declaration is invalid.
+        """
+        kind, probe, approver = _declared(f"the tool {name!r}", (metadata or {}).get(KEY) or {})
+        return cls(name, kind, probe, approver, timeout_s)
+
+    def schema(self) -> ToolSchema:
+        return ToolSchema(self.name, "", {})
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The arguments by name. pydantic-ai checks them against the tool's signature when it runs the call."""
+        return load_object(arguments)
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (pydantic-ai decides)
+        return False
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        return who_approves(self.name, self.approver, arguments)
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
+        """Refuse: pydantic-ai runs the tool."""
+        raise NotImplementedError(f"pydantic-ai runs the tool {self.name}")
+
+
+def _declared(what: str, given: object) -> tuple[Effect, Probe | None, Approver]:
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"{what} has metadata {KEY!r}={declarations.shown(given)}; accepted: perdure.effect(…)")
+    kind, probe = given.get("effect", Effect.UNSAFE), given.get("probe")
+    if kind not in [*Effect]:
+        raise SettingsError(f"{what} declares the effect {declarations.shown(kind)}; accepted: {', '.join(Effect)}")
+    if probe is not None and not declarations.takes_one(probe):
+        raise SettingsError(
+            f"{what} has probe={declarations.shown(probe)}; accepted: a function with one parameter, or None"
+        )
+    approver = given.get("approver", USER)
+    if not callable(approver) and approver not in ("user", "staff"):
+        raise SettingsError(
+            f"{what} has approver={declarations.shown(approver)}; accepted: 'user', 'staff' or a function"
+        )
+    return Effect(kind), probe, approver

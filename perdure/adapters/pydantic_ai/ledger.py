@@ -1,0 +1,350 @@
+"""The tool calls of one reply, on the rows of `tool_effects`. All methods run in the turn's thread.
+
+The intents are committed with the reply. A call begins only if this process has just committed its intent, or if the
+ledger shows that it may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect
+class and its probe, as for perdure's own tools (`turns.calls.execute`).
+
+A call that needs a person's decision has no intent. When pydantic-ai has run the other calls of the reply, it asks for
+the decisions; the calls then become `asked`, and the turn waits without a worker. The next run of the agent finds the
+decisions in the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from pydantic_ai.messages import ToolCallPart
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
+from sqlalchemy import Row
+
+from perdure.adapters.pydantic_ai import queries
+from perdure.adapters.pydantic_ai.effects import AdaptedTool
+from perdure.agents import Agent
+from perdure.database.engine import as_json
+from perdure.errors import PerdureError, loggable
+from perdure.ids import new_id
+from perdure.runtime import Runtime
+from perdure.text.untrusted import error_summary, load_object, storable
+from perdure.tools.registry import Effect
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls import approvals
+from perdure.turns.calls.execute import CallExecutor
+from perdure.turns.calls.hooked import ToolHooks
+from perdure.turns.calls.ledger import CallLedger
+from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result
+from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.transcript import Entry
+
+log = logging.getLogger(__name__)
+
+_WAITS = frozenset({"approval_required", "call_deferred"})
+_DONE = frozenset({"tool_return", "tool_content_result"})
+
+
+class Undecided(Exception):
+    """A person can still decide about a call of the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The call may begin, and has `left_s` seconds."""
+
+    position: int
+    effect_id: UUID
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The result of the call, as JSON values of a `CallToolResult`."""
+
+    payload: Any
+
+
+def returned(value: Any) -> dict[str, Any]:
+    """The JSON values of a `CallToolResult` for a tool that returned `value`."""
+    return {"result": value, "kind": "tool_return"}
+
+
+class Calls:
+    """The calls of the message `asking`. `names` are the ids by which pydantic-ai knows them, in their order."""
+
+    def __init__(  # noqa: PLR0917 (the parts of a turn)
+        self,
+        runtime: Runtime,
+        tenure: Tenure,
+        agent: Agent,
+        variables: VariableSet,
+        asking: Entry,
+        parts: Sequence[ToolCallPart],
+        planned: Mapping[int, Planned],
+    ) -> None:
+        self.asking = asking
+        self._runtime = runtime
+        self._tenure = tenure
+        self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
+        self._planned = dict(planned)
+        hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
+        self._ledger = CallLedger(runtime, tenure)
+        self._executor = CallExecutor(
+            runtime, tenure, tenure.at_hand, hooks=hooks, ledger=self._ledger, variables=variables
+        )
+        self._rows: dict[int, Row[Any]] = {}
+        self._fresh: set[int] = set()
+        """The positions of calls whose intents this process has just committed, and that have not begun."""
+        self._repeated: set[int] = set()
+        self._statuses: dict[int, str] = {}
+
+    def committed(self, at: float | None) -> None:
+        """The intents were committed by a statement sent at the monotonic time `at`; `None`: some time ago.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        self._fresh = set(self._planned)
+        if at is None:
+            for planned in self._planned.values():
+                self._ledger.extend(planned)
+        else:
+            self._ledger.intended(self._planned.values(), at)
+
+    def read(self) -> float:
+        """Read the rows, which an earlier worker may have written; returns the seconds until all can be decided."""
+        self._rows = self._read()
+        for position, row in self._rows.items():
+            self._planned[position] = replace(self._planned_at(position), effect_id=row.effect_id)
+        return max((row.undecided_s for row in self._rows.values() if row.status == "intended"), default=0.0)
+
+    def results(self, texts: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[Result]]:
+        """The text of each call, and the results for the rows. `texts` has what pydantic-ai tells the model."""
+        shown, results = [], []
+        for name, position in self._positions.items():
+            status, text = texts.get(name, ("failed", "Error: this call was not run."))
+            shown.append(text)
+            known = self._rows.get(position) or self._planned.get(position)
+            if known is not None:
+                results.append(Result(position, self._statuses.get(position, status), text, known.effect_id))
+        return shown, results
+
+    def begin(self, name: str, definition: ToolDefinition | None, *, approved: bool) -> Begin | Recorded:
+        """Begin the call that pydantic-ai knows as `name`, or return its result. `approved`: a person approved it.
+
+        Raises:
+            LeaseLost: another worker has the session.
+            LookupError: the reply has no such call.
+        """
+        position = self._positions[name]
+        planned, row = self._planned[position], self._rows.get(position)
+        if definition is not None and planned.tool is None:
+            tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
+            self._planned[position] = planned = replace(planned, tool=tool)
+        if position in self._fresh:
+            self._fresh.discard(position)
+            return self._begun(planned)
+        if row is None:
+            raise LookupError(f"the call {name} of {planned.call.name} began twice")
+        if row.approver is not None and not approved:
+            return Recorded({"kind": "approval_required"} if row.payload is None else row.payload)
+        if row.status != "intended":
+            self._statuses[position] = row.status
+            return Recorded(_recorded(row))
+        return self._decided(position, Effect(row.effect))
+
+    def overdue(self, position: int, *, running: bool, message: str | None = None) -> Begin | Recorded:
+        """The call did not end within its time limit, or its tool reports an unknown outcome with `message`."""
+        planned = self._planned[position]
+        log.warning("tool %s %s", planned.call.name, message or "exceeded its time limit")
+        tool = planned.tool
+        effect = Effect.UNSAFE if tool is None else tool.effect
+        if effect is Effect.UNSAFE and running:
+            # The tool still runs: its effect may happen after a probe.
+            return self._unknown(position, message)
+        if position in self._repeated:
+            if effect is Effect.UNSAFE:
+                return self._unknown(position, message)
+            self._statuses[position] = "failed"
+            text = f"Error: {planned.call.name} did not finish within {planned.timeout_s:g} s."
+            return Recorded(returned(text))
+        return self._decided(position, effect, message)
+
+    def finish(self, position: int, payload: Any) -> None:
+        """Record the result of a call, if other calls of the reply may outlast it."""
+        kind = payload.get("kind") if isinstance(payload, dict) else None
+        if kind in _WAITS:
+            return
+        self._statuses[position] = status = "done" if kind in _DONE else "failed"
+        if len(self._positions) > 1:
+            text = payload.get("result") if status == "done" else payload.get("message")
+            self._record(position, status, text if isinstance(text, str) else as_json(text), payload)
+
+    def failed(self, position: int, error: BaseException) -> None:
+        """Record that the tool raised an error, which ends the run."""
+        self._statuses[position] = "failed"
+        self._record(position, "failed", error_summary(error), None)
+
+    def decide(self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]) -> DeferredToolResults:
+        """The decisions about calls that wait for a person.
+
+        Raises:
+            Undecided: a call can still be decided.
+            LeaseLost: another worker has the session.
+        """
+        self._rows = self._read()
+        asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part)]
+        if asked:
+            self._ask(asked)
+            raise Undecided
+        statuses = {row.status for row in self._rows.values()}
+        if statuses & approvals.UNBEGUN:
+            self._begin_approved()
+        decisions = {part.tool_call_id: self._decision(part) for part in requests.approvals}
+        return requests.build_results(approvals=decisions)
+
+    @property
+    def asks(self) -> bool:
+        """Whether each call of the reply is one of a tool that acts: no call is the run's output."""
+        return len(self._planned) == len(self._positions)
+
+    def close(self, results: Sequence[Result]) -> None:
+        """Record the results of the last round, which the settlement of the turn does not write."""
+        for result in results:
+            self._record(result.position, result.status, result.text, None)
+
+    def rows(self) -> dict[int, Row[Any]]:
+        """The rows of the calls, by position."""
+        return self._read()
+
+    def _must_ask(self, part: ToolCallPart) -> bool:
+        row = self._rows.get(self._positions[part.tool_call_id])
+        return row is None or (row.status == "intended" and row.approver is None)
+
+    def _to_ask(self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> dict[str, Any]:
+        position = self._positions[part.tool_call_id]
+        found = definitions.get(part.tool_name)
+        tool = AdaptedTool.of(part.tool_name, None if found is None else found.metadata)
+        arguments = part.args_as_json_str()
+        row = self._rows.get(position)
+        return {
+            "effect_id": new_id(self._runtime.clock) if row is None else row.effect_id,
+            "position": position,
+            "tool": part.tool_name,
+            "arguments": self.asking.tool_calls[position].arguments,
+            "effect": tool.effect,
+            "approver": tool.approver_of(_object(arguments)),
+        }
+
+    def _ask(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        rows = self._runtime.database.run(
+            queries.ASK,
+            {
+                **self._tenure.fenced,
+                "lease_s": self._tenure.lease_s,
+                "turn_id": self._tenure.at_hand.turn_id,
+                "message_seq": self.asking.seq,
+                "expires_s": self._runtime.settings.approval.expires_s,
+                "calls": as_json(list(calls)),
+            },
+        )
+        if not rows:
+            raise LeaseLost
+
+    def _begin_approved(self) -> None:
+        unbegun = {
+            position: replace(self._planned_at(position), effect_id=row.effect_id)
+            for position, row in self._rows.items()
+            if row.status in approvals.UNBEGUN
+        }
+        if not self._ledger.begin(self.asking.seq or 0, list(unbegun.values())):
+            raise Undecided
+        self._rows = self._read()
+        for position, planned in unbegun.items():
+            if self._rows[position].status == "intended":
+                self._planned[position] = planned
+                self._fresh.add(position)
+
+    def _decision(self, part: ToolCallPart) -> ToolApproved | ToolDenied:
+        position = self._positions[part.tool_call_id]
+        row = self._rows[position]
+        if row.status == "denied":
+            self._statuses[position] = "denied"
+            return ToolDenied(row.result or approvals.DENIED)
+        edited = row.arguments != self.asking.tool_calls[position].arguments
+        return ToolApproved(override_args=_object(row.arguments) if edited else None)
+
+    def _planned_at(self, position: int) -> Planned:
+        return self._planned.get(position) or self._plan(position, None)
+
+    def _plan(self, position: int, tool: AdaptedTool | None) -> Planned:
+        call = self.asking.tool_calls[position]
+        return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
+
+    def _timeout_s(self, position: int) -> float:
+        planned = self._planned.get(position)
+        tool = None if planned is None else planned.tool
+        return (tool.timeout_s if tool is not None else None) or self._runtime.settings.turn.tool_timeout_s
+
+    def _begun(self, planned: Planned) -> Begin:
+        now = self._runtime.clock.monotonic()
+        if not self._tenure.still_valid() or now >= self._ledger.until(planned):
+            self._ledger.extend(planned)
+        left_s = self._ledger.until(planned) - now
+        self._tenure.step_within(left_s)
+        return Begin(planned.position, planned.effect_id, left_s)
+
+    def _decided(self, position: int, effect: Effect, message: str | None = None) -> Begin | Recorded:
+        planned = self._planned[position] = replace(self._planned[position], repeated=True)
+        decided = self._executor.decide(planned, effect)
+        if decided is None:
+            self._repeated.add(position)
+            self._ledger.extend(planned)
+            return self._begun(planned)
+        if decided.status == "unknown":
+            return self._unknown(position, message)
+        self._statuses[position] = decided.status
+        return Recorded(returned(decided.text))
+
+    def _unknown(self, position: int, message: str | None) -> Recorded:
+        self._statuses[position] = "unknown"
+        return Recorded(returned(UNKNOWN_OUTCOME if message is None else f"{message}\n{UNKNOWN_OUTCOME}"))
+
+    def _record(self, position: int, status: str, text: str, payload: Any) -> None:
+        try:
+            self._runtime.database.run(
+                queries.FINISH,
+                {
+                    "effect_id": self._planned[position].effect_id,
+                    "status": status,
+                    "result": storable(text),
+                    "payload": None if payload is None else as_json(payload),
+                },
+            )
+        except PerdureError as error:
+            # The turn still has the result, and commits it with the step.
+            name = self._planned[position].call.name
+            log.warning("the result of tool %s was not recorded in its effect row: %s", name, loggable(error))
+
+    def _read(self) -> dict[int, Row[Any]]:
+        given = {"turn_id": self._tenure.at_hand.turn_id, "message_seq": self.asking.seq}
+        return {row.position: row for row in self._runtime.database.run(queries.CALLS, given)}
+
+
+def _recorded(row: Row[Any]) -> Any:
+    """The result of a call that has ended, as JSON values of a `CallToolResult`."""
+    if row.payload is not None:
+        return json.loads(row.payload) if isinstance(row.payload, str) else row.payload
+    if row.status == "unknown":
+        return returned(UNKNOWN_OUTCOME)
+    return returned(row.result or "") if row.status == "done" else {"kind": "tool_failed", "message": row.result or ""}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        return load_object(arguments)
+    except ValueError:
+        return {}

@@ -1,0 +1,215 @@
+"""pydantic-ai's messages as rows of the transcript, and back.
+
+A reply is the row of the assistant, and the results of its calls are rows of tools, as for perdure's own agents. So
+every channel, memory and erasure treat the conversation like any other. What the rows cannot express (signatures,
+thoughts, files, the shape of a result) is in the column `opaque`, as pydantic-ai writes it to JSON:
+
+    the assistant's row       {"response": MESSAGE}; a reply that was rejected: {"response": MESSAGE, "requests": […]}
+    the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply
+    a rendered output         {"output": true}: no message of the model, so it is not part of its history
+
+These names are stored data: a test pins them. Instructions are not stored, because each run makes its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+from pydantic_ai import __version__
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    RetryPromptPart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.usage import RequestUsage
+from pydantic_core import to_jsonable_python
+
+from perdure.models import endings
+from perdure.models.protocol import ModelReply, Opaque, Role, ToolCall, Usage
+from perdure.text.untrusted import storable
+from perdure.turns.transcript import Entry, said
+
+ENDPOINT = "pydantic-ai"
+"""The endpoint in `opaque`, so that no wire sends these parts."""
+
+RESPONSE, REQUESTS, OUTPUT = "response", "requests", "output"
+
+_UNNAMED = "tool"
+
+
+class Unreadable(Exception):
+    """The installed pydantic-ai cannot read a stored message."""
+
+
+def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterable[str]) -> tuple[ModelReply, Entry]:
+    """The reply as the engine judges it, and its row. `record` is the response as JSON values."""
+    calls = tuple(ToolCall(each.tool_call_id, each.tool_name, each.args_as_json_str()) for each in response.tool_calls)
+    made = ModelReply(
+        response.text or "",
+        calls,
+        usage_of(response.usage),
+        response.model_name or "",
+        response.finish_reason or endings.STOP,
+        opaque=_opaque({RESPONSE: record}),
+    )
+    return made, said(turn_id, made, frozenset(taken))
+
+
+def with_requests(entry: Entry, requests: Sequence[ModelMessage]) -> Entry:
+    """The row, with the messages that the model received after it or after its round."""
+    parts = entry.opaque.parts if entry.opaque is not None else {}
+    records = ModelMessagesTypeAdapter.dump_python([_without_instructions(each) for each in requests], mode="json")
+    return replace(entry, opaque=_opaque({**parts, REQUESTS: records}))
+
+
+def rendered(turn_id: UUID, text: str) -> Entry:
+    """The row of an output that is not the text of a reply."""
+    return Entry(turn_id, Role.ASSISTANT, storable(text), stop_reason=endings.STOP, opaque=_opaque({OUTPUT: True}))
+
+
+def as_json(output: Any) -> Any:
+    """An output as JSON values that PostgreSQL stores."""
+    return _storable(to_jsonable_python(output, serialize_unknown=True))
+
+
+def as_text(data: Any) -> str:
+    """The text of an output that is no text."""
+    return "" if data is None else json.dumps(data, ensure_ascii=False)
+
+
+def usage_of(usage: RequestUsage) -> Usage | None:
+    if not usage.has_values():
+        return None
+    return Usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens or None,
+        usage.details.get("reasoning_tokens") or getattr(usage, "output_reasoning_tokens", 0) or None,
+    )
+
+
+def last_requests(messages: Sequence[ModelMessage]) -> list[ModelRequest]:
+    """The requests after the last response."""
+    found: list[ModelRequest] = []
+    for each in reversed(messages):
+        if not isinstance(each, ModelRequest):
+            break
+        found.insert(0, each)
+    return found
+
+
+def result_texts(requests: Sequence[ModelRequest]) -> dict[str, tuple[str, str]]:
+    """The status and the text of each call's result, by the id that pydantic-ai knows the call by."""
+    found = {}
+    for part in (part for request in requests for part in request.parts):
+        if isinstance(part, ToolReturnPart):
+            status = {"success": "done", "denied": "denied"}.get(part.outcome, "failed")
+            found[part.tool_call_id] = status, part.model_response_str()
+        elif isinstance(part, RetryPromptPart) and part.tool_name is not None:
+            found[part.tool_call_id] = "failed", part.model_response()
+    return found
+
+
+def history(turns: Sequence[Sequence[Entry]], *, strictly: UUID | None) -> list[ModelMessage]:
+    """The messages of turns, oldest first.
+
+    A row whose JSON the installed pydantic-ai cannot read is rebuilt from its text and calls, unless it is of the turn
+    `strictly`.
+
+    Raises:
+        Unreadable: a row of the turn `strictly` cannot be read.
+    """
+    return [message for turn in turns for message in _of_turn(turn, is_strict=turn[0].turn_id == strictly)]
+
+
+def _of_turn(entries: Sequence[Entry], *, is_strict: bool) -> list[ModelMessage]:
+    found: list[ModelMessage] = []
+    parts: dict[str, ToolCallPart] = {}
+    for is_reply, group in groupby(entries, key=lambda entry: entry.role is Role.ASSISTANT):
+        rows = list(group)
+        if not is_reply:
+            found += _stored(rows[-1], REQUESTS, is_strict=is_strict) or [_request(rows, parts)]
+            continue
+        for entry in rows:
+            if _is_ours(entry) and entry.opaque is not None and entry.opaque.parts.get(OUTPUT):
+                continue
+            replied = _stored(entry, RESPONSE, is_strict=is_strict) or [_response(entry)]
+            called = [part for each in replied if isinstance(each, ModelResponse) for part in each.tool_calls]
+            # A call's id in its row may differ from the id that the model gave it, which may recur within a turn.
+            parts.update(zip((call.id for call in entry.tool_calls), called, strict=False))
+            found += [*replied, *_stored(entry, REQUESTS, is_strict=is_strict)]
+    return found
+
+
+def _response(entry: Entry) -> ModelResponse:
+    text = [TextPart(entry.content)] if entry.content or not entry.tool_calls else []
+    calls = [ToolCallPart(call.name, call.arguments, tool_call_id=call.id) for call in entry.tool_calls]
+    return ModelResponse(parts=[*text, *calls])
+
+
+def _request(rows: Sequence[Entry], called: Mapping[str, ToolCallPart]) -> ModelRequest:
+    parts: list[ModelRequestPart] = []
+    for row in rows:
+        if row.role is Role.TOOL and row.tool_call_id is not None:
+            call = called.get(row.tool_call_id) or ToolCallPart(_UNNAMED, tool_call_id=row.tool_call_id)
+            parts.append(ToolReturnPart(call.tool_name, row.content, tool_call_id=call.tool_call_id))
+        else:
+            parts.append(UserPromptPart(row.content))
+    return ModelRequest(parts=parts)
+
+
+def _stored(entry: Entry, member: str, *, is_strict: bool) -> list[ModelMessage]:
+    """The messages of a member of the row's opaque parts; none if there are none, or they may and cannot be read.
+
+    Raises:
+        Unreadable: they cannot be read.
+    """
+    if not _is_ours(entry) or entry.opaque is None or (record := entry.opaque.parts.get(member)) is None:
+        return []
+    try:
+        return ModelMessagesTypeAdapter.validate_python(record if isinstance(record, list) else [record])
+    except ValidationError as error:
+        if is_strict:
+            raise Unreadable from error
+        return []
+
+
+def _is_ours(entry: Entry) -> bool:
+    return entry.opaque is not None and entry.opaque.endpoint == ENDPOINT
+
+
+def _without_instructions(message: ModelMessage) -> ModelMessage:
+    return replace(message, instructions=None) if isinstance(message, ModelRequest) else message
+
+
+def _opaque(parts: dict[str, Any]) -> Opaque:
+    return Opaque(ENDPOINT, __version__, _storable(parts))
+
+
+def _storable(value: Any) -> Any:
+    """`value` with text that PostgreSQL stores."""
+    text = json.dumps(value)
+    return value if "\\u0000" not in text and "\\ud" not in text else _with_storable_text(value)
+
+
+def _with_storable_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, list):
+        return [_with_storable_text(each) for each in value]
+    if isinstance(value, dict):
+        return {storable(name): _with_storable_text(each) for name, each in value.items()}
+    return value

@@ -1,0 +1,57 @@
+"""The statements of the tool calls of adapted agents, on the rows of `tool_effects`."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+from perdure.database.fencing import HELD
+from perdure.sessions.states import State, Trigger, sql
+
+# Records the result of a call, with its JSON form. Not fenced, as `turns.finish_effect`.
+FINISH = Statement(
+    "turns.finish_unit",
+    """
+    UPDATE tool_effects
+    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
+        result = %(result)s, payload = %(payload)s::jsonb, finished_at = perdure_now()
+    WHERE effect_id = %(effect_id)s AND finished_at IS NULL
+    """,
+)
+
+# As `turns.effects_of_step`, with the JSON form of the results.
+CALLS = Statement(
+    "turns.units_of_step",
+    """
+    SELECT effect_id, position, arguments, effect, status, result, payload, approver,
+           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
+    FROM tool_effects
+    WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
+    ORDER BY position
+    """,
+    writes=False,
+)
+
+# Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else.
+ASK = Statement(
+    "turns.ask_approval",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)} ELSE state END
+        WHERE {HELD}
+        RETURNING session_id
+    ), asked AS (
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, approver,
+                                  intended_at, decide_at)
+        SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'asked',
+               e.approver, perdure_now(), perdure_now() + make_interval(secs => %(expires_s)s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS e (
+            effect_id uuid, position int, tool text, arguments text, effect text, approver text)
+        ON CONFLICT (effect_id) DO UPDATE
+        SET status = 'asked', approver = excluded.approver, intended_at = excluded.intended_at,
+            decide_at = excluded.decide_at
+        WHERE tool_effects.status = 'intended'
+    )
+    SELECT session_id FROM fenced
+    """,  # noqa: S608 (constants)
+)

@@ -1,0 +1,608 @@
+"""The steps of a turn of an adapted agent: pydantic-ai decides what comes next, and the turn commits it.
+
+`AdaptedTurn.run` is called by the loop (`turns.run.loop`) like `Turn.run`, and returns the same outcomes. It runs the
+agent on the event loop and serves its jobs in the turn's thread:
+
+    before a model request    commit the results of the previous round, or the reply that the agent rejected; stop here
+                              if the turn must stop
+    after a model request     commit the reply with the intents of its calls; a reply without calls waits for the end
+    before and after a call   see `ledger`
+    at the end                the output is the reply of the turn, settled like any other
+
+What must unwind the run, such as a wait for a person, is raised by a job. The run is then cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import ReinjectSystemPrompt
+from pydantic_ai.durable_exec import JSON_CODEC
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition
+from pydantic_ai.usage import RunUsage
+
+from perdure.adapters.pydantic_ai import errors, messages
+from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
+from perdure.adapters.pydantic_ai.event_loop import Running, TurnThread
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Undecided
+from perdure.adapters.pydantic_ai.own_model import OwnModel
+from perdure.adapters.pydantic_ai.units import Body, Durability, current
+from perdure.errors import (
+    BudgetExhausted,
+    ContentFiltered,
+    OutcomeUnknown,
+    PerdureError,
+    ProviderError,
+    SettingsError,
+    ToolError,
+    Unavailable,
+)
+from perdure.events.writer import TurnEvents
+from perdure.hooks import TurnStarted
+from perdure.ids import new_id
+from perdure.models import endings
+from perdure.models.endings import why_calls_do_not_run
+from perdure.models.protocol import CallAborted, ModelCall, Role
+from perdure.models.resilient import CallWindow, wait_within
+from perdure.resilience.retry import retrying
+from perdure.runtime import Runtime
+from perdure.settings import OnUnavailable
+from perdure.text.untrusted import storable
+from perdure.tools import around
+from perdure.tools.variables import VariableSet
+from perdure.turns.calls.hooked import ToolHooks
+from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.result_values import Result
+from perdure.turns.lease import wait_for_model
+from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.outcome import (
+    AwaitsCalls,
+    AwaitsDecision,
+    AwaitsModel,
+    Cancelled,
+    Ending,
+    Failed,
+    Lacking,
+    Outcome,
+    Parked,
+    Replied,
+)
+from perdure.turns.prompt.build import build
+from perdure.turns.prompt.parts import latest
+from perdure.turns.run.commit import Step, commit_step
+from perdure.turns.run.turn_hooks import TurnHooks
+from perdure.turns.run.verdict import closings, misconfigured, out_of_time
+from perdure.turns.transcript import Entry, Transcript
+
+if TYPE_CHECKING:
+    from perdure.adapters.pydantic_ai.adapt import AdaptedAgent
+
+log = logging.getLogger(__name__)
+
+OWN_MODEL = "perdure"
+"""The name by which pydantic-ai knows a model that is not the agent's own."""
+
+
+class _Stopped(Exception):  # raised by a job, to unwind the run
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("the turn stops")
+        self.outcome = outcome
+
+
+class AdaptedTurn:
+    """The steps of the turn at hand of an adapted agent. Begins after the last step in `transcript`."""
+
+    def __init__(
+        self, runtime: Runtime, tenure: Tenure, agent: AdaptedAgent, transcript: Transcript, variables: VariableSet
+    ) -> None:
+        settings = runtime.settings.turn
+        self.transcript = transcript
+        self.case_ids: tuple[str, ...] = ()
+        self._runtime = runtime
+        self._tenure = tenure
+        self._row = tenure.at_hand
+        self._agent = agent
+        self._variables = variables
+        self._max_steps = agent.max_steps or settings.max_steps
+        self._timeout_s = agent.timeout_s or settings.timeout_s
+        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
+        committed = sum(entry.seq is not None for entry in transcript.present)
+        place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
+        self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
+        self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
+        self._model = agent.model_in(runtime)
+        self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
+        self._called_at_s = tenure.spent_s
+        self._call: ModelCall | None = None
+        self._thread = TurnThread()
+        self._body: Running[Any] | None = None
+        self._pending: Entry | None = None
+        """A reply without calls. It is the turn's reply, unless the agent rejects it."""
+        self._calls: Calls | None = None
+        self._definitions: Mapping[str, ToolDefinition] = {}
+        self._tool_error: Exception | None = None
+        if self._row.cancel_requested_at is not None:
+            tenure.cancel(self._row.turn_id)
+
+    def run(self) -> Outcome:
+        """Run the agent until the turn ends or stops. May be called again if the turn goes on after a stop.
+
+        Raises:
+            LeaseLost: another worker has the session.
+            Unavailable: the database cannot be reached; the transcript must be read again.
+        """
+        self._events.state("running")
+        self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
+        outcome = self._before_first_step() or self._why_stop() or self._perform()
+        if isinstance(outcome, Ending):
+            outcome = self._hooks.after(outcome)
+            if isinstance(outcome, Failed):
+                self._events.rewind()
+        return outcome
+
+    def announce(self, outcome: Outcome) -> None:
+        """Tell those who follow the turn that it waits."""
+        if isinstance(outcome, AwaitsDecision):
+            self._events.state("waiting_approval")
+        elif isinstance(outcome, AwaitsCalls):
+            self._events.state("parked")
+
+    def _before_first_step(self) -> Failed | AwaitsModel | None:
+        """As `Turn`: wait behind older turns that wait for the model, and call the hooks before a turn."""
+        stopping = self._tenure.stopping.is_set()
+        may_wait = self._may_park and not stopping and self.transcript.asking() is None
+        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
+            busy = ProviderError("Earlier turns wait for the model.", transient=True)
+            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
+        uncommitted = self.transcript.uncommitted
+        if not self._agent.before_turn or not uncommitted or stopping:
+            return None
+        failed = self._hooks.before()
+        if failed is None:
+            self._commit(Step(uncommitted))
+        return failed
+
+    def _why_stop(self) -> Cancelled | Parked | Failed | None:
+        if self._tenure.lost:
+            raise LeaseLost
+        if self._tenure.cancelled:
+            return Cancelled()
+        if self._tenure.draining:
+            return Parked()
+        if self._tenure.spent_s >= self._timeout_s:
+            return Failed(out_of_time(self._timeout_s))
+        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
+            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
+        return None
+
+    def _perform(self) -> Outcome:  # noqa: PLR0911 (one return a way to end)
+        try:
+            prompt, history = self._read_history()
+            instructions = self._recalled()
+            self._resume()
+            work = contextvars.copy_context().run(lambda: lambda: self._run_agent(prompt, history, instructions))
+            self._tenure.step_within(self._timeout_s)
+            found = self._thread.run(work, self._tenure)
+            return Cancelled() if found is None else self._conclude(found)
+        except messages.Unreadable:
+            return Lacking("a version of pydantic-ai that reads the turn's messages")
+        except Undecided:
+            return self._announce_waiting()
+        except _Stopped as stopped:
+            return stopped.outcome
+        except CallAborted:
+            return self._why_stop() or Failed(ProviderError("The model broke off its answer."))
+        except (LeaseLost, Unavailable):
+            raise
+        except (UserError, SettingsError):
+            log.exception("turn %s: its agent cannot run", self._row.turn_id)
+            return Failed(misconfigured())
+        except Exception as error:  # noqa: BLE001 (raised again unless the model caused it)
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Outcome:
+        """The outcome for an error that ended the run.
+
+        Raises:
+            Exception: `error`, if the agent's own code raised it.
+        """
+        if error is self._tool_error:  # as in a plain run, the error of a tool ends it
+            log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
+            return Failed(ToolError("A tool of this agent failed, so I stopped."))
+        found = errors.of_run(error)
+        if found is None:
+            raise error
+        return self._wait_for_model(found) or Failed(found)
+
+    # --- the run, on the event loop ---------------------------------------------------------
+
+    async def _run_agent(
+        self, prompt: str | None, history: list[ModelMessage], instructions: str | None
+    ) -> AgentRunResult[Any]:
+        current.set(self)
+        async with around.surrounded_coroutine():
+            given = self._agent.given_model(self._model)
+            own = None if given is None else {OWN_MODEL: given}
+            return await self._agent.wrapped.run(
+                prompt,
+                message_history=history,
+                conversation_id=str(self._tenure.session_id),
+                model=given,
+                deps=await self._deps(),
+                instructions=instructions,
+                model_settings=_without_retries,
+                usage=self._usage(),
+                usage_limits=self._agent.usage_limits,
+                capabilities=[ReinjectSystemPrompt(), Durability(self._agent.name, own)],
+                infer_name=False,
+            )
+
+    async def _deps(self) -> Any:
+        factory = self._agent.deps
+        if factory is None:
+            return None
+        found = await asyncio.to_thread(factory, self._started())
+        return await found if asyncio.iscoroutine(found) else found
+
+    async def request_model(
+        self,
+        body: Body,
+        messages: Sequence[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        context: RunContext[Any],
+    ) -> Any:
+        """Run one model request; see `units.Run`."""
+        present = contextvars.copy_context()
+
+        async def answer() -> Any:
+            return await body()
+
+        def request() -> Any:
+            return self._request(lambda: Running(answer, present), messages, settings, parameters, context)
+
+        try:
+            found = await self._thread.do(request)
+        except asyncio.CancelledError:
+            if self._body is not None:
+                self._body.cancel()
+            raise
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+        """Run one tool call, or return its recorded result; see `units.Run`."""
+        name, calls = context.tool_call_id, self._calls
+        if name is None or calls is None:
+            raise UserError("perdure runs a tool only for a call of a model's reply")
+        approved = bool(context.tool_call_approved)
+        found = await self._thread.do(lambda: calls.begin(name, definition, approved=approved))
+        while isinstance(found, Begin):
+            found = await self._attempt(calls, body, found)
+        return found.payload
+
+    async def _attempt(self, calls: Calls, body: Body, begun: Begin) -> Begin | Recorded:
+        """Run the tool once, for at most the time that is left for the call."""
+        position = begun.position
+        running.set(begun.effect_id)
+        task = asyncio.ensure_future(body())
+        running.set(None)
+        try:
+            await asyncio.wait({task}, timeout=begun.left_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not task.done():
+            task.cancel()  # a plain function runs on in its thread, detached from the turn
+            task.add_done_callback(_forget)
+            return await self._thread.do(lambda: calls.overdue(position, running=True))
+        try:
+            payload = task.result()
+        except OutcomeUnknown as error:
+            message = error.message
+            return await self._thread.do(lambda: calls.overdue(position, running=False, message=message))
+        except Exception as error:
+            self._tool_error = failure = error
+            await self._thread.do(lambda: calls.failed(position, failure))
+            raise
+        await self._thread.do(lambda: calls.finish(position, payload))
+        return Recorded(payload)
+
+    async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
+        """The decisions about calls that wait for a person; see `units.Run`."""
+        calls = self._calls
+        if calls is None or requests.calls:
+            raise UserError("perdure cannot wait for a call that is answered outside the agent")
+        return await self._thread.do(lambda: calls.decide(requests, self._definitions))
+
+    def delta(self, text: str) -> None:
+        """Report streamed text; see `units.Run`."""
+        if self._call is not None:
+            self._call.delta(text)
+
+    # --- the jobs, in the turn's thread -----------------------------------------------------
+
+    def _request(
+        self,
+        start: Callable[[], Running[Any]],
+        messages: Sequence[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        context: RunContext[Any],
+    ) -> Any:
+        """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
+        self._commit_round(context.messages)
+        if (why := self._why_stop()) is not None:
+            raise _Stopped(why)
+        try:
+            payload = self._respond(start, messages, settings, parameters, context)
+        except CallAborted:
+            raise
+        except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
+            return error.__cause__ if isinstance(error.__cause__, Exception) else error
+        self._commit_reply(payload, parameters, _model_id(context))
+        self._tenure.step_within(self._timeout_s)
+        return payload
+
+    def _respond(
+        self,
+        start: Callable[[], Running[Any]],
+        messages: Sequence[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        context: RunContext[Any],
+    ) -> Any:
+        """Call the model within the turn's time limit; returns the response as JSON values."""
+        runtime = self._runtime
+        self._called_at_s = self._tenure.spent_s
+        limit_s = max(self._timeout_s - self._called_at_s, 0.001)
+        call = ModelCall(runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        self._tenure.step_within(limit_s)
+        model = _unwrapped(context.model)
+        with self._tenure.calling(call):
+            if isinstance(model, OwnModel):
+                try:
+                    reply = model.own.respond(model.prompt(messages, settings, parameters), call)
+                except Unavailable as error:
+                    raise ProviderError(error.message) from error
+                return JSON_CODEC.dump(ModelResponse, model.response(reply))
+            with call.part(runtime.settings.model_timeout_s) as part:
+                window = CallWindow(part, wait_within)
+
+                def attempts() -> Any:
+                    return retrying(
+                        self._model_name,
+                        lambda: self._attempt_request(start, part),
+                        runtime.settings.retry,
+                        window,
+                        random.random,
+                    )
+
+                if runtime.breakers is None:
+                    return attempts()
+                return runtime.breakers.get(f"llm:{self._model_name}").execute(attempts, part.remaining())
+
+    def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall) -> Any:
+        self._call = part  # before the request begins to stream to it
+        self._body = body = start()
+        try:
+            with part.aborting(body.cancel):
+                body.wait()
+                return body.result()
+        except asyncio.CancelledError as error:
+            part.check()
+            raise ProviderError("The model's request was cancelled.") from error
+        except PerdureError:
+            raise
+        except Exception as error:
+            found = errors.of_model(error)
+            if found is None:
+                raise
+            part.rewind()
+            raise found from error
+        finally:
+            self._call, self._body = None, None
+
+    def _commit_round(self, known: Sequence[ModelMessage]) -> None:
+        """Commit the results of the open calls, or the reply that the agent rejected."""
+        entries, results = self._round(messages.last_requests(known))
+        if entries:
+            self._commit(Step([*self.transcript.uncommitted, *entries], results=results))
+
+    def _round(self, requests: Sequence[ModelRequest]) -> tuple[list[Entry], list[Result]]:
+        """The uncommitted reply or the results of the open calls, with what the model receives after it."""
+        pending, calls = self._pending, self._calls
+        self._pending = self._calls = None
+        if pending is not None:
+            return [messages.with_requests(pending, requests)], []
+        if calls is None:
+            return [], []
+        texts, results = calls.results(messages.result_texts(requests))
+        entries = closings(calls.asking, texts)
+        return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
+
+    def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
+        """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
+        response: ModelResponse = JSON_CODEC.load(ModelResponse, payload)
+        record = {**payload, "model_id": response.model_id or model_id}  # as pydantic-ai sets it after the request
+        made, reply = messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
+        if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
+            raise ContentFiltered(
+                "The model's provider does not allow an answer to this: its content filter stopped it."
+            )
+        if not reply.tool_calls:
+            self._pending = reply
+            return
+        refusal = why_calls_do_not_run(made)
+        if refusal is not None:  # `units.Durability` rejects the reply
+            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            return
+        if self._tenure.draining:
+            raise _Stopped(Parked())  # no time is left to run the tools: without a commit, the model is asked again
+        self._definitions = {each.name: each for each in parameters.function_tools}
+        planned = {
+            position: self._plan(position, reply, self._definitions[call.name])
+            for position, call in enumerate(reply.tool_calls)
+            if call.name in self._definitions and self._definitions[call.name].kind == "function"
+        }
+        intents = [each.intent() for each in planned.values()]
+        # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
+        asks = all(call.name in self._definitions for call in reply.tool_calls)
+        at = self._commit(Step([*self.transcript.uncommitted, reply], asks=asks, intents=intents))
+        asking = self.transcript.asking()
+        if asking is None:
+            raise LookupError("the committed reply has no open calls")
+        self._calls = self._made_calls(asking, response, planned)
+        self._calls.committed(at)
+
+    def _plan(self, position: int, reply: Entry, definition: ToolDefinition) -> Planned:
+        call = reply.tool_calls[position]
+        tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
+        timeout_s = tool.timeout_s or self._runtime.settings.turn.tool_timeout_s
+        return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=timeout_s)
+
+    def _made_calls(self, asking: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
+        return Calls(self._runtime, self._tenure, self._agent, self._variables, asking, response.tool_calls, planned)
+
+    # --- before and after the run -----------------------------------------------------------
+
+    def _read_history(self) -> tuple[str | None, list[ModelMessage]]:
+        """The prompt, if the model has not answered it, and the messages before it.
+
+        Raises:
+            Unreadable: a message of the turn cannot be read, and another worker may read it.
+        """
+        budget = self._runtime.settings.memory.budget_working
+        turns = latest(self.transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
+        strictly = None if self._tenure.overdue else self._row.turn_id
+        if all(entry.role is Role.USER for entry in self.transcript.present):
+            return self.transcript.asked, messages.history(turns[:-1], strictly=None)
+        return None, messages.history(turns, strictly=strictly)
+
+    def _recalled(self) -> str | None:
+        """What perdure remembers of the user, as instructions."""
+        if not self._agent.memory:
+            return None
+        limits = self._runtime.settings.memory
+        built = build(self._runtime, self._tenure, self._row, self._agent, self.transcript, limits=limits)
+        self.case_ids = built.case_ids
+        return built.system
+
+    def _resume(self) -> None:
+        """Read the rows of the open calls, and wait until those in doubt can be decided."""
+        asking = self.transcript.asking()
+        if asking is None:
+            return
+        turns = messages.history([self.transcript.present], strictly=None)
+        response = next(each for each in reversed(turns) if isinstance(each, ModelResponse))
+        self._calls = self._made_calls(asking, response, {})
+        wait_s = self._calls.read()
+        if wait_s > 0:
+            self._tenure.step_within(wait_s)
+            if self._tenure.stopping.wait(wait_s):
+                raise _Stopped(self._why_stop() or Parked())
+
+    def _conclude(self, result: AgentRunResult[Any]) -> Replied:
+        """The turn's reply: the text of the last reply, or the output as text."""
+        data = None if isinstance(result.output, str) else messages.as_json(result.output)
+        text = storable(result.output) if isinstance(result.output, str) else messages.as_text(data)
+        if self._pending is not None and (data is not None or text == self._pending.content):
+            return Replied(self._pending, data)
+        calls, requests = self._calls, messages.last_requests(result.all_messages())
+        closing, results = self._round(requests)
+        if calls is not None and calls.asks:
+            self._commit(Step(closing, results=results))
+            closing = []
+        elif calls is not None:
+            calls.close(results)
+        return Replied(messages.rendered(self._row.turn_id, text), data, tuple(closing), is_step=False)
+
+    def _announce_waiting(self) -> AwaitsDecision | Failed:
+        """Call the agent's hooks for the calls that wait for a person."""
+        asking = self.transcript.asking()
+        if asking is None or self._calls is None:
+            raise LookupError("no call waits for a decision")
+        if self._agent.on_approval_waiting:
+            try:
+                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(asking, self._calls.rows())
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return Failed(error)
+        return AwaitsDecision(asking.seq or 0)
+
+    def _commit(self, step: Step) -> float | None:
+        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._events.committed(len(step.entries))
+        return sent_at
+
+    def _wait_for_model(self, error: PerdureError) -> AwaitsModel | None:
+        if not self._may_park or self._tenure.spent_s >= self._timeout_s:
+            return None
+        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
+        if wait_s is None or not wait_for_model.may_wait(self._row, self._runtime.clock):
+            return None
+        return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
+
+    @property
+    def _model_name(self) -> str:
+        if isinstance(self._model, OwnModel):
+            return self._model.own.name
+        return self._model if isinstance(self._model, str) else self._model.model_id
+
+    def _usage(self) -> RunUsage:
+        """The usage of the turn so far, so that limits of usage count it."""
+        used, steps = self.transcript.usage, self.transcript.steps
+        if used is None:
+            return RunUsage(requests=steps)
+        return RunUsage(requests=steps, input_tokens=used.input_tokens, output_tokens=used.output_tokens)
+
+    def _started(self) -> TurnStarted:
+        return self._hooks.seen()
+
+
+def _model_id(context: RunContext[Any]) -> str | None:
+    """The identifier of the model of a request."""
+    return context.model_id or (context.model.model_id if isinstance(context.model, Model) else None)
+
+
+def _streams(model: Model | str) -> bool:
+    if isinstance(model, str):
+        return True
+    bare = _unwrapped(model)
+    return not isinstance(bare, FunctionModel) or bare.stream_function is not None
+
+
+def _unwrapped(model: object) -> object:
+    while isinstance(model, WrapperModel):
+        model = model.wrapped
+    return model
+
+
+def _without_retries(context: RunContext[Any]) -> ModelSettings:
+    """The settings of a request: the engine retries, not the provider's SDK."""
+    model = context.model
+    if isinstance(model, Model) and "max_retries" not in model.unsupported_settings:
+        return ModelSettings(max_retries=0)
+    return ModelSettings()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    with suppress(BaseException):
+        task.result()

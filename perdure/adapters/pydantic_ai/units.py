@@ -1,0 +1,232 @@
+"""The durability capability: hands each unit of a run, a model request or a tool call, to the turn that runs it.
+
+It implements pydantic-ai's public interface for durable engines (`pydantic_ai.durable_exec`). Outside a turn of perdure
+it changes nothing, so an adapted agent remains an agent of pydantic-ai.
+
+Discovering tools, checking arguments, compaction and event handlers are no units: they run again when a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, cast
+
+from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, WrapperToolset
+from pydantic_ai.agent.abstract import AbstractAgent
+from pydantic_ai.durable_exec import (
+    JSON_CODEC,
+    BaseDurabilityCapability,
+    CallToolResult,
+    DurabilityEngineSpec,
+    DurableOperation,
+    DurableOperationBackend,
+    JournalCallableOperationBackend,
+    ModelRequestId,
+    RoleBasedOperationConfig,
+    ToolsetCallToolId,
+    ToolsetCallToolParams,
+)
+from pydantic_ai.durable_exec._operation import IdentityParameterTransport, NoCacheIdentity
+from pydantic_ai.durable_exec._toolset import wrap_tool_call_result
+from pydantic_ai.exceptions import ModelRetry
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    ModelMessage,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+)
+from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition
+from pydantic_ai.toolsets.external import ExternalToolset
+
+from perdure.models.endings import is_proper
+
+Body = Callable[[], Awaitable[Any]]
+
+CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
+
+
+class Run(Protocol):
+    """The run of an agent in a turn, as the capability sees it. All methods are called on the event loop."""
+
+    streams: bool
+    """Whether the run's model streams its text."""
+
+    async def request_model(
+        self,
+        body: Body,
+        messages: Sequence[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        context: RunContext[Any],
+    ) -> Any:
+        """Run one model request; returns the response as JSON values."""
+        ...
+
+    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+        """Run one tool call, or return its recorded result; returns a `CallToolResult` as JSON values."""
+        ...
+
+    async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
+        """The decisions about calls that wait for a person."""
+        ...
+
+    def delta(self, text: str) -> None:
+        """Report streamed text of the present model request."""
+        ...
+
+
+current: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
+"""The run of the present coroutine."""
+
+
+class _Backend(JournalCallableOperationBackend[None]):
+    async def execute(
+        self, *, operation_id: object, name: str, body: Body, cache_key: tuple[Any, ...], config: None
+    ) -> Any:
+        del name, config
+        run = current.get()
+        if run is not None and isinstance(operation_id, ModelRequestId):
+            _, messages, settings, parameters, context = cache_key
+            return await run.request_model(body, messages, settings, parameters, context)
+        if run is not None and isinstance(operation_id, ToolsetCallToolId):
+            _, _, context, tool = cache_key
+            return await run.call_tool(body, context, getattr(tool, "tool_def", tool))
+        return await body()
+
+
+class Durability(BaseDurabilityCapability[Any]):
+    """Makes the runs of an agent durable while a turn of perdure runs it. `models` are used besides the agent's own."""
+
+    engine_spec = DurabilityEngineSpec(
+        engine_name="perdure",
+        durable_unit_noun="unit",
+        durable_container_noun="turn",
+        codec=JSON_CODEC,
+        journal_discovery=False,
+    )
+
+    def __init__(self, name: str, models: Mapping[str, Model] | None = None) -> None:
+        super().__init__(name=name, models=models, event_stream_handler=_report_text)
+
+    @property
+    def in_durable_context(self) -> bool:
+        return current.get() is not None
+
+    def get_durable_operation_backend(self) -> DurableOperationBackend[Any]:
+        config = RoleBasedOperationConfig[None](model=None, event=None, capability=None, tool=None)
+        return _Backend(agent_name=self.name, config=config)
+
+    @property
+    def has_units_of_capabilities(self) -> bool:
+        """Whether a capability of the agent has durable operations of its own, or a workspace."""
+        return bool(self._bound_capability_operations) or self._bound_workspace_operation is not None
+
+    def _effective_event_stream_handler(self) -> Any:
+        run = current.get()
+        return self._event_stream_handler if run is not None and run.streams else None
+
+    def _bind_models(self, agent: AbstractAgent[Any, Any]) -> None:
+        if agent.model is not None or not self._extra_models:
+            super()._bind_models(agent)
+        else:  # a model of perdure, which each run is given
+            self._models_by_id = dict(self._extra_models)
+
+    def _wrap_and_register_leaf(self, ts: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        # The ledger knows a call by its reply and its id, so any name that is the same in each process will do.
+        if ts._explicit_id is None and hasattr(ts, "_id"):  # noqa: SLF001 (the interface names no other way)
+            ts._id = f"<{type(ts).__name__} {len(self._toolsets_by_id)}>"  # noqa: SLF001 (the same)
+            if hasattr(ts, "_id_explicit"):
+                ts._id_explicit = True  # noqa: SLF001 (the same)
+        return super()._wrap_and_register_leaf(ts)
+
+    def _wrap_leaf_toolset(self, ts: AbstractToolset[Any]) -> WrapperToolset[Any] | None:
+        """Record the calls of each toolset: pydantic-ai wraps those that it knows, this method all others."""
+        known = super()._wrap_leaf_toolset(ts)
+        if known is not None or isinstance(ts, ExternalToolset):
+            return known
+
+        async def handler(params: ToolsetCallToolParams) -> CallToolResult:
+            tool = cast("ToolsetTool[Any]", params.tool)
+            with self._tool_run_context_scope(params.ctx) as context:
+                return await wrap_tool_call_result(ts.call_tool(params.name, params.tool_args, context, tool))
+
+        operation: DurableOperation[ToolsetCallToolParams, Any, CallToolResult] = DurableOperation(
+            operation_id=ToolsetCallToolId("function", toolset_id=cast("str", ts.id)),
+            handler=handler,
+            parameter_transport=IdentityParameterTransport(),
+            cache_identity=_CallIdentity(),
+            result_codec=self._typed_result_codec(CallToolResult),
+            config_role="tool",
+            invocation_label=lambda params: params.name,
+        )
+        bound = self.get_durable_operation_backend().bind(operation)
+
+        async def call(parameters: ToolsetCallToolParams) -> Any:
+            if not self.in_durable_context:
+                tool = cast("ToolsetTool[Any]", parameters.tool)
+                return await ts.call_tool(parameters.name, parameters.tool_args, parameters.ctx, tool)
+            return self._unwrap_tool_result(await bound(parameters))
+
+        return _RecordedToolset(ts, call)
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Reject a reply that did not end properly, so that none of its calls runs."""
+        del ctx, request_context
+        if current.get() is not None and response.tool_calls and not is_proper(response.finish_reason or "stop"):
+            raise ModelRetry(CUT_OFF)
+        return response
+
+    async def handle_deferred_tool_calls(
+        self, ctx: RunContext[Any], *, requests: DeferredToolRequests
+    ) -> DeferredToolResults | None:
+        """The decisions about calls that wait for a person."""
+        del ctx
+        run = current.get()
+        return None if run is None else await run.decide(requests)
+
+
+class _RecordedToolset(WrapperToolset[Any]):
+    """A toolset whose calls go through `call`, as the wrappers of pydantic-ai do for the toolsets that it knows."""
+
+    def __init__(self, wrapped: AbstractToolset[Any], call: Callable[[ToolsetCallToolParams], Awaitable[Any]]) -> None:
+        super().__init__(wrapped)
+        self._call = call
+
+    @property
+    def _explicit_id(self) -> str | None:
+        return self.wrapped._explicit_id  # noqa: SLF001 (as pydantic-ai's own wrappers)
+
+    def visit_and_replace(
+        self,
+        visitor: Callable[[AbstractToolset[Any]], AbstractToolset[Any]],  # noqa: ARG002 (it stays as it is)
+    ) -> AbstractToolset[Any]:
+        return self
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        return await self._call(ToolsetCallToolParams(name, tool_args=tool_args, ctx=ctx, tool=tool))
+
+
+class _CallIdentity(NoCacheIdentity[ToolsetCallToolParams]):
+    def project(self, params: ToolsetCallToolParams) -> Any:
+        return params.name, params.tool_args, params.ctx, params.tool
+
+
+async def _report_text(_: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
+    run = current.get()
+    async for event in events:
+        if run is None:
+            continue
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            run.delta(event.part.content)
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            run.delta(event.delta.content_delta)

@@ -1,0 +1,1 @@
+"""Tests of agents of pydantic-ai, run by perdure's turns."""

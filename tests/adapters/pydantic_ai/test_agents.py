@@ -1,0 +1,463 @@
+"""What pydantic-ai's own documents promise works in a turn of perdure, and what cannot be durable is refused."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import (
+    ApprovalRequired,
+    DeferredToolRequests,
+    FunctionToolset,
+    ModelRetry,
+    NativeOutput,
+    RunContext,
+    TextOutput,
+    ToolReturn,
+    UsageLimits,
+)
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool
+
+from perdure import TurnStarted, adapt, effect, effect_id
+from perdure.adapters.adopt import collect
+from perdure.adapters.pydantic_ai.units import Durability
+from perdure.agents import Agent, Agents
+from perdure.errors import SettingsError
+from perdure.testing import Scripted, ask, call
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.lease.claim import Ran, Unequipped
+from tests.turns.harness import Harness
+
+
+class Scripting:
+    """A model of pydantic-ai that replies with its lines, and records what it receives."""
+
+    def __init__(self, *lines: Any) -> None:
+        self.lines = list(lines)
+        self.seen: list[list[ModelMessage]] = []
+        self.instructions: list[str | None] = []
+        self.model = FunctionModel(self._answer)
+
+    def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self.seen.append(list(messages))
+        self.instructions.append(info.instructions)
+        line = self.lines.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        if isinstance(line, str):
+            return ModelResponse(parts=[TextPart(line)])
+        return line if isinstance(line, ModelResponse) else ModelResponse(parts=line)
+
+
+def _call(name: str, call_id: str = "c1", **arguments: Any) -> ToolCallPart:
+    return ToolCallPart(name, arguments, tool_call_id=call_id)
+
+
+def _use(harness: Harness, bare: PydanticAgent[Any, Any], model: Any, **given: Any) -> None:
+    harness.agents = Agents([adapt(bare, name="assistant", **given).with_model(model)])
+
+
+def test_a_tool_that_asks_to_be_called_again() -> None:
+    """The model receives the message of a `ModelRetry`, and the second call counts."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.tool_plain
+    def guess(number: int) -> str:
+        """Guess."""
+        if number < 5:
+            raise ModelRetry("higher")
+        return "right"
+
+    answer = ask(bare, "go", model=Scripted(call("guess", number=1), call("guess", number=7), "done"))
+    assert (answer.status, [each.status for each in answer.calls]) == ("done", ["failed", "done"])
+    assert "higher" in (answer.calls[0].result or "")
+
+
+def test_a_rejected_text_is_stored_and_not_the_reply(harness: Harness) -> None:
+    """An output validator rejects the first text; after a crash the model still knows why."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.output_validator
+    def polite(text: str) -> str:
+        if "please" not in text:
+            raise ModelRetry("say please")
+        return text
+
+    model = Scripting("go away", "please go away")
+    _use(harness, bare, model.model)
+    sent = harness.send()
+    with harness.crashing("after", "turns.step"):
+        harness.run(sent.session_id)
+    harness.move(31)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.lines(sent.session_id) == [
+        ("user", "hello"), ("assistant", "go away"), ("assistant", "please go away"),
+    ]  # fmt: skip
+    assert "say please" in str(model.seen[-1])
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "please go away"
+
+
+class Box(BaseModel):
+    """An output."""
+
+    width: int
+
+
+@pytest.mark.parametrize("output_type", [Box, NativeOutput(Box)])
+def test_an_output_becomes_data(harness: Harness, output_type: Any) -> None:
+    """`reply.data` has the output, and `reply.text` its JSON."""
+    bare = PydanticAgent(TestModel(custom_output_args={"width": 3}, custom_output_text=None), output_type=output_type)
+    if isinstance(output_type, NativeOutput):
+        bare.model = Scripting('{"width":3}').model
+    harness.agents = Agents([adapt(bare, name="assistant")])
+    turn = harness.ask()
+    assert (turn["status"], turn["reply"]["data"]) == ("done", {"width": 3})
+    assert turn["reply"]["text"].replace(" ", "") == '{"width":3}'
+    assert turn["steps"] == 1
+
+
+def test_an_output_that_a_function_makes_of_text(harness: Harness) -> None:
+    """The user receives what the function returns, and the model keeps its own words."""
+
+    def upper(text: str) -> str:
+        return text.upper()
+
+    bare = PydanticAgent(name="assistant", output_type=TextOutput(upper))
+    model = Scripting("hi", "there")
+    _use(harness, bare, model.model)
+    assert harness.ask()["reply"]["text"] == "HI"
+    assert harness.ask()["reply"]["text"] == "THERE"
+    assert "hi" in str(model.seen[-1])
+    assert "HI" not in str(model.seen[-1])
+
+
+@dataclass
+class Deps:
+    """Dependencies."""
+
+    user: str
+
+
+def test_dependencies_are_made_of_the_turn() -> None:
+    """`deps` is called with the turn, and may be `async`."""
+    bare = PydanticAgent(name="assistant", deps_type=Deps)
+
+    @bare.instructions
+    def who(ctx: RunContext[Deps]) -> str:
+        return f"You talk to {ctx.deps.user}."
+
+    async def deps(turn: TurnStarted) -> Deps:
+        return Deps(turn.user_id)
+
+    model = Scripting("hi")
+    ask(adapt(bare, deps=deps, memory=False), "hello", model=model.model, user_id="ana")
+    assert model.instructions == ["You talk to ana."]
+
+
+def test_what_perdure_remembers_is_added_to_the_instructions(harness: Harness) -> None:
+    """With `memory`, the instructions have the parts of perdure's prompt."""
+    for memory in (True, False):
+        bare, model = PydanticAgent(name="assistant", instructions="Be kind."), Scripting("hi")
+        _use(harness, bare, model.model, memory=memory)
+        harness.ask()
+        assert ("The user is writing on the channel" in str(model.instructions[0])) is memory
+        assert "Be kind." in str(model.instructions[0])
+
+
+def test_history_processors_shape_only_what_is_sent(harness: Harness) -> None:
+    """A processor may drop messages; the stored ones stay."""
+
+    def newest(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return messages[-1:]
+
+    bare, model = PydanticAgent(name="assistant", capabilities=[ProcessHistory(newest)]), Scripting("1", "2", "3")
+    _use(harness, bare, model.model)
+    for _ in range(3):
+        turn = harness.ask()
+    assert [len(each) for each in model.seen] == [1, 1, 1]
+    assert len(harness.lines(UUID(turn["session_id"]))) == 6
+
+
+def test_what_the_model_thought_comes_back_to_it(harness: Harness) -> None:
+    """Parts that the transcript cannot show are stored with the row, over a crash and in the next turn."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.tool_plain(metadata=effect("pure"))
+    def look() -> ToolReturn[str]:
+        """Look."""
+        return ToolReturn("seen", content="a picture", metadata={"size": 3})
+
+    thought = ThinkingPart("hm", signature="s1", provider_name="function")
+    model = Scripting([thought, _call("look")], "done", "again")
+    _use(harness, bare, model.model)
+    sent = harness.send()
+    with harness.crashing("after", "turns.step"):
+        harness.run(sent.session_id)
+    harness.move(31)
+    harness.run(sent.session_id)
+    harness.ask("next")
+    assert all("s1" in str(each) for each in model.seen[1:])
+    assert all("a picture" in str(each) and "'size': 3" in str(each) for each in model.seen[1:])
+    assert "hm" not in str(harness.messages(sent.session_id))
+
+
+def test_a_call_may_ask_for_approval_while_it_runs(harness: Harness) -> None:
+    """`ApprovalRequired` parks the turn, as the declaration does; calls beside it have run and do not run again."""
+    bare = PydanticAgent(name="assistant", output_type=[str, DeferredToolRequests])
+    ran: list[str] = []
+
+    @bare.tool
+    def pay(ctx: RunContext[Any], amount: int) -> str:
+        """Pay."""
+        if amount > 100 and not ctx.tool_call_approved:
+            raise ApprovalRequired(metadata={"why": "much"})
+        ran.append(f"paid {amount} {effect_id()}")
+        return f"paid {amount}"
+
+    model = Scripting([_call("pay", "c1", amount=5), _call("pay", "c2", amount=500)], "done")
+    _use(harness, bare, model.model)
+    turn = harness.ask()
+    assert turn["status"] == "waiting_approval"
+    [pending] = turn["pending_approvals"]
+    assert (pending["call_id"], pending["arguments"]) == ("c2", {"amount": 500})
+    decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "c2", "decision": "approve"}))
+    harness.run(UUID(turn["session_id"]))
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "done"
+    rows = harness.sql("SELECT effect_id FROM tool_effects ORDER BY position")
+    assert ran == [f"paid 5 {rows[0].effect_id}", f"paid 500 {rows[1].effect_id}"]
+
+
+def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) -> None:
+    """A model that streams is streamed."""
+
+    async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncIterator[str]:
+        for word in ("to", "day"):
+            yield word
+
+    seen: list[str] = []
+
+    class Events:
+        def open(self, *_: Any) -> Any:
+            return types.SimpleNamespace(
+                state=lambda _: None, delta=seen.append, rewind=seen.clear, committed=lambda _: None
+            )
+
+        def start(self) -> None: ...
+        def close(self) -> None: ...
+
+    harness.events = Events()  # type: ignore[assignment]
+    _use(harness, PydanticAgent(name="assistant"), FunctionModel(stream_function=stream))
+    assert harness.ask()["reply"]["text"] == "today"
+    assert "".join(seen) == "today"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ModelHTTPError(400, "m"), "PROVIDER_ERROR"), (ModelHTTPError(429, "m"), "RATE_LIMITED")],
+)
+def test_a_models_error_fails_the_turn(harness: Harness, error: Exception, code: str) -> None:
+    """With the code that the same error of perdure's own models has."""
+    harness.settings = harness.settings.model_copy(
+        update={"retry": harness.settings.retry.model_copy(update={"max_attempts": 1})}
+    )
+    _use(harness, PydanticAgent(name="assistant"), Scripting(error).model)
+    turn = harness.ask()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", code)
+
+
+def test_a_transient_error_is_retried(harness: Harness) -> None:
+    """By perdure, within the same step."""
+    retry = harness.settings.retry.model_copy(update={"base_s": 0.001, "cap_s": 0.001})
+    harness.settings = harness.settings.model_copy(update={"retry": retry})
+    model = Scripting(ModelHTTPError(503, "m"), "hi")
+    _use(harness, PydanticAgent(name="assistant"), model.model)
+    assert harness.ask()["reply"]["text"] == "hi"
+    assert len(model.seen) == 2
+
+
+def test_limits_of_usage_count_the_turn_over_all_workers(harness: Harness) -> None:
+    """A limit of requests is not reset by a crash."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.tool_plain(metadata=effect("pure"))
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    model = Scripting(*[[_call("look", f"c{number}")] for number in range(5)])
+    _use(harness, bare, model.model, usage_limits=UsageLimits(request_limit=2))
+    sent = harness.send()
+    with harness.crashing("after", "turns.step", 2):
+        harness.run(sent.session_id)
+    harness.move(31)
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
+    assert (turn["error"]["code"], len(model.seen)) == ("BUDGET_EXHAUSTED", 2)
+
+
+def test_a_tool_that_raises_fails_the_turn_as_it_fails_a_plain_run(harness: Harness) -> None:
+    """The tool does not run again, whatever its class."""
+    bare = PydanticAgent(name="assistant")
+    ran: list[int] = []
+
+    @bare.tool_plain
+    def broken() -> str:
+        """Break."""
+        ran.append(1)
+        raise RuntimeError("no")
+
+    model = Scripting([_call("broken")], "done")
+    _use(harness, bare, model.model)
+    turn = harness.ask()
+    assert (turn["status"], turn["error"]["code"], len(ran), len(model.seen)) == ("failed", "TOOL_ERROR", 1, 1)
+    assert harness.lines(UUID(turn["session_id"]))[2] == ("tool", "Error: RuntimeError: no")
+
+
+def test_messages_that_this_version_cannot_read_are_left_to_another_worker(harness: Harness) -> None:
+    """A newer pydantic-ai wrote a part that the installed one refuses: the turn waits for a worker that reads it."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.tool_plain(metadata=effect("pure"))
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    _use(harness, bare, Scripting([_call("look")], "done").model)
+    sent = harness.send()
+    with harness.crashing("after", "turns.step"):
+        harness.run(sent.session_id)
+    harness.sql(
+        "UPDATE messages SET opaque = jsonb_set(opaque, '{parts,response,parts,0,part_kind}', '\"hologram\"') "
+        "WHERE role = 'assistant' RETURNING 1"
+    )
+    harness.move(31)
+    assert isinstance(harness.run(sent.session_id), Unequipped)
+    assert harness.turn(sent.turn_id)["status"] != "failed"
+
+
+def test_a_session_may_change_its_agent(harness: Harness) -> None:
+    """An agent of pydantic-ai continues a conversation of perdure's own agent, and the other way round."""
+    model = Scripting("two", "four")
+    adapted = adapt(PydanticAgent(name="other")).with_model(model.model)
+    harness.agents = Agents([Agent("assistant", "You help."), adapted])
+    harness.script(*[])
+    harness.ask("1")
+    harness.ask("2", agent="other")
+    harness.ask("3")
+    harness.ask("4", agent="other")
+    assert [len(each) for each in model.seen] in ([1, 3], [3, 7])
+
+
+def test_an_agent_of_another_library_as_it_is_in_a_module() -> None:
+    """Bare agents are collected under their own names, or those of their variables."""
+    named, unnamed, hidden = PydanticAgent("test", name="named"), PydanticAgent("test"), PydanticAgent("test")
+    adapted = PydanticAgent("test", name="twice")
+    own = Agent("own", "You help.")
+    found = collect(
+        {"a": named, "second": unnamed, "_hidden": hidden, "own": own, "b": adapted, "c": adapt(adapted, name="once")}
+    )
+    assert [each.name for each in found] == ["named", "second", "own", "once"]
+
+
+class _Custom(AbstractToolset[Any]):
+    """A toolset of the agent's author, without an id."""
+
+    _id: str | None = None
+
+    @property
+    def id(self) -> str | None:
+        return self._id
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        def act() -> None:
+            """Act."""
+
+        made = await FunctionToolset([act]).get_tools(ctx)
+        return {name: replace(tool, toolset=self) for name, tool in made.items()}
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: Any) -> Any:
+        return f"custom {effect_id()}"
+
+
+def test_toolsets_without_ids_are_named_and_recorded() -> None:
+    """Function toolsets, dynamic ones and toolsets of the agent's author all go through the ledger."""
+
+    def shout() -> str:
+        """Shout."""
+        return f"loud {effect_id()}"
+
+    bare = PydanticAgent(name="assistant", toolsets=[FunctionToolset([shout]), _Custom()])
+
+    @bare.toolset
+    def dynamic(ctx: RunContext[Any]) -> FunctionToolset[Any]:
+        def whisper() -> str:
+            """Whisper."""
+            return f"quiet {effect_id()}"
+
+        return FunctionToolset([whisper])
+
+    answer = ask(bare, "go", model=Scripted([call("shout"), call("whisper"), call("act")], "done"))
+    words = zip(("loud", "quiet", "custom"), answer.calls, strict=True)
+    assert [each.result for each in answer.calls] == [f"{word} {each.effect_id}" for word, each in words]
+
+
+def test_the_names_of_units_are_pinned() -> None:
+    """They name what a trace shows; members of stored messages are pinned in `test_messages`."""
+    backend = Durability("greeter").get_durable_operation_backend()
+    from pydantic_ai.durable_exec import ModelRequestId, ToolsetCallToolId  # noqa: PLC0415
+
+    namer = backend._namer  # type: ignore[attr-defined]
+    assert namer.operation_name(ModelRequestId(model_name="m")) == "greeter__model.request"
+    assert (
+        namer.operation_name(ToolsetCallToolId("function", toolset_id="<agent>"))
+        == "greeter__function_toolset__<agent>.call_tool"
+    )
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda: PydanticAgent("test", name="a", deps_type=Deps), {}, "needs dependencies"),
+    (lambda: PydanticAgent("test"), {}, "without a name"),
+    (lambda: PydanticAgent("test", name="a", toolsets=[ExternalToolset([])]), {}, "run outside the agent"),
+    (lambda: PydanticAgent("test", name="a"), {"deps": 3}, "accepted: a function with one parameter"),
+    (lambda: Agent("a", "b"), {}, "accepted: an Agent of pydantic-ai"),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
+def test_what_cannot_be_durable_is_refused(make: Any, given: dict[str, Any], message: str) -> None:
+    """With a sentence, when the module is loaded."""
+    with pytest.raises(SettingsError, match=message):
+        adapt(make(), **given)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"perdure": "pure"}, "accepted: perdure.effect"),
+        ({"perdure": {"effect": "clean"}}, "accepted: pure, idempotent, unsafe"),
+        ({"perdure": {"probe": 3}}, "accepted: a function with one parameter"),
+        ({"perdure": {"approver": "boss"}}, "accepted: 'user', 'staff'"),
+    ],
+)
+def test_a_wrong_declaration_of_a_tool_is_refused(metadata: dict[str, Any], message: str) -> None:
+    """Before a message is accepted."""
+    bare = PydanticAgent("test", name="a")
+
+    def act() -> str:
+        """Act."""
+        return "done"
+
+    bare.tool_plain(metadata=metadata)(act)
+    with pytest.raises(SettingsError, match=message):
+        adapt(bare)
