@@ -190,7 +190,7 @@ def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     parameters = {
         **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0,
         "spent_s": 1.0, "forgiven": True, "tick": 0, "summary": "", "title": "", "key_topics": [], "extractive": True,
-        "channel": "http", "steps": 1, "usage": as_json({}), "error_code": None, "error_message": None,
+        "channel": "http", "steps": 1, "usage": as_json({}), "data": None, "error_code": None, "error_message": None,
         "replied": False, "woken": True,
         "delivery_id": sent.turn_id, "variables": None, "saved": False, "case_ids": [],
     }  # fmt: skip
