@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from uuid import UUID
@@ -26,7 +27,7 @@ DECIDED_S = 31
 def _plain(name: str) -> Any:
     given = documented()[name]
     deps = None if given.deps is None else given.deps()
-    return given.agent.run_sync(given.prompt, model=given.model(), deps=deps)
+    return asyncio.run(given.agent.run(given.prompt, model=given.model(), deps=deps))
 
 
 def _adapted(name: str) -> Any:
