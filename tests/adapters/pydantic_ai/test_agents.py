@@ -359,7 +359,7 @@ def test_a_result_that_this_version_cannot_read_is_left_to_another_worker(harnes
     sent = harness.send()
     with harness.crashing("before", "turns.step", 2):
         harness.run(sent.session_id)
-    harness.sql("UPDATE tool_effects SET payload = '{\"kind\": \"hologram\"}' RETURNING 1")
+    harness.sql('UPDATE tool_effects SET payload = \'{"kind": "hologram"}\' RETURNING 1')
     harness.move(31)
     assert isinstance(harness.run(sent.session_id), Unequipped)
 
