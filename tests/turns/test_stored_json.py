@@ -277,6 +277,7 @@ COLUMNS = {
     "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "messages.opaque": "the_transcript",
     "turns.unsaved": "a_held_ending",
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
+    "tool_effects.payload": "is read by pydantic-ai: see tests/adapters", "turns.data": "is shown as it is",
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
     "turns.tools_left_out": "is shown as it is", "turns.data": "is shown as it is",

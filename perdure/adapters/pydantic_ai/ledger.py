@@ -11,19 +11,21 @@ decisions in the ledger.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from pydantic import ValidationError
+from pydantic_ai.durable_exec import JSON_CODEC, CallToolResult
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
+from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
 from perdure.database.engine import as_json
 from perdure.errors import PerdureError, loggable
@@ -138,6 +140,7 @@ class Calls:
         Raises:
             LeaseLost: another worker has the session.
             LookupError: the reply has no such call.
+            Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
         planned, row = self._planned[position], self._rows.get(position)
@@ -153,7 +156,7 @@ class Calls:
             return Recorded({"kind": "approval_required"} if row.payload is None else row.payload)
         if row.status != "intended":
             self._statuses[position] = row.status
-            return Recorded(_recorded(row))
+            return Recorded(self._recorded(row))
         return self._decided(position, Effect(row.effect))
 
     def overdue(self, position: int, *, running: bool, message: str | None = None) -> Begin | Recorded:
@@ -329,18 +332,28 @@ class Calls:
             name = self._planned[position].call.name
             log.warning("the result of tool %s was not recorded in its effect row: %s", name, loggable(error))
 
+    def _recorded(self, row: Row[Any]) -> Any:
+        """The result of a call that has ended, as JSON values of a `CallToolResult`.
+
+        Raises:
+            Unreadable: the installed pydantic-ai cannot read it, and another worker may.
+        """
+        if row.payload is not None:
+            try:
+                JSON_CODEC.load(CallToolResult, row.payload)
+            except ValidationError as error:
+                if not self._tenure.overdue:
+                    raise Unreadable from error
+            else:
+                return row.payload
+        if row.status == "unknown":
+            return returned(UNKNOWN_OUTCOME)
+        text = row.result or ""
+        return returned(text) if row.status == "done" else {"kind": "tool_failed", "message": text}
+
     def _read(self) -> dict[int, Row[Any]]:
         given = {"turn_id": self._tenure.at_hand.turn_id, "message_seq": self.asking.seq}
         return {row.position: row for row in self._runtime.database.run(queries.CALLS, given)}
-
-
-def _recorded(row: Row[Any]) -> Any:
-    """The result of a call that has ended, as JSON values of a `CallToolResult`."""
-    if row.payload is not None:
-        return json.loads(row.payload) if isinstance(row.payload, str) else row.payload
-    if row.status == "unknown":
-        return returned(UNKNOWN_OUTCOME)
-    return returned(row.result or "") if row.status == "done" else {"kind": "tool_failed", "message": row.result or ""}
 
 
 def _object(arguments: str) -> dict[str, Any]:

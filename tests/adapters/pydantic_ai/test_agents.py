@@ -346,6 +346,24 @@ def test_messages_that_this_version_cannot_read_are_left_to_another_worker(harne
     assert harness.turn(sent.turn_id)["status"] != "failed"
 
 
+def test_a_result_that_this_version_cannot_read_is_left_to_another_worker(harness: Harness) -> None:
+    """The same for the recorded result of a call."""
+    bare = PydanticAgent(name="assistant")
+
+    @bare.tool_plain(metadata=effect("pure"))
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    _use(harness, bare, Scripting([_call("look", "a"), _call("look", "b")], "done").model)
+    sent = harness.send()
+    with harness.crashing("before", "turns.step", 2):
+        harness.run(sent.session_id)
+    harness.sql('UPDATE tool_effects SET payload = \'{"kind": "hologram"}\' RETURNING 1')
+    harness.move(31)
+    assert isinstance(harness.run(sent.session_id), Unequipped)
+
+
 def test_a_session_may_change_its_agent(harness: Harness) -> None:
     """An agent of pydantic-ai continues a conversation of perdure's own agent, and the other way round."""
     model = Scripting("two", "four")
