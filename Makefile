@@ -42,11 +42,11 @@ check: .venv/dev.installed lint types imports dead-code ## run all checks and al
 	$(PYTEST) $(PYTEST_ARGS)
 	$(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
 
-check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
+check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 3 ? $(CORES) * 3 : 8)))
 
 # Measures without the processes that tests start and kill. A package under 95 % fails.
-coverage: .venv/dev.installed ## measure which branches the tests of `make test` run
-	$(PYTEST) --cov --cov-report= -m "not chaos and not long and not browser" $(PYTEST_ARGS)
+coverage: .venv/dev.installed ## measure which branches the tests run
+	$(PYTEST) --cov --cov-report= $(PYTEST_ARGS)
 	$(BIN)/coverage report --format=total
 	@for each in $(COVERED); do \
 		$(BIN)/coverage report --include="perdure/$$each/*" --fail-under=95 || low=1; \

@@ -36,6 +36,9 @@ from tests.databases import ORDINARY, Copy, Databases
 
 LONG_LIMIT_S = 480
 
+_MOST_VARIANTS = 6
+"""The most variants of one test that `make test` runs: the first, the last, and some between."""
+
 _FIRST = ("processes", "cli", "embedded")
 
 _shared = pytest.StashKey[Path]()
@@ -126,11 +129,20 @@ class RecordingWaker:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that wait for processes first. If one ran last, the other test processes would be idle.
 
-    A long test has four times the time limit of others, since a busy machine slows it most.
+    A long test has four times the time limit of others, since a busy machine slows it most. A test with many variants
+    counts as long, except for `_MOST_VARIANTS` of them.
     """
+    variants: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+        if not item.get_closest_marker("long"):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        elif not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
+    for each in variants.values():
+        kept = {number * (len(each) - 1) // (_MOST_VARIANTS - 1) for number in range(_MOST_VARIANTS)}
+        for number, item in enumerate(each if len(each) > _MOST_VARIANTS else ()):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 

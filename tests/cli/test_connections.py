@@ -23,6 +23,8 @@ from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from tests.cli.serving import PATIENCE_S, Served, connect, rest, serving
 
+pytestmark = pytest.mark.long
+
 _COMPLETE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _LIMITS_S = {Phase.HEADER: 0.5, Phase.BODY: 0.5}
 _MOST = 24

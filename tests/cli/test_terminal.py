@@ -23,6 +23,8 @@ from perdure.sessions.reading import list_sessions, read_messages
 from tests.cli.conftest import COMMAND, Environment, Perdure
 from tests.turns.harness import until
 
+pytestmark = pytest.mark.long
+
 _PATIENCE_S = 60.0
 _PROMPT = ">"
 _TERM = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}  # this pseudo-terminal does not report its cursor's position

@@ -28,6 +28,8 @@ from perdure.workers.celery_application import make_app
 from perdure.workers.publish.calls import CeleryCalls
 from tests.tls import Authority, Proxy, proxy
 
+pytestmark = pytest.mark.long
+
 VERIFIED = ["", "ssl_cert_reqs=required", "ssl_cert_reqs=CERT_REQUIRED", "ssl_cert_reqs=CERT_OPTIONAL"]
 POLICY = Policy(failure_threshold=3, cooldown_ms=60_000, half_open_max_probes=1)
 UNVERIFIED = ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE"]

@@ -18,6 +18,8 @@ from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.nodes import Worker
 
+pytestmark = pytest.mark.long
+
 TEXT = "the PIN of my card is 4711"
 """A text in the malformed items. It must not appear in a log."""
 
