@@ -41,6 +41,7 @@ test: .venv/test.installed ## run the tests, except the longest, on throw-away s
 check: .venv/dev.installed lint types imports dead-code ## run all checks and all tests, as continuous integration does
 	$(PYTEST) $(PYTEST_ARGS)
 	$(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
+	.ci/oldest $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
 
 check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 3 ? $(CORES) * 3 : 8)))
 
