@@ -44,6 +44,7 @@ from perdure.models.adapted.chat_repairs import ChatRepairs
 from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
+from perdure.models.families import family
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
 from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint
 from perdure.models.providers.errors import Exchange
@@ -53,9 +54,7 @@ from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireNames
 from perdure.models.schemas import acceptable
 from perdure.settings import Settings
 from perdure.text import untrusted
-from perdure.text.patterns import compiled
 
-_FAMILY = compiled("[a-z]+")
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
 
@@ -145,7 +144,13 @@ class AdaptedModel:
     ) -> ModelReply:
         http.current.set(exchange)
         splitter = partial(ThoughtSplitter.begun, thinks=self._thinks)
-        reading = _Reading(names, self._sender, lambda text: waiting.post(partial(exchange.call.delta, text)), splitter)
+        reading = _Reading(
+            names,
+            self._sender,
+            lambda text: waiting.post(partial(exchange.call.delta, text)),
+            lambda thought: waiting.post(partial(exchange.call.thought, thought)),
+            splitter,
+        )
         async with opening as stream:
             async for event in stream:
                 reading.take(event)
@@ -168,8 +173,7 @@ class AdaptedModel:
 
 def _sender_of(name: str) -> Sender:
     endpoint, _, model = name.partition(":")
-    family = _FAMILY.search(model.rpartition("/")[2].lower())
-    return Sender(endpoint, family[0] if family else model)
+    return Sender(endpoint, family(model))
 
 
 def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -> ModelRequestParameters:
@@ -224,14 +228,21 @@ class _Reading:
         names: WireNames,
         sender: Sender,
         post: Callable[[str], None],
+        post_thought: Callable[[str], None],
         splitter: Callable[[], ThoughtSplitter],
     ) -> None:
-        """`post` is called with each piece of the reply's text, and `splitter` makes a splitter for the reply."""
+        """`post` is called with each piece of the reply's text, and `post_thought` with each piece of its thoughts.
+
+        `splitter` makes a splitter for the reply.
+        """
         self._new_splitter = splitter
         self._sender = sender
         self._post = post
+        self._post_thought = post_thought
         self._draft = ReplyDraft(names, ("", ""), NO_QUIRKS, PLAIN_CHARACTERS)
         self._splitter = splitter()
+        self._reported = 0
+        """The number of the splitter's thoughts that have been passed on."""
         self._thoughts: list[str] = []
         self._tagged: set[int] = set()
         """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
@@ -277,6 +288,7 @@ class _Reading:
             PerdureError: see `ReplyDraft.finish`.
         """
         self._show(self._splitter.finish())
+        self._report_thoughts()
         reason = _finish_reason(response)
         refusal = (response.provider_details or {}).get("refusal")
         if isinstance(refusal, str) and refusal:
@@ -301,6 +313,13 @@ class _Reading:
     def _text(self, text: str) -> None:
         self._grow(text)
         self._show(self._splitter.feed(text))
+        self._report_thoughts()
+
+    def _report_thoughts(self) -> None:
+        fresh = "".join(self._splitter.thoughts[self._reported :])
+        self._reported = len(self._splitter.thoughts)
+        if fresh:
+            self._post_thought(untrusted.storable(fresh))
 
     def _show(self, text: str) -> None:
         if shown := self._draft.add_text(text):
@@ -309,6 +328,7 @@ class _Reading:
     def _thought(self, thought: str) -> None:
         self._grow(thought)
         self._thoughts.append(thought)
+        self._post_thought(untrusted.storable(thought))
 
     def _grow(self, text: str) -> None:
         self._size += len(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -116,6 +117,32 @@ def test_a_signature_goes_to_no_other_model(gemini: GeminiServer, model: Adapted
     ask(google, QUESTION, *answered(other))
     assert signature_of("id with spaces!") not in json.dumps(gemini.requests[1])
     google.close()
+
+
+def test_a_signature_goes_to_no_other_model_of_the_vendor(gemini: GeminiServer) -> None:
+    """Signatures of one model are not those of another, even if both are called Gemini."""
+    gemini.script(Answer("Let me see.", calls=[Call("calculator", '{"expression": "12*7+5"}', "call_1")]))
+    endpoint = Endpoint("google", gemini.base_url, "key")
+    pro, flash = (
+        adapted_model(f"google:{name}", Settings(), SystemClock(), "PERDURE_MODEL", endpoint, "google")
+        for name in ("gemini-3-pro", "gemini-2.5-flash")
+    )
+    reply = ask(pro, QUESTION)
+    with contextlib.suppress(ProviderError):  # the test's server also wants signatures from another model
+        ask(flash, QUESTION, *answered(reply))
+    assert signature_of("call_1") not in json.dumps(gemini.requests[1])
+    pro.close()
+    flash.close()
+
+
+def test_thoughts_are_reported(model: AdaptedModel, server: OpenAIServer) -> None:
+    """Thoughts in a member and thoughts in tags are events of their own, and no text."""
+    server.script(
+        deltas({"reasoning_content": "Hm. "}, {"content": "<thi"}, {"content": "nk>So.</think>"}, {"content": "Hi."})
+    )
+    texts, thoughts = list[str](), list[str]()
+    ask(model, STATEMENT, call=ModelCall(SystemClock(), 30.0, texts.append, on_thought=thoughts.append))
+    assert ("".join(texts), "".join(thoughts)) == ("Hi.", "Hm. So.")
 
 
 @pytest.mark.parametrize(
