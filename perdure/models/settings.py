@@ -21,6 +21,10 @@ _SHOWN_EFFORTS = "'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
 _PENALTY = Annotated[float, Field(ge=-2, le=2)]
 _TEXT = Annotated[str, Field(min_length=1)]
 
+_HEADER_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+\z")]
+_HEADER_VALUE = Annotated[str, Field(pattern=r"^([!-~]([ -~]*[!-~])?)?\z")]
+"""Others are refused here, because the HTTP library's errors would quote them, and so a key."""
+
 _ACCEPTED: Mapping[str, tuple[Any, str]] = {
     "temperature": (Annotated[float, Field(ge=0)], "a number from 0"),
     "top_p": (Annotated[float, Field(ge=0, le=1)], "a number from 0 to 1"),
@@ -40,7 +44,7 @@ _ACCEPTED: Mapping[str, tuple[Any, str]] = {
     "reasoning_effort": (Literal["none"] | _EFFORTS, f"'none', {_SHOWN_EFFORTS}"),
     "timeout": (Annotated[float, Field(gt=0)], "a number of seconds above 0"),
     "service_tier": (Literal["auto", "default", "flex", "priority"], "'auto', 'default', 'flex' or 'priority'"),
-    "extra_headers": (dict[str, str], "texts by header name"),
+    "extra_headers": (dict[_HEADER_NAME, _HEADER_VALUE], "texts of printable ASCII characters by header name"),
     "extra_body": (dict[str, JsonValue], "a JSON object"),
 }
 """Each setting with its type, and with the words that describe the type."""

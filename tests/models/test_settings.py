@@ -226,3 +226,15 @@ def test_a_prompt_without_tools_has_no_settings_about_tools() -> None:
     """Providers refuse `tool_choice` without tools."""
     given = {"tool_choice": "auto", "parallel_tool_calls": False, "seed": 1}
     assert model_settings.of_call({}, given, has_tools=False, has_results=False) == {"seed": 1}
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": "Bearer secret\n"}, {"X": "s\u00e9cret"}, {"X Y": "secret"}])
+def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(headers: dict[str, str]) -> None:
+    """The HTTP library would quote the header in its error, which is logged."""
+    with pytest.raises(SettingsError, match="extra_headers=a value that is not shown") as caught:
+        model_settings.check({"extra_headers": headers}, "agent 'shop'")
+    assert "cret" not in str(caught.value)
+
+
+def test_headers_that_can_be_sent_are_accepted() -> None:
+    model_settings.check({"extra_headers": {"X-Title": "my app", "X-Empty": "", "X-One": "1"}}, "agent 'shop'")
