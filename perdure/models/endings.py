@@ -50,7 +50,7 @@ def normalized(reason: str | None) -> str:
     """The name of `reason` in this module; an unknown reason stays as it is. `None` counts as the default, `stop`."""
     if reason is None:  # from a third party's model
         return STOP
-    spelled = reason.strip().casefold()
+    spelled = reason.strip().casefold().replace("-", "_")
     return _NAMES.get(spelled, spelled)
 
 

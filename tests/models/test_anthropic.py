@@ -40,7 +40,7 @@ def model(server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_sends_the_fields_that_the_vendor_requires(model: EndpointModel, server: AnthropicServer) -> None:
     """A request contains the API key, the API version and the tools. The system prompt has its own field."""
     ask(model, QUESTION)
-    assert server.headers[0]["authorization"] == "Bearer sk-of-the-tests"
+    assert server.headers[0]["x-api-key"] == "sk-of-the-tests"
     assert server.headers[0]["anthropic-version"]
     assert server.requests[0]["system"] == SYSTEM.content
     assert server.requests[0]["messages"] == [{"role": "user", "content": [{"type": "text", "text": QUESTION.content}]}]

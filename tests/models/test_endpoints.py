@@ -25,6 +25,7 @@ from perdure.models import endpoints
 from perdure.models import resolve as resolving
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelRequest, Role
+from perdure.models.providers.endpoint import Endpoint
 from perdure.models.resolve import Models, resolve
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
@@ -73,6 +74,28 @@ def test_an_endpoint_may_speak_messages() -> None:
         assert model.respond(HELLO, new_call()).content
         assert model.name == "proxy:claude-x"
         assert server.headers[0]["authorization"] == "Bearer sk-of-proxy"
+        assert server.headers[0]["x-api-key"] == "sk-of-proxy"
+
+
+def test_the_vendor_gets_its_key_in_its_own_header() -> None:
+    """Anthropic takes an API key in `x-api-key` only, and refuses it as a bearer token."""
+    vendor = Endpoint("anthropic", "https://api.anthropic.com", "sk-of-anthropic", kind="anthropic")
+    assert vendor.authorization == {"X-Api-Key": "sk-of-anthropic"}
+
+
+def test_a_key_is_sent_without_the_white_space_around_it(server: OpenAIServer) -> None:
+    """Secrets in files often end with a line feed."""
+    model = resolve("vllm:m", settings_of(vllm={"url": server.base_url, "key": "sk-of-vllm\n"}), SystemClock())
+    assert model.respond(HELLO, new_call()).content
+    assert server.headers[0]["authorization"] == "Bearer sk-of-vllm"
+
+
+@pytest.mark.parametrize("key", ["sk-secret\nX: y", "sk-secret\u2019", "sk-\x00secret"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(key: str) -> None:
+    """The HTTP library would quote the header with the key in its error, which is logged."""
+    with pytest.raises(SettingsError, match="PERDURE_ENDPOINTS__VLLM__KEY has characters") as caught:
+        resolve("vllm:m", settings_of(vllm={"url": "http://127.0.0.1:1", "key": key}), SystemClock())
+    assert "secret" not in str(caught.value)
 
 
 def test_a_name_is_compared_without_case() -> None:

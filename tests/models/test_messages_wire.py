@@ -172,3 +172,24 @@ def assemble(events: Sequence[Any]) -> tuple[str, ModelReply]:
     assembler.feed({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
     rest, reply = assembler.finish()
     return "".join(streamed_text) + rest, reply
+
+
+def test_a_call_with_the_index_of_thoughts_leaves_them_as_they_are() -> None:
+    """Some servers give each block the index 0. The arguments of the call are no part of the thoughts."""
+    thoughts = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    assembler = ReplyAssembler()
+    for event in (
+        {"type": "content_block_start", "index": 0, "content_block": thoughts},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "a", "name": "f"}},
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "input_json_delta", "partial_json": '{"x": 1}'},
+        },
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    ):
+        assembler.feed(event)
+    _, reply = assembler.finish()
+    assert reply.opaque is not None
+    assert reply.opaque.parts["message"]["blocks"] == [thoughts, {"type": "tool_use"}]
+    assert [call.arguments for call in reply.tool_calls] == ['{"x": 1}']

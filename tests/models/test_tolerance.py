@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +15,7 @@ from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, Provid
 from perdure.models.endings import ended_properly
 from perdure.models.endpoints import ANTHROPIC
 from perdure.models.protocol import (
+    CallAborted,
     Message,
     ModelCall,
     ModelReply,
@@ -24,9 +26,10 @@ from perdure.models.protocol import (
     ToolSchema,
     Usage,
 )
-from perdure.models.providers.endpoint import Quirks
-from perdure.models.providers.model import EndpointModel
+from perdure.models.providers.endpoint import Endpoint, Quirks
+from perdure.models.providers.model import Client, EndpointModel
 from perdure.testing.suites.models import QUESTION, ask, new_call, turn
+from perdure.turns.transcript import Entry, said
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Status, Step, chunk
@@ -818,3 +821,142 @@ def test_a_conversation_goes_on_after_each_change_of_provider(server: OpenAIServ
         assert conversation[-2].content
     sent = [each["reasoning_content"] for each in server.requests[-1]["messages"] if "reasoning_content" in each]
     assert sent == ["first", "third"]
+
+
+def test_a_signature_comes_back_beside_an_id_that_repeats(lenient: Lenient) -> None:
+    """The transcript renames a call whose id an earlier call of the turn has. The members of the call stay with it."""
+    steps = [
+        deltas(fragment(ONE, name="calculator", index=0, id="call_1", extra_content={"signature": each}))
+        for each in ("first", "second")
+    ]
+    lenient.script(*steps, Answer("done"))
+    model, turn_id = model_of(lenient, "gemini-3-pro"), UUID(int=1)
+    entries = list[Entry]()
+    conversation = [QUESTION]
+    for _ in steps:
+        taken = [call.id for entry in entries for call in entry.tool_calls]
+        entries.append(said(turn_id, ask(model, *conversation), taken))
+        conversation.append(entries[-1].message())
+        conversation += [Message(Role.TOOL, "1", tool_call_id=call.id) for call in entries[-1].tool_calls]
+    ask(model, *conversation)
+    sent = [each["tool_calls"][0] for each in lenient.requests[-1]["messages"] if "tool_calls" in each]
+    assert [each["extra_content"]["signature"] for each in sent] == ["first", "second"]
+    assert len({each["id"] for each in sent}) == 2
+
+
+def test_a_whole_message_after_the_deltas_is_a_repetition(server: OpenAIServer) -> None:
+    """MiniMax repeats the reply as a whole in the last chunk."""
+    whole = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
+    server.script(deltas({"content": "Hel"}, {"content": "lo."}, end=chunk([whole])))
+    text, _, reply = streamed(model_of(server))
+    assert (text, reply.content) == ("Hello.", "Hello.")
+
+
+def test_a_message_of_null_beside_the_deltas_is_ignored(server: OpenAIServer) -> None:
+    fragments = [fragment(ONE[:9], name="calculator", id="a", index=0), fragment(ONE[9:], index=0)]
+    server.script(Chunks([*[chunk([{"index": 0, "message": None, "delta": each}]) for each in fragments], STOP]))
+    assert [call.arguments for call in ask(model_of(server), QUESTION).tool_calls] == [ONE]
+
+
+def test_only_the_first_of_two_calls_with_one_index_has_an_id(server: OpenAIServer) -> None:
+    server.script(deltas(fragment("{}", name="clock", id="a", index=0), fragment(ONE, name="calculator", index=0)))
+    calls = ask(model_of(server), QUESTION).tool_calls
+    assert [(call.name, call.arguments) for call in calls] == [("clock", "{}"), ("calculator", ONE)]
+
+
+def test_a_name_that_is_repeated_without_arguments_begins_no_call(server: OpenAIServer) -> None:
+    server.script(deltas(fragment(ONE, name="calculator", index=0), fragment("", name="calculator", index=0)))
+    assert [call.arguments for call in ask(model_of(server), QUESTION).tool_calls] == [ONE]
+
+
+@pytest.mark.parametrize("status", [404, 500, 501])
+def test_an_option_may_be_refused_as_a_failure(server: OpenAIServer, status: int) -> None:
+    """The server of llama.cpp refuses an option with 500."""
+    server.script(Status(status, message="Unsupported param: stream_options"), Answer("yes"))
+    assert ask(model_of(server), QUESTION).content == "yes"
+    assert "stream_options" not in server.requests[1]
+
+
+def test_a_failure_that_names_an_option_is_no_refusal(server: OpenAIServer) -> None:
+    server.script(Status(500, message="Internal error while reading stream_options"))
+    with pytest.raises(ProviderError) as caught:
+        ask(model_of(server), QUESTION)
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "transient"),
+    [
+        ({"message": "bad", "code": 400}, ProviderError, False),
+        ({"success": False, "errors": [{"message": "bad", "code": 400}]}, ProviderError, False),
+        ({"error": {"message": "slow down", "status": 429}}, RateLimited, True),
+    ],
+)
+def test_more_forms_of_errors_under_200(
+    server: OpenAIServer, body: Wire, kind: type[PerdureError], transient: bool
+) -> None:
+    server.script(Raw(json.dumps(body).encode(), "application/json"))
+    with pytest.raises(kind) as caught:
+        ask(model_of(server), QUESTION)
+    assert caught.value.transient is transient
+
+
+def test_thoughts_that_are_counted_separately_are_output(server: OpenAIServer) -> None:
+    """XAI leaves the tokens of thoughts out of `completion_tokens`, although they cost as much."""
+    usage: dict[str, Any] = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 13}
+    usage |= {"completion_tokens_details": {"reasoning_tokens": 10}}
+    server.script(deltas({"content": "x"}, end={**STOP, "usage": usage}))
+    assert ask(model_of(server), QUESTION).usage == Usage(1, 12, None, 10)
+
+
+def test_thoughts_beside_calls_without_text_have_no_blank_part(server: OpenAIServer) -> None:
+    """Mistral's thoughts come back as a part of the content. A blank text beside them would be refused."""
+    part = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    server.script(deltas({"content": [part]}, fragment(ONE, name="calculator", id="abcdefghi", index=0)))
+    reply = ask(model_of(server), QUESTION)
+    answered = Message(Role.ASSISTANT, "", reply.tool_calls, opaque=reply.opaque)
+    with Lenient() as lenient:
+        ask(model_of(lenient), QUESTION, answered, Message(Role.TOOL, "1", tool_call_id="abcdefghi"))
+        assert lenient.requests[0]["messages"][2]["content"] == [part]
+
+
+def test_the_end_of_a_call_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a cancelled turn's connection looks like the end of a reply, which was not finished."""
+    call = new_call()
+    client = Client(Endpoint("there", "http://127.0.0.1:1"), "there:m", SystemClock())
+
+    def end() -> None:
+        with client.calling(call):
+            call.abort()
+            raise InvalidResponse("The model's reply ended before it was finished.")
+
+    with pytest.raises(CallAborted):
+        end()
+    assert "there:m" not in caplog.text
+
+
+def test_thoughts_that_are_held_back_to_the_end_are_reported(server: OpenAIServer) -> None:
+    """The beginning of a closing tag is held back until it cannot be one."""
+    server.script(deltas({"content": "<think>a</th"}, fragment(ONE, name="calculator", id="a", index=0)))
+    _, thoughts, reply = streamed(model_of(server))
+    assert thoughts == reply.thoughts == "a</th"
+
+
+def test_own_ids_that_a_server_refuses_are_shortened(lenient: Lenient) -> None:
+    """A gateway passes a request on to another server than before, which refuses the first one's ids."""
+    given = "x" * 64
+    said = "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40, got 64."
+    refusal = Status(400, "string_above_max_length", said)
+    lenient.script(deltas(fragment(ONE, name="calculator", id=given, index=0)), refusal, Answer("yes"))
+    assert turn(model_of(lenient, "auto"), QUESTION)[-1].content == "yes"
+    first, second = (request["messages"][2]["tool_calls"][0]["id"] for request in lenient.requests[1:])
+    assert (len(first), len(second)) == (64, 40)
+    assert lenient.requests[2]["messages"][3]["tool_call_id"] == second
+
+
+@pytest.mark.parametrize("reason", ["tool-calls", "TOOL_CALLS"])
+def test_calls_of_a_reply_that_ends_with_another_spelling_run(server: OpenAIServer, reason: str) -> None:
+    """A gateway writes its reasons with hyphens."""
+    end = chunk([{"index": 0, "delta": {}, "finish_reason": reason}])
+    server.script(deltas(fragment(ONE, name="calculator", id="a", index=0), end=end))
+    assert ended_properly(ask(model_of(server), QUESTION))

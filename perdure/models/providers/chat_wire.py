@@ -146,7 +146,8 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             ]
         wire |= sent.message
         if "content" in sent.message:  # parts of the content that are no text
-            wire["content"] = [*as_array(sent.message["content"]), {"type": "text", "text": message.content}]
+            text = [{"type": "text", "text": message.content}] if message.content else []
+            wire["content"] = [*as_array(sent.message["content"]), *text]
         yield wire
 
 
@@ -176,6 +177,7 @@ class ReplyAssembler:
         self.complete = False
         """Always false: the stream's own end follows the reply's, after the usage."""
         self._by_index: dict[int, ToolCallDraft] = {}
+        self._streams = False
         self._refused = False
         self._thoughts_in = ""
 
@@ -195,9 +197,12 @@ class ReplyAssembler:
                 continue
             usage = usage or choice.get("usage")
             draft.end(as_string(choice.get("finish_reason")))
-            delta = choice.get("delta") or choice.get("message")
-            if isinstance(delta, dict):
-                text += self._add(delta, is_whole="message" in choice)
+            delta, message = choice.get("delta"), choice.get("message")
+            if isinstance(delta, dict) and delta:
+                self._streams = True
+                text += self._add(delta, is_whole=False)
+            elif isinstance(message, dict) and not self._streams:  # after deltas, the reply is repeated as a whole
+                text += self._add(message, is_whole=True)
         if usage:
             draft.usage = _usage(as_object(usage)) or draft.usage
         return text
@@ -258,13 +263,13 @@ class ReplyAssembler:
         name = as_string(function.get("name"))
         given_id = as_string(fragment.get("id"))
         arguments = function.get("arguments")
-        call = self.draft.add_call() if is_whole else self._call_of(fragment.get("index"), given_id, name)
-        call.id = call.id or given_id
         piece = json.dumps(arguments) if isinstance(arguments, dict) else as_string(arguments)
+        call = self.draft.add_call() if is_whole else self._call_of(fragment.get("index"), given_id, name, piece)
+        call.id = call.id or given_id
         self.draft.extend_call(call, name=name if name != call.name else "", arguments=piece)
         self.draft.keep(call.members, {key: each for key, each in fragment.items() if key not in _READ_OF_CALLS})
 
-    def _call_of(self, index: object, given_id: str, name: str) -> ToolCallDraft:
+    def _call_of(self, index: object, given_id: str, name: str, piece: str) -> ToolCallDraft:
         """The call that a fragment belongs to: an earlier call or a new one.
 
         A fragment with an index begins a new call in three cases:
@@ -272,7 +277,8 @@ class ReplyAssembler:
         - The index is new.
         - The fragment has a name, and its id differs from the id of the call with this index. Some servers give every
           call the index 0.
-        - Neither has an id, and the last call's arguments are complete, or its name is that of another tool.
+        - The fragment has a name but no id. Its name is that of another tool, or it has arguments although those of
+          the call with this index are complete.
 
         A fragment without an index begins a new call in three cases:
 
@@ -286,7 +292,7 @@ class ReplyAssembler:
             if (
                 call is None
                 or (name and given_id and call.id and given_id != call.id)
-                or (name and not (given_id or call.id) and (call.is_complete or self._are_two_tools(call.name, name)))
+                or (name and not given_id and (self._are_two_tools(call.name, name) or (piece and call.is_complete)))
             ):
                 call = self._by_index[index] = self.draft.add_call()
             return call
@@ -313,7 +319,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage | None:
         usage.get("prompt_cache_hit_tokens"),
         usage.get("cached_tokens"),
     )
-    thought = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
-    return Usage(
-        read, written, next((each for each in map(as_count, cached) if each is not None), None), as_count(thought)
-    )
+    thought = as_count(as_object(usage.get("completion_tokens_details")).get("reasoning_tokens"))
+    if thought and usage.get("total_tokens") == read + written + thought:  # xAI counts thoughts separately
+        written += thought
+    return Usage(read, written, next((each for each in map(as_count, cached) if each is not None), None), thought)

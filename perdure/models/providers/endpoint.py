@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 
 from perdure.errors import MissingKey, SettingsError
+from perdure.models import endpoints
 from perdure.models.endpoints import ANTHROPIC, OPENAI, OWN_KINDS
 from perdure.models.providers.wire_names import NINE_CHARACTERS, IdForm
 from perdure.settings import EndpointSettings
@@ -84,6 +85,14 @@ class Endpoint:
     quirks: Quirks = NO_QUIRKS
 
     @property
+    def authorization(self) -> Mapping[str, str]:
+        """The headers with the key. Anthropic takes it in `x-api-key` only, and some servers of its protocol do not."""
+        bearer, own = {"Authorization": f"Bearer {self.key}"}, {"X-Api-Key": self.key}
+        if self.kind != ANTHROPIC:
+            return bearer
+        return own if self.base_url.startswith(VENDORS[ANTHROPIC]) else bearer | own
+
+    @property
     def identity(self) -> str:
         """The name under which opaque parts of this server's replies are stored.
 
@@ -135,15 +144,27 @@ def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
             f"{prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
             f"such as {vendor}"
         )
+    _check_key(key, f"{prefix}_API_KEY")
     headers = {name: os.environ[each] for each, name in _VENDOR_HEADERS.get(kind, {}).items() if os.environ.get(each)}
     return Endpoint(kind, base_url, key or _NO_KEY, kind=kind, headers=headers)
 
 
 def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
-    """The server of `PERDURE_ENDPOINTS__NAME__*`. `given.url` is set, as `Settings` requires."""
-    key = given.key.get_secret_value() if given.key is not None else _NO_KEY
+    """The server of `PERDURE_ENDPOINTS__NAME__*`. `given.url` is set, as `Settings` requires.
+
+    Raises:
+        SettingsError: the key has characters that no header can have.
+    """
+    key = (given.key.get_secret_value().strip() if given.key is not None else "") or _NO_KEY
+    _check_key(key, endpoints.variable(name, "KEY"))
     kind = given.kind if given.kind in OWN_KINDS else OPENAI
     return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind)
+
+
+def _check_key(key: str, variable: str) -> None:
+    # The HTTP library's error would quote the header, and so the key.
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError(f"{variable} has characters that are not accepted: accepted: printable ASCII characters")
 
 
 def _is_address(base_url: str) -> bool:
@@ -168,8 +189,10 @@ def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collec
 
     The options `required` are always sent. Returns `None` if the refusal names nothing that could be sent otherwise.
     """
-    if "length of 9" in said and not quirks.translates_own_ids:
-        return Adaptation(replace(quirks, ids=NINE_CHARACTERS, translates_own_ids=True), "the form of call ids")
+    needs_nine, is_long = "length of 9" in said, "too long" in said and ("].id" in said or "tool_call_id" in said)
+    if (needs_nine or is_long) and not quirks.translates_own_ids:
+        form = NINE_CHARACTERS if needs_nine else quirks.ids
+        return Adaptation(replace(quirks, ids=form, translates_own_ids=True), "the form of call ids")
     words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
     if "signature" in said and words & {"invalid", "corrupted"} and not quirks.forgets:  # of another account, perhaps
         return Adaptation(replace(quirks, forgets=True), "its own signatures", lasting=False)

@@ -118,6 +118,8 @@ _TOO_LONG_FOR_THE_SERVER = _Kind(
     ("exceeds the available context size", "exceeds the maximum context length"),
     frozenset({HTTPStatus.INTERNAL_SERVER_ERROR}),
 )
+_CALL_ID = compiled(r"tool_calls?\[[0-9]+\]\.id\b|\btool_call_id\b")
+"""In the message of an error, the id of a call: a string that is too long is no prompt that is too long."""
 _LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-9]{1,12})\b")
 """A rate limit of tokens in a message, and the size of the request. A larger request never succeeds."""
 
@@ -189,12 +191,14 @@ def failure_in(data: object, status: int | None = None, headers: Mapping[str, st
     """The failure that a server's JSON describes, in whatever form."""
     error: Any = data
     for _ in range(_DEEPEST_ERROR):
-        inner = error[0] if isinstance(error, list) and error else as_object(error).get("error")
+        told = as_object(error)
+        inner = error[0] if isinstance(error, list) and error else told.get("error") or as_array(told.get("errors"))
         if not inner:
             break
         error = inner
     told = as_object(error)
-    code, kind = told.get("code"), told.get("type") or told.get("status")
+    kind = told.get("type") or told.get("status")
+    code = told.get("code") or (told.get("status") if isinstance(told.get("status"), int) else None)
     message = "; ".join(_texts({key: told[key] for key in _TELLING if key in told} or error))
     named = str(code) if isinstance(code, str | int) and not isinstance(code, bool) else None
     return ProviderFailure(status, named, message, headers or {}, kind, as_string(told.get("param")))
@@ -205,7 +209,9 @@ def reports_failure(data: object) -> bool:
     if isinstance(data, list):
         return bool(data) and reports_failure(data[0])
     told = as_object(data)
-    return bool(told.get("error")) or told.get("object") == "error" or ("detail" in told and "choices" not in told)
+    if told.get("error") or told.get("object") == "error":
+        return True
+    return "choices" not in told and ("detail" in told or "errors" in told or isinstance(told.get("message"), str))
 
 
 def failure_of(status: int, body: bytes, headers: Mapping[str, str]) -> ProviderFailure:
@@ -239,7 +245,8 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
     if _FILTER.names(failure) or _AGAINST_POLICY.names(failure):
         return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
-    too_long = never_fits or _TOO_LONG.names(failure) or _TOO_LONG_FOR_THE_SERVER.names(failure)
+    is_too_long = _TOO_LONG.names(failure) and not _CALL_ID.search(failure.said)
+    too_long = never_fits or is_too_long or _TOO_LONG_FOR_THE_SERVER.names(failure)
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or too_long:
         return ContextTooLong("The conversation does not fit the model's context window.")
     if status is None:

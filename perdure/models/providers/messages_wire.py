@@ -244,6 +244,8 @@ class ReplyAssembler:
         self._blocks: list[Block] = []
         """The blocks in their order, as `_in_order` reads them."""
         self._kept: dict[object, Block] = {}
+        self._inputs: list[tuple[Block, ToolCallDraft]] = []
+        """The kept blocks, each with its input, which is streamed like that of a call."""
         self._usage: dict[str, int] = {}
 
     def feed(self, event: Mapping[str, Any]) -> str:
@@ -292,9 +294,9 @@ class ReplyAssembler:
         self.draft.overflowed = self.draft.stop_reason == _OVERFLOWED
         if self.draft.stop_reason == _REFUSED:
             self.draft.stop_reason = endings.CONTENT_FILTER
-        if self._kept:
-            for key, block in self._kept.items():
-                if whole := self._calls[key].whole_arguments():
+        if self._inputs:
+            for block, given in self._inputs:
+                if whole := given.whole_arguments():
                     block["input"] = _input(whole)
             self.draft.members["blocks"] = self._blocks
         return self.draft.finish()
@@ -305,6 +307,7 @@ class ReplyAssembler:
                 return self._add_text(as_string(block.get("text")))
             case "tool_use":
                 call = self._calls[key] = self.draft.add_call()
+                self._kept.pop(key, None)  # some servers give each block the same index
                 call.id = as_string(block.get("id"))
                 self.draft.extend_call(call, name=as_string(block.get("name")))
                 self.draft.keep(
@@ -316,9 +319,10 @@ class ReplyAssembler:
             case None:
                 pass
             case _:  # thinking, and the provider's own tools
-                self._calls[key] = ToolCallDraft()  # its input, which is streamed like a call's
-                self._kept[key] = dict(block)
-                self._blocks.append(self._kept[key])
+                kept, self._calls[key] = dict(block), ToolCallDraft()
+                self._kept[key] = kept
+                self._inputs.append((kept, self._calls[key]))
+                self._blocks.append(kept)
                 self.draft.add_thoughts(as_string(block.get("thinking")))
         return ""
 

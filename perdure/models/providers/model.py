@@ -35,8 +35,10 @@ from perdure.models.providers.transport import TRANSPORT_ERRORS, Connections, Re
 log = logging.getLogger(__name__)
 
 _MOST_ADAPTATIONS = 8
-_REFUSALS = frozenset({None, 400, 422})
+_REFUSALS = frozenset({None, 400, 404, 422})
 """The statuses with which servers refuse an option. `None`: an error under status 200."""
+_FAILURES = frozenset({500, 501})
+"""The statuses with which some servers, such as llama.cpp's, refuse an option as unsupported."""
 _QUOTED = 200
 _REQUEST_IDS = ("x-request-id", "request-id")
 _UNREADABLE = "The model's server sent something that cannot be read."
@@ -94,9 +96,11 @@ class Client:
             except Refusal as refusal:
                 raise exchange.log_failure(error_of(refusal.failure, self._clock), refusal.failure) from None
             except (InvalidResponse, ProviderError) as error:
+                call.check()
                 exchange.log_failure(error)
                 raise
             except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, or JSON nested too deeply
+                call.check()
                 raise exchange.log_failure(InvalidResponse(_UNREADABLE)) from error
 
     @contextmanager
@@ -113,7 +117,7 @@ class Client:
             Refusal: the response has another status.
         """
         sent = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "perdure"}
-        sent["Authorization"] = f"Bearer {self.endpoint.key}"
+        sent |= self.endpoint.authorization
         own = {name.title(): value for given in (self.endpoint.headers, headers or {}) for name, value in given.items()}
         raw = json.dumps(body, ensure_ascii=False).encode(errors="replace")
         with self._connections.post(path, raw, sent | own) as response:
@@ -160,11 +164,13 @@ class EndpointModel:
             return reply
 
     def _adaptation(self, quirks: Quirks, refusal: Refusal, body: Mapping[str, Any]) -> Adaptation | None:
-        error = error_of(refusal.failure, self._clock)
-        is_refusal = refusal.failure.status in _REFUSALS and isinstance(error, ProviderError) and not error.transient
-        if refusal.late or not is_refusal:
+        error, status, said = error_of(refusal.failure, self._clock), refusal.failure.status, refusal.failure.said
+        if refusal.late or not isinstance(error, ProviderError):
             return None
-        return adapted(quirks, refusal.failure.said, body, self._wire.REQUIRED)
+        is_refusal = status in _REFUSALS and not error.transient
+        if not is_refusal and not (status in _FAILURES and ("unsupported" in said or "not support" in said)):
+            return None
+        return adapted(quirks, said, body, self._wire.REQUIRED)
 
     def _ask(
         self, request: ModelRequest, body: Mapping[str, Any], quirks: Quirks, call: ModelCall, exchange: Exchange
@@ -185,6 +191,7 @@ class EndpointModel:
                 if assembler.complete:
                     break
         rest, reply = assembler.finish()
+        call.thought(assembler.draft.take_thoughts())
         call.delta(rest)
         return reply
 

@@ -15,7 +15,7 @@ from perdure.errors import ContextTooLong, InvalidResponse
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, ToolCall, Usage
 from perdure.models.providers.endpoint import Quirks
-from perdure.models.providers.json_values import as_object
+from perdure.models.providers.json_values import as_array, as_object
 from perdure.models.providers.wire_names import IdForm, WireNames, make_unique
 from perdure.models.thoughts import ThoughtTags
 from perdure.text import untrusted
@@ -48,10 +48,11 @@ class SentBefore:
         if opaque is None or quirks.forgets or not opaque.is_from(*origin):
             return cls()
         sent = cls(_left(opaque.parts.get("message"), quirks))
-        for call_id, members in as_object(opaque.parts.get("calls")).items():
-            sent.calls[call_id] = _left(members, quirks)
-            if (own := sent.calls[call_id].pop("id", None)) and not quirks.translates_own_ids:
-                sent.ids[call_id] = own
+        # By position, because a transcript gives calls other ids if they repeat within a turn.
+        for call, members in zip(message.tool_calls, as_array(opaque.parts.get("calls")), strict=False):
+            sent.calls[call.id] = _left(members, quirks)
+            if (own := sent.calls[call.id].pop("id", None)) and not quirks.translates_own_ids:
+                sent.ids[call.id] = own
         return sent
 
 
@@ -200,10 +201,10 @@ class ReplyDraft:
         if not self.stop_reason:
             raise InvalidResponse("The model's reply ended before it was finished.")
         thoughts, text = self._tags.rest()
-        self._thoughts.append(thoughts)
+        self._add_thoughts(thoughts)
         if self._tags.is_unopened and not self._text and not self.calls and endings.is_proper(self.stop_reason):
             # The model has answered without thinking, so that no closing tag came.
-            text, self._thoughts = "".join(self._thoughts), []
+            text, self._thoughts, self.fresh_thoughts = "".join(self._thoughts), [], ""
         rest = self._shown(text) + untrusted.storable(self._held_back)
         calls, opaque = self._finished_calls()
         reply = ModelReply(
@@ -241,18 +242,17 @@ class ReplyDraft:
     def _finished_calls(self) -> tuple[tuple[ToolCall, ...], Opaque | None]:
         used: set[str] = set()
         finished: list[ToolCall] = []
-        members: dict[str, Any] = {}
+        members: list[dict[str, Any]] = []
         for number, call in enumerate(self.calls, start=1):
             call_id = make_unique(untrusted.storable(call.id) or f"call_{number}", used)
             name, arguments = self._names.from_wire(call.name), call.whole_arguments()
             finished.append(ToolCall(call_id, untrusted.storable(name), untrusted.storable(arguments)))
             if call.id and not (call.id == call_id and self._ids.accepts(call_id)):
                 call.members["id"] = call.id
-            if call.members:
-                members[call_id] = call.members
+            members.append(call.members)
         parts = {
             **({"message": self.members} if self.members else {}),
-            **({"calls": members} if members else {}),
+            **({"calls": members} if any(members) else {}),
         }
         return tuple(finished), Opaque(*self._origin, _storable(parts)) if parts else None
 
