@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Executor, Statement
+from perdure.database.engine import Executor, Statement, as_json
 from perdure.errors import ContentFiltered, ContextTooLong, loggable
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
@@ -93,9 +93,13 @@ class Entry:
 
     @property
     def token_count(self) -> int:
-        """A conservative estimate of the number of tokens: one token for every three bytes of UTF-8."""
+        """A conservative estimate of the number of tokens: one token for every three bytes of UTF-8.
+
+        Counts what is sent back to the provider, too.
+        """
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
-        return (len(self.content.encode()) + calls) // 3 + 4
+        opaque = 0 if self.opaque is None else len(as_json(self.opaque.parts))
+        return (len(self.content.encode()) + calls + opaque) // 3 + 4
 
     def message(self) -> Message:
         return Message(self.role, self.content, self.tool_calls, self.tool_call_id, self.opaque)

@@ -608,6 +608,26 @@ def test_several_options_and_members_may_be_refused(server: OpenAIServer) -> Non
 
 
 @pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("max_tokens is too large: 999999.", {"max_tokens": 999_999}),
+        ("temperature must be between 0 and 1", {"temperature": 1.5}),
+        ("Thinking may not be enabled when tool_choice forces a tool.", {"tool_choice": "required"}),
+        ("Requests must stop within your quota.", {"stop_sequences": ["x"]}),
+    ],
+)
+def test_an_option_whose_value_is_refused_is_not_left_out(
+    server: OpenAIServer, message: str, settings: dict[str, Any]
+) -> None:
+    """Without a limit of tokens, later calls would cost more than their agent allows. The turn fails instead."""
+    server.script(Status(400, message=message), Answer("Yes."))
+    tool = ToolSchema("f", "", {"type": "object"})
+    with pytest.raises(ProviderError):
+        model_of(server).respond(ModelRequest((QUESTION,), (tool,), settings), new_call())
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
     ("sent", "other"), [("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")]
 )
 def test_the_limit_of_tokens_has_two_names(server: OpenAIServer, sent: str, other: str) -> None:

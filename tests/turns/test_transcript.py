@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Opaque, Role, ToolCall, Usage
 from perdure.models.providers.chat_wire import request_body
 from perdure.text.untrusted import storable
 from perdure.turns.prompt.build import Prompt
@@ -132,3 +132,10 @@ def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[Model
     transcript = Transcript(present, entries)
     assert transcript.steps == len(given_replies)
     assert transcript.usage == sum((each.usage or Usage() for each in given_replies), Usage())
+
+
+def test_what_a_provider_gets_back_counts_as_tokens() -> None:
+    """Thoughts that are sent back take room in the prompt, although nobody sees them."""
+    bare = said(UUID(int=1), ModelReply("Yes."))
+    thought = said(UUID(int=1), ModelReply("Yes.", opaque=Opaque("x", "y", {"reasoning_content": "hm " * 1_000})))
+    assert thought.token_count > bare.token_count + 900

@@ -184,6 +184,15 @@ class Adaptation:
     lasting: bool = True
 
 
+_UNSUPPORTED = (
+    "support", "permitted", "allowed", "recogni", "unknown", "unexpected", "extra", "additional", "invalid parameter",
+    "invalid argument", "cannot find", "not implemented", "deprecated", "not available", "forbidden",
+)  # fmt: skip
+"""Parts of messages that refuse an option itself, and not only its value."""
+_UNREQUESTED = frozenset({"stream_options", "response_format", "output_config"})
+"""The options that perdure adds to those that agents set."""
+
+
 def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]) -> Adaptation | None:
     """How `body` can be sent to a server that refused it with the texts `said`, in lower case.
 
@@ -204,6 +213,8 @@ def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collec
                 return Adaptation(joined, f"replies without {name}")
     words |= {whole for part, whole in _PARTS_OF_OPTIONS.items() if part in words}
     refused = sorted(words & _names_in(body) - set(required))
+    if not any(each in said for each in _UNSUPPORTED):  # perhaps only a value was refused, such as a limit of tokens
+        refused = [each for each in refused if each not in body or each in _UNREQUESTED]
     if not refused:
         return None
     renames = {
