@@ -212,9 +212,7 @@ def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collec
             if name in words and (joined := _joined(quirks, filled)) != quirks:
                 return Adaptation(joined, f"replies without {name}")
     words |= {whole for part, whole in _PARTS_OF_OPTIONS.items() if part in words}
-    refused = sorted(words & _names_in(body) - set(required))
-    if not any(each in said for each in _UNSUPPORTED):  # perhaps only a value was refused, such as a limit of tokens
-        refused = [each for each in refused if each not in body or each in _UNREQUESTED]
+    refused = sorted(words & _refusable(said, body) - set(required))
     if not refused:
         return None
     renames = {
@@ -239,8 +237,12 @@ def _joined(quirks: Quirks, more: Quirks) -> Quirks:
     )
 
 
-def _names_in(body: Mapping[str, Any]) -> set[str]:
-    """The names of the options in `body`, and of the members of its messages and calls that may be left out."""
+def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:
+    """The names of the options in `body`, and of the members of its messages and calls that may be left out.
+
+    Without a word such as "unsupported", perhaps only an option's value was refused, such as a limit of tokens.
+    """
     parts: list[Mapping[str, Any]] = list(body["messages"])
     parts += [call for message in body["messages"] for call in message.get("tool_calls", ())]
-    return set(body) | {name for part in parts for name in part if name not in _MEMBERS}
+    options = set(body) if any(each in said for each in _UNSUPPORTED) else _UNREQUESTED & set(body)
+    return options | {name for part in parts for name in part if name not in _MEMBERS}
