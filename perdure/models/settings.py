@@ -7,7 +7,7 @@ program starts: against the types here, and against what the model's protocol ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, create_model
@@ -122,17 +122,21 @@ def check_support(given: Mapping[str, Any], model: Model, owner: str) -> None:
 
 
 def of_call(
-    defaults: Mapping[str, Any], own: Mapping[str, Any], *, has_tools: bool, has_results: bool
+    defaults: Mapping[str, Any], own: Mapping[str, Any], *, tools: Collection[str], has_results: bool
 ) -> dict[str, Any]:
     """The settings of one call in a turn: the agent's `own`, and the defaults that they do not replace.
 
     A `tool_choice` that requires a call applies until the turn has the results of calls (`has_results`): the model
-    would call tools endlessly. A prompt without tools has no settings about tools, which providers refuse.
+    would call tools endlessly. A prompt without tools has no settings about tools, which providers refuse. Of the tools
+    that `tool_choice` names, those that are not among the prompt's `tools` are left out.
     """
     chosen = {**defaults, **own}
-    if has_results and chosen.get("tool_choice") not in ("none", "auto"):
-        chosen.pop("tool_choice", None)
-    return chosen if has_tools else without_tools(chosen)
+    choice = chosen.pop("tool_choice", None)
+    if isinstance(choice, list | tuple):
+        choice = [name for name in choice if name in tools]
+    if choice and (choice in ("none", "auto") or not has_results):
+        chosen["tool_choice"] = choice
+    return chosen if tools else without_tools(chosen)
 
 
 def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_each_model_of_a_process_has_these_defaults(monkeypatch: pytest.MonkeyPa
 def test_a_required_call_is_required_once(choice: Any, has_results: bool, sent: Any) -> None:
     """After the first results, a call is not required any more: the model would call tools endlessly."""
     made = model_settings.of_call(
-        {"tool_choice": "none", "seed": 1}, {"tool_choice": choice}, has_tools=True, has_results=has_results
+        {"tool_choice": "none", "seed": 1}, {"tool_choice": choice}, tools={"weather"}, has_results=has_results
     )
     assert (made.get("tool_choice"), made["seed"]) == (sent, 1)
 
@@ -225,7 +225,7 @@ def test_a_required_call_is_required_once(choice: Any, has_results: bool, sent: 
 def test_a_prompt_without_tools_has_no_settings_about_tools() -> None:
     """Providers refuse `tool_choice` without tools."""
     given = {"tool_choice": "auto", "parallel_tool_calls": False, "seed": 1}
-    assert model_settings.of_call({}, given, has_tools=False, has_results=False) == {"seed": 1}
+    assert model_settings.of_call({}, given, tools=(), has_results=False) == {"seed": 1}
 
 
 @pytest.mark.parametrize("headers", [{"Authorization": "Bearer secret\n"}, {"X": "s\u00e9cret"}, {"X Y": "secret"}])

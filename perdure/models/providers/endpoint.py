@@ -244,5 +244,5 @@ def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:
     """
     parts: list[Mapping[str, Any]] = list(body["messages"])
     parts += [call for message in body["messages"] for call in message.get("tool_calls", ())]
-    options = set(body) if any(each in said for each in _UNSUPPORTED) else _UNREQUESTED & set(body)
+    options = set(body) if any(each in said for each in _UNSUPPORTED) else set(body) & _UNREQUESTED
     return options | {name for part in parts for name in part if name not in _MEMBERS}

@@ -104,7 +104,7 @@ class ModelCaller:
         self._report(tools)
         settings = of_call(
             self._runtime.settings.model_settings, self._agent.settings,
-            has_tools=bool(tools.sent), has_results=any(entry.role is Role.TOOL for entry in present),
+            tools={each.name for each in tools.sent}, has_results=any(entry.role is Role.TOOL for entry in present),
         )  # fmt: skip
         return ModelRequest(self._prompt.messages(self._transcript), tools.sent, settings)
 

@@ -188,6 +188,14 @@ def test_a_required_call_is_required_until_there_are_results(harness: Harness) -
     assert [each.settings.get("tool_choice") for each in harness.model.requests] == ["required", None] * 2
 
 
+@pytest.mark.parametrize(("chosen", "sent"), [(["gone", "tool_1"], ["tool_1"]), (["gone"], None)])
+def test_a_tool_that_the_agent_lacks_is_not_required(harness: Harness, chosen: Any, sent: Any) -> None:
+    """Providers refuse to require a tool that the prompt does not define, such as one that an MCP server removed."""
+    harness.equip(numbered(1), settings={"tool_choice": chosen})
+    harness.ask()
+    assert harness.model.requests[0].settings.get("tool_choice") == sent
+
+
 def test_without_tools_no_call_is_required(harness: Harness) -> None:
     """A prompt without tools has no settings about tools, which providers refuse."""
     harness.agents = Agents([Agent("assistant", "You help.", settings={"tool_choice": "required", "seed": 1})])
