@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import httpx2
 from pydantic_ai.messages import (
     ModelResponse,
     ModelResponsePart,
@@ -104,11 +105,11 @@ class AdaptedModel:
         self._create = create
         self._clock = clock
         self._thinks = thinks
-        self._sender = _sender_of(name)
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vendor = create()
+        self._sender = _sender_of(name, self._vendor.model)
         self._close = weakref.finalize(self, self._vendor.close)
 
     @property
@@ -171,9 +172,11 @@ class AdaptedModel:
             return self._vendor.model
 
 
-def _sender_of(name: str) -> Sender:
+def _sender_of(name: str, made: PydanticModel) -> Sender:
+    """The sender has the server's host: the environment may direct one name to different servers."""
     endpoint, _, model = name.partition(":")
-    return Sender(endpoint, family(model))
+    host = httpx2.URL(made.base_url).netloc.decode() if made.base_url else ""
+    return Sender(f"{endpoint}@{host}" if host else endpoint, family(model))
 
 
 def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -> ModelRequestParameters:

@@ -119,6 +119,18 @@ def test_a_signature_goes_to_no_other_model(gemini: GeminiServer, model: Adapted
     google.close()
 
 
+def test_a_signature_goes_to_no_other_server(gemini: GeminiServer) -> None:
+    """The environment may direct the vendor's name to another server, which must not get what the first one sent."""
+    google = adapted("google", gemini.base_url)
+    reply = ask(google, QUESTION)
+    google.close()
+    with GeminiServer() as second:
+        other = adapted("google", second.base_url)
+        ask(other, QUESTION, *answered(reply))
+        assert signature_of("call_1") not in json.dumps(second.requests[0])
+        other.close()
+
+
 def test_a_signature_goes_to_no_other_model_of_the_vendor(gemini: GeminiServer) -> None:
     """Signatures of one model are not those of another, even if both are called Gemini."""
     gemini.script(Answer("Let me see.", calls=[Call("calculator", '{"expression": "12*7+5"}', "call_1")]))
@@ -551,7 +563,8 @@ def test_an_endpoint_is_a_provider_of_its_own(server: OpenAIServer) -> None:
     opaque = ask(model, STATEMENT).opaque
     assert model.name == "vllm-a:qwen"
     assert opaque is not None
-    assert (opaque.endpoint, opaque.family) == ("vllm-a", "qwen")
+    host = server.base_url.removeprefix("http://").partition("/")[0]
+    assert (opaque.endpoint, opaque.family) == (f"vllm-a@{host}", "qwen")
     stored: list[Mapping[str, Any]] = json.loads(opaque.parts[PART])
     assert stored[0]["provider_name"] == "vllm-a"
     model.close()
