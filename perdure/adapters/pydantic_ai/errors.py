@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic_ai import exceptions
 
@@ -26,6 +26,16 @@ def of_model(error: BaseException) -> PerdureError | None:
     if found is not None and found is not error:
         found.__cause__ = error
     return found
+
+
+def as_raised(error: Exception) -> Exception:
+    """The error that pydantic-ai raised, if `of_model` made `error` of it; else `error`."""
+    cause = error.__cause__
+    return cause if isinstance(error, PerdureError) and _is_foreign(cause) else error
+
+
+def _is_foreign(error: BaseException | None) -> TypeGuard[Exception]:
+    return isinstance(error, Exception) and not isinstance(error, PerdureError) and _of_model(error) is not None
 
 
 def of_run(error: BaseException) -> PerdureError | None:

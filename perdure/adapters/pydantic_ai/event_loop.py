@@ -25,6 +25,10 @@ _ENDING_S = 2.0
 """Seconds for a cancelled coroutine to end. A coroutine that does not end runs on, detached from the turn."""
 
 
+class Aborted(Exception):
+    """A coroutine was cancelled by other code than perdure's, or raised an error that ends a process."""
+
+
 class Running(Generic[T]):
     """A coroutine on the loop, in the context `context`. `ended` is called on the loop when it has ended."""
 
@@ -52,7 +56,8 @@ class Running(Generic[T]):
         """The result of the coroutine, which has ended.
 
         Raises:
-            BaseException: the coroutine's error; `asyncio.CancelledError` if it was cancelled.
+            asyncio.CancelledError: the coroutine was cancelled.
+            Exception: the coroutine's error.
         """
         return self._result.result(0)
 
@@ -71,7 +76,8 @@ class Running(Generic[T]):
         if task.cancelled():
             self._result.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
-            self._result.set_exception(error)
+            # `SystemExit` must not end this process, or this thread, for a coroutine that raised it.
+            self._result.set_exception(error if isinstance(error, Exception) else Aborted(type(error).__name__))
         else:
             self._result.set_result(task.result())
         self._ended()
@@ -94,7 +100,8 @@ class TurnThread:
 
         Raises:
             LeaseLost: another worker has the session.
-            BaseException: the error of `work` or of a job.
+            Aborted: `work` was cancelled, or raised an error that ends a process.
+            Exception: the error of `work` or of a job.
         """
         running = Running(work, ended=lambda: self._jobs.put(None))
         try:
@@ -108,7 +115,10 @@ class TurnThread:
                         return None
                     continue
                 if given is None:
-                    return running.result()
+                    try:
+                        return running.result()
+                    except asyncio.CancelledError as error:
+                        raise Aborted("CancelledError") from error
                 job, answer = given
                 found = job()
                 running_loop().call_soon_threadsafe(_answer, answer, found)

@@ -12,7 +12,7 @@ decisions in the ledger.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -25,7 +25,7 @@ from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
-from perdure.adapters.pydantic_ai.messages import Unreadable
+from perdure.adapters.pydantic_ai.messages import Unreadable, storable_json
 from perdure.agents import Agent
 from perdure.database.engine import as_json
 from perdure.errors import PerdureError, loggable
@@ -46,6 +46,7 @@ from perdure.turns.transcript import Entry
 log = logging.getLogger(__name__)
 
 _WAITS = frozenset({"approval_required", "call_deferred"})
+_NOT_RUN = "Error: this call was not run."
 _DONE = frozenset({"tool_return", "tool_content_result"})
 
 
@@ -102,6 +103,12 @@ class Calls:
         """The positions of calls whose intents this process has just committed, and that have not begun."""
         self._repeated: set[int] = set()
         self._statuses: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
+        """The results that tools returned. A processor of the history may drop those that the model was to receive."""
+        self._lost: dict[int, str] = {}
+        """The results of calls of tools that this worker lacks."""
+        self._until = 0.0
+        """The monotonic time by which the calls that have begun end."""
 
     def committed(self, at: float | None) -> None:
         """The intents were committed by a statement sent at the monotonic time `at`; `None`: some time ago.
@@ -127,12 +134,31 @@ class Calls:
         """The text of each call, and the results for the rows. `texts` has what pydantic-ai tells the model."""
         shown, results = [], []
         for name, position in self._positions.items():
-            status, text = texts.get(name, ("failed", "Error: this call was not run."))
+            status, text = texts.get(name, ("failed", self._texts.get(position, _NOT_RUN)))
+            text = self._lost.get(position, text)
             shown.append(text)
             known = self._rows.get(position) or self._planned.get(position)
             if known is not None:
                 results.append(Result(position, self._statuses.get(position, status), text, known.effect_id))
         return shown, results
+
+    def lacks(self, tools: Collection[str]) -> str | None:
+        """The name of a tool that another worker called and that is not among `tools`; `None` if there is none.
+
+        pydantic-ai tells the model that there is no such tool. The rows say what is known of the call.
+        """
+        missing = [
+            position
+            for position, row in self._rows.items()
+            if row.approver is None
+            and position not in self._statuses
+            and self._planned[position].call.name not in tools
+        ]
+        for position in missing:
+            row = self._rows[position]
+            self._statuses[position] = "unknown" if row.status == "intended" else row.status
+            self._lost[position] = UNKNOWN_OUTCOME if row.status == "intended" else row.result or ""
+        return self._planned[missing[0]].call.name if missing else None
 
     def begin(self, name: str, definition: ToolDefinition | None, *, approved: bool) -> Begin | Recorded:
         """Begin the call that pydantic-ai knows as `name`, or return its result. `approved`: a person approved it.
@@ -143,7 +169,9 @@ class Calls:
             Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
-        planned, row = self._planned[position], self._rows.get(position)
+        planned, row = self._planned.get(position), self._rows.get(position)
+        if planned is None:  # no intent: the agent of the worker that committed the reply had no such tool
+            return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
         if definition is not None and planned.tool is None:
             tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
             self._planned[position] = planned = replace(planned, tool=tool)
@@ -182,9 +210,10 @@ class Calls:
         if kind in _WAITS:
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
+        found = storable_json(payload.get("result") if status == "done" else payload.get("message"))
+        self._texts[position] = text = found if isinstance(found, str) else as_json(found)
         if len(self._positions) > 1:
-            text = payload.get("result") if status == "done" else payload.get("message")
-            self._record(position, status, text if isinstance(text, str) else as_json(text), payload)
+            self._record(position, status, text, payload)
 
     def failed(self, position: int, error: BaseException) -> None:
         """Record that the tool raised an error, which ends the run."""
@@ -218,6 +247,12 @@ class Calls:
         """Record the results of the last round, which the settlement of the turn does not write."""
         for result in results:
             self._record(result.position, result.status, result.text, None)
+
+    def close_unbegun(self) -> None:
+        """Record that calls did not run whose intents were committed, because the run ended before they began."""
+        for position in self._fresh:
+            self._record(position, "failed", "this call was not run.", None)
+        self._fresh = set()
 
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
@@ -297,7 +332,8 @@ class Calls:
         if not self._tenure.still_valid() or now >= self._ledger.until(planned):
             self._ledger.extend(planned)
         left_s = self._ledger.until(planned) - now
-        self._tenure.step_within(left_s)
+        self._until = max(self._until, now + left_s)  # of the calls that run side by side, the longest
+        self._tenure.step_within(self._until - now)
         return Begin(planned.position, planned.effect_id, left_s)
 
     def _decided(self, position: int, effect: Effect, message: str | None = None) -> Begin | Recorded:
@@ -324,7 +360,7 @@ class Calls:
                     "effect_id": self._planned[position].effect_id,
                     "status": status,
                     "result": storable(text),
-                    "payload": None if payload is None else as_json(payload),
+                    "payload": None if payload is None else as_json(storable_json(payload)),
                 },
             )
         except PerdureError as error:

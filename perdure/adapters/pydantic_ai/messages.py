@@ -14,6 +14,7 @@ These names are stored data: a test pins them. Instructions are not stored, beca
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -82,7 +83,7 @@ def rendered(turn_id: UUID, text: str) -> Entry:
 
 def as_json(output: Any) -> Any:
     """An output as JSON values that PostgreSQL stores."""
-    return _storable(to_jsonable_python(output, serialize_unknown=True))
+    return storable_json(to_jsonable_python(output, bytes_mode="base64", serialize_unknown=True))
 
 
 def as_text(data: Any) -> str:
@@ -109,6 +110,13 @@ def last_requests(messages: Sequence[ModelMessage]) -> list[ModelRequest]:
             break
         found.insert(0, each)
     return found
+
+
+def calls_done(entries: Sequence[Entry]) -> int:
+    """How many calls of a turn's closed rounds pydantic-ai counts: those that returned a result."""
+    requests = [message for entry in entries for message in _stored(entry, REQUESTS, is_strict=False)]
+    parts = [part for message in requests if isinstance(message, ModelRequest) for part in message.parts]
+    return sum(isinstance(part, ToolReturnPart) and part.outcome == "success" for part in parts)
 
 
 def result_texts(requests: Sequence[ModelRequest]) -> dict[str, tuple[str, str]]:
@@ -196,20 +204,17 @@ def _without_instructions(message: ModelMessage) -> ModelMessage:
 
 
 def _opaque(parts: dict[str, Any]) -> Opaque:
-    return Opaque(ENDPOINT, __version__, _storable(parts))
+    return Opaque(ENDPOINT, __version__, storable_json(parts))
 
 
-def _storable(value: Any) -> Any:
-    """`value` with text that PostgreSQL stores."""
-    text = json.dumps(value)
-    return value if "\\u0000" not in text and "\\ud" not in text else _with_storable_text(value)
-
-
-def _with_storable_text(value: Any) -> Any:
+def storable_json(value: Any) -> Any:
+    """The JSON values of `value` as PostgreSQL stores them: without NUL, lone surrogates, NaN and infinities."""
     if isinstance(value, str):
         return storable(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, list):
-        return [_with_storable_text(each) for each in value]
+        return [storable_json(each) for each in value]
     if isinstance(value, dict):
-        return {storable(name): _with_storable_text(each) for name, each in value.items()}
+        return {storable(name): storable_json(each) for name, each in value.items()}
     return value

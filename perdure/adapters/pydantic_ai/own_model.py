@@ -6,11 +6,11 @@ This class makes the prompt of pydantic-ai's messages, and a response of the rep
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import anyio.to_thread
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -69,7 +69,7 @@ class OwnModel(Model[Any]):
         """Reply to a prompt that no turn sends: that of an agent which a tool runs with its own model."""
         request = self.prompt(messages, model_settings, model_request_parameters)
         call = ModelCall(self._clock, self._timeout_s)
-        return self.response(await asyncio.to_thread(self.own.respond, request, call))
+        return self.response(await anyio.to_thread.run_sync(self.own.respond, request, call))
 
     def prompt(
         self, messages: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters

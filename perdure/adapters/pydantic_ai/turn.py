@@ -22,12 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.run import AgentRunResult
@@ -37,7 +39,7 @@ from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
-from perdure.adapters.pydantic_ai.event_loop import Running, TurnThread
+from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, Durability, current
@@ -149,10 +151,15 @@ class AdaptedTurn:
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
         outcome = self._before_first_step() or self._why_stop() or self._perform()
         if isinstance(outcome, Ending):
+            self._close_unbegun()
             outcome = self._hooks.after(outcome)
             if isinstance(outcome, Failed):
                 self._events.rewind()
         return outcome
+
+    def _close_unbegun(self) -> None:
+        if self._calls is not None:  # the run ended in the middle of a round
+            self._calls.close_unbegun()
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -223,6 +230,8 @@ class AdaptedTurn:
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
+        if isinstance(error, Aborted) and (why := self._why_stop()) is not None:
+            return why
         found = errors.of_run(error)
         if found is None:
             raise error
@@ -255,7 +264,7 @@ class AdaptedTurn:
         factory = self._agent.deps
         if factory is None:
             return None
-        found = await asyncio.to_thread(factory, self._started())
+        found = await anyio.to_thread.run_sync(factory, self._started())
         return await found if asyncio.iscoroutine(found) else found
 
     async def request_model(
@@ -300,7 +309,7 @@ class AdaptedTurn:
         """Run the tool once, for at most the time that is left for the call."""
         position = begun.position
         running.set(begun.effect_id)
-        task = asyncio.ensure_future(body())
+        task = asyncio.ensure_future(_contained(body))
         running.set(None)
         try:
             await asyncio.wait({task}, timeout=begun.left_s)
@@ -316,10 +325,12 @@ class AdaptedTurn:
         except OutcomeUnknown as error:
             message = error.message
             return await self._thread.do(lambda: calls.overdue(position, running=False, message=message))
-        except Exception as error:
-            self._tool_error = failure = error
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (raised again)
+            # A tool may await what was cancelled: its error then is no cancellation of the run.
+            failure = error if isinstance(error, Exception) else ToolError("CancelledError: the tool was aborted.")
+            self._tool_error = failure
             await self._thread.do(lambda: calls.failed(position, failure))
-            raise
+            raise failure from error.__cause__
         await self._thread.do(lambda: calls.finish(position, payload))
         return Recorded(payload)
 
@@ -346,7 +357,7 @@ class AdaptedTurn:
         context: RunContext[Any],
     ) -> Any:
         """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
-        self._commit_round(context.messages)
+        self._commit_round(context.messages, parameters)
         if (why := self._why_stop()) is not None:
             raise _Stopped(why)
         try:
@@ -354,7 +365,7 @@ class AdaptedTurn:
         except CallAborted:
             raise
         except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
-            return error.__cause__ if isinstance(error.__cause__, Exception) else error
+            return errors.as_raised(error)
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
@@ -402,7 +413,8 @@ class AdaptedTurn:
         self._body = body = start()
         try:
             with part.aborting(body.cancel):
-                body.wait()
+                while not body.wait(part.remaining()):
+                    pass
                 return body.result()
         except asyncio.CancelledError as error:
             part.check()
@@ -418,8 +430,11 @@ class AdaptedTurn:
         finally:
             self._call, self._body = None, None
 
-    def _commit_round(self, known: Sequence[ModelMessage]) -> None:
+    def _commit_round(self, known: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
         """Commit the results of the open calls, or the reply that the agent rejected."""
+        lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
+        if lacking is not None and not self._tenure.overdue:
+            raise _Stopped(Lacking(f"the tool {lacking!r} of the agent {self._agent.name!r}"))
         entries, results = self._round(messages.last_requests(known))
         if entries:
             self._commit(Step([*self.transcript.uncommitted, *entries], results=results))
@@ -568,10 +583,10 @@ class AdaptedTurn:
 
     def _usage(self) -> RunUsage:
         """The usage of the turn so far, so that limits of usage count it."""
-        used, steps = self.transcript.usage, self.transcript.steps
-        if used is None:
-            return RunUsage(requests=steps)
-        return RunUsage(requests=steps, input_tokens=used.input_tokens, output_tokens=used.output_tokens)
+        found = RunUsage(requests=self.transcript.steps, tool_calls=messages.calls_done(self.transcript.present))
+        if (used := self.transcript.usage) is not None:
+            found.input_tokens, found.output_tokens = used.input_tokens, used.output_tokens
+        return found
 
     def _started(self) -> TurnStarted:
         return self._hooks.seen()
@@ -586,7 +601,11 @@ def _streams(model: Model | str) -> bool:
     if isinstance(model, str):
         return True
     bare = _unwrapped(model)
-    return not isinstance(bare, FunctionModel) or bare.stream_function is not None
+    if isinstance(bare, FallbackModel):
+        return all(map(_streams, bare.models))
+    if isinstance(bare, FunctionModel):
+        return bare.stream_function is not None
+    return getattr(type(bare), "request_stream", None) is not Model.request_stream
 
 
 def _unwrapped(model: object) -> object:
@@ -603,6 +622,18 @@ def _without_retries(context: RunContext[Any]) -> ModelSettings:
     return ModelSettings()
 
 
+async def _contained(body: Body) -> Any:
+    """Run a tool. An error that would end the event loop becomes one of the tool.
+
+    Raises:
+        ToolError: the tool exits the process.
+    """
+    try:
+        return await body()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise ToolError(f"{type(error).__name__}: the tool was aborted.") from error
+
+
 def _forget(task: asyncio.Future[Any]) -> None:
-    with suppress(BaseException):
+    with suppress(Exception, asyncio.CancelledError):
         task.result()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import count
 from typing import Any, Protocol, cast
 
 from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, WrapperToolset
@@ -47,6 +48,8 @@ from pydantic_ai.toolsets.external import ExternalToolset
 from perdure.models.endings import is_proper
 
 Body = Callable[[], Awaitable[Any]]
+
+_numbers = count()
 
 CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
 
@@ -138,9 +141,9 @@ class Durability(BaseDurabilityCapability[Any]):
             self._models_by_id = dict(self._extra_models)
 
     def _wrap_and_register_leaf(self, ts: AbstractToolset[Any]) -> AbstractToolset[Any]:
-        # The ledger knows a call by its reply and its id, so any name that is the same in each process will do.
+        # The ledger knows a call by its reply and its id. Agents may share a toolset: its name is unique in a process.
         if ts._explicit_id is None and hasattr(ts, "_id"):  # noqa: SLF001 (the interface names no other way)
-            ts._id = f"<{type(ts).__name__} {len(self._toolsets_by_id)}>"  # noqa: SLF001 (the same)
+            ts._id = f"<{type(ts).__name__} {next(_numbers)}>"  # noqa: SLF001 (the same)
             if hasattr(ts, "_id_explicit"):
                 ts._id_explicit = True  # noqa: SLF001 (the same)
         return super()._wrap_and_register_leaf(ts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,6 +23,8 @@ from weakref import WeakSet
 import anyio.to_thread
 
 from perdure.models.protocol import CallAborted, ModelCall
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -147,9 +150,20 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_until_complete(_raise_limit_of_threads())
     try:
-        loop.run_forever()
+        while not _ran_to_its_end(loop):
+            pass
     finally:
         loop.close()
+
+
+def _ran_to_its_end(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt) as error:
+        # asyncio raises it out of the loop when a task ends with it. The task has it as its error, too.
+        log.exception("work on the event loop raised %s: all other work goes on", type(error).__name__)
+        return False
+    return True
 
 
 class Resource(Protocol):

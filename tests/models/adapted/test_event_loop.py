@@ -200,3 +200,17 @@ def test_close_ends_the_work_and_the_thread() -> None:
     assert cancelled.is_set()
     assert loop.is_closed()
     assert run(where, call())
+
+
+def test_work_that_exits_ends_no_other_work() -> None:
+    """Asyncio raises `SystemExit` out of the loop, which then goes on."""
+
+    async def leave(_: WaitingThread) -> None:
+        raise SystemExit
+
+    async def answer(_: WaitingThread) -> str:
+        return "hi"
+
+    with pytest.raises(SystemExit):
+        run(leave, call())
+    assert run(answer, call()) == "hi"
