@@ -148,7 +148,8 @@ async def _raise_limit_of_threads() -> None:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(_raise_limit_of_threads())
+    first = loop.create_task(_raise_limit_of_threads())  # not `run_until_complete`: work may exit from the first moment
+    first.add_done_callback(asyncio.Task.result)
     try:
         while not _ran_to_its_end(loop):
             pass

@@ -211,6 +211,8 @@ def test_work_that_exits_ends_no_other_work() -> None:
     async def answer(_: WaitingThread) -> str:
         return "hi"
 
-    with pytest.raises(SystemExit):
-        run(leave, call())
-    assert run(answer, call()) == "hi"
+    event_loop.close()  # so that the work is the first of a loop
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            run(leave, call())
+        assert run(answer, call()) == "hi"
