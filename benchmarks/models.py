@@ -41,9 +41,9 @@ from perdure.settings import Settings
 
 NAME = "models"
 
-_ROUNDS = 5
+_ROUNDS = 3
 _MANY = 100
-_REPLIES = {(PACKET, 1): 100, (PACKET, _MANY): 300, (APART, 1): 20, (APART, _MANY): 300}
+_REPLIES = {(PACKET, 1): 40, (PACKET, _MANY): 200, (APART, 1): 10, (APART, _MANY): 200}
 """The replies in one sample, by the way in which deltas arrive and the number of concurrent replies."""
 _PACES = {PACKET: "one packet", APART: f"every {INTERVAL_S * 1000:g} ms"}
 _TIMEOUT_S = 60.0
