@@ -199,7 +199,8 @@ class EndpointModel:
             whole = _unstreamed(body)
             try:
                 return self._ask(request, whole, quirks, call, exchange)
-            except httpcore2.RemoteProtocolError:  # the server may close the kept connection only now
+            except (httpcore2.RemoteProtocolError, httpcore2.NetworkError):
+                # The server closes the kept connection at about this time. The next request has a new one.
                 return self._ask(request, whole, quirks, call, exchange)
         rest, reply = assembler.finish()
         call.thought(assembler.draft.take_thoughts())
