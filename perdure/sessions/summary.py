@@ -35,7 +35,7 @@ _SCHEMA = {
     "required": ["summary", "key_topics"],
     "additionalProperties": False,
 }
-_HALVINGS = 2
+_HALVINGS = 5
 _SHORTEST_TOPIC = 4
 _MESSAGE_CHARS = 4_000
 _EXTRACT_LINES = 6
@@ -57,7 +57,8 @@ class Summary:
 def summarise(model: Model, call: ModelCall, conversation: Sequence[Message]) -> Summary:
     """Ask `model` for a summary. If the reply has no JSON object with a summary, the whole reply becomes the summary.
 
-    If the conversation is too long for the model, `summarise` asks again with half of it, and then with a quarter.
+    If the conversation is too long for the model, `summarise` asks again with its newest half, then with half of that,
+    up to `_HALVINGS` times.
 
     Raises:
         IncompleteReply: the reply is the beginning of a JSON object.

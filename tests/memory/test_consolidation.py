@@ -14,7 +14,7 @@ import pytest
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Moment
-from perdure.errors import CircuitBreakerOpen, ContentFiltered, ProviderError
+from perdure.errors import CircuitBreakerOpen, ContentFiltered, ContextTooLong, ProviderError
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.consolidate import (
     RETRY_S,
@@ -227,6 +227,17 @@ def test_a_part_that_a_filter_refuses_costs_only_its_own_memories(archive: Archi
     session_id = archive.ended(*["x" * 4_000] * 6, LYON)
     archive.harness.script(ContentFiltered("no"), answer(LYON))
     assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=1))
+
+
+def test_a_part_that_is_too_long_for_the_model_is_halved(archive: Archive) -> None:
+    """A model with a small window reads the conversation in smaller parts."""
+    session_id = archive.ended(LYON, "Hm.", "I own three cats.", "Well.")
+    archive.harness.script(
+        ContextTooLong("Too long."), answer(memory(LYON)), answer(memory("The user owns three cats."))
+    )
+    assert archive.consolidator().consolidate(session_id) == Consolidated(MergeCounts(stored=2))
+    whole, first, second = (each.messages[-1].content for each in archive.harness.model.requests)
+    assert whole == f"{first}\n{second}"
 
 
 def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> None:

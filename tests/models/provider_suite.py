@@ -250,8 +250,8 @@ class ProviderSuite(ModelSuite):
         ],
     )
     def test_refuses_a_malformed_response(self, model: Model, server: ProviderServer, step: Step) -> None:
-        """A malformed response fails the call with `InvalidResponse`."""
-        server.script(step)
+        """A malformed response fails the call with `InvalidResponse`. An empty one may be requested again."""
+        server.script(step, step)
         with pytest.raises(InvalidResponse):
             ask(model, QUESTION)
 

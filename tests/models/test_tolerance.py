@@ -587,6 +587,41 @@ def test_a_refused_option_is_left_out_from_then_on(
     assert "there:test-model refused stream_options" in caplog.text
 
 
+def test_an_invalid_option_may_be_the_servers_failure(server: OpenAIServer) -> None:
+    """llama.cpp's Python server refuses the form of a reply under status 500, as others report a failure."""
+    said = (
+        "1 validation error:\n  {'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), 'msg': \"Input "
+        "should be 'text' or 'json_object'\", 'input': 'json_schema', 'ctx': {'expected': \"'text' or 'json_object'\"}}"
+    )
+    server.script(Status(500, message=said), Answer("{}"), Status(500, message="response_format: out of memory"))
+    model = model_of(server)
+    request = ModelRequest((QUESTION,), output={"type": "object"})
+    assert model.respond(request, new_call()).content == "{}"
+    assert ["response_format" in each for each in server.requests] == [True, False]
+    with pytest.raises(ProviderError) as caught:
+        model.respond(request, new_call())
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("promised", [None, 0, 5], ids=["complete", "closed", "broken"])
+def test_an_empty_stream_is_requested_again_as_a_whole(server: OpenAIServer, promised: int | None) -> None:
+    """llama.cpp's Python server begins a stream before it reads the prompt. If that fails, it closes the connection."""
+    empty = Raw(b"", promised=promised)
+    whole = {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}
+    server.script(
+        empty,
+        Status(400, "context_length_exceeded", "This model's maximum context length is 2048 tokens."),
+        empty,
+        Raw(json.dumps(whole).encode(), "application/json"),
+    )
+    model = model_of(server)
+    with pytest.raises(ContextTooLong):
+        ask(model, QUESTION)
+    assert ask(model, QUESTION).content == "Yes."
+    assert [each["stream"] for each in server.requests] == [True, False] * 2
+    assert "stream_options" not in server.requests[1]
+
+
 def test_several_options_and_members_may_be_refused(server: OpenAIServer) -> None:
     """A server refuses one after the other. Groq refuses the thoughts that it sent itself."""
     refusals = [

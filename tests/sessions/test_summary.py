@@ -14,7 +14,7 @@ SUMMARY = says('{"summary": "They greeted.", "key_topics": ["greeting"]}')
 
 
 def test_a_conversation_that_is_too_long_is_summarised_from_its_newest_half() -> None:
-    """The prompt is halved up to twice. The newest messages are kept."""
+    """The prompt is halved. The newest messages are kept."""
     model = Scripted(ContextTooLong("too long"), ContextTooLong("too long"), SUMMARY)
     said = [Message(Role.USER, f"{number:03} " + "x" * 996) for number in range(40)]
     assert summarise(model, ModelCall(SystemClock(), 60), said).text == "They greeted."
@@ -22,6 +22,14 @@ def test_a_conversation_that_is_too_long_is_summarised_from_its_newest_half() ->
     assert len(third) < 0.3 * len(first) < len(second) < 0.6 * len(first)
     assert "039 " in third
     assert "001 " not in third
+
+
+def test_a_long_conversation_is_summarised_by_a_model_with_a_small_window() -> None:
+    """The longest prompt fits a window of 2,048 tokens after five halvings."""
+    model = Scripted(*[ContextTooLong("too long")] * 5, SUMMARY)
+    said = [Message(Role.USER, f"{number:03} " + "x" * 996) for number in range(200)]
+    assert not summarise(model, ModelCall(SystemClock(), 60), said).extractive
+    assert len(model.requests[-1].messages[-1].content) < 4_000
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -32,6 +33,7 @@ from perdure.database.fencing import Fence
 from perdure.errors import (
     CircuitBreakerOpen,
     ContentFiltered,
+    ContextTooLong,
     PerdureError,
     ProviderError,
     RateLimited,
@@ -284,6 +286,8 @@ class Consolidator:
     def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
         """The session's candidate memories and their vectors, ordered by the candidates' source messages.
 
+        A part of the conversation that is too long for the model is halved.
+
         Raises:
             CallAborted: the process shuts down.
             PerdureError: the model or the embedder failed.
@@ -300,10 +304,17 @@ class Consolidator:
         candidates: list[Candidate] = []
         unusable: UnusableExtraction | None = None
         usable = False
-        for part in chunks(conversation):
+        parts = deque(chunks(conversation))
+        while parts:
+            part = parts.popleft()
             try:
                 candidates += extract(self.model, calling, part)
                 usable = True
+            except ContextTooLong:
+                if len(part) == 1:
+                    raise
+                middle = len(part) // 2
+                parts.extendleft((part[middle:], part[:middle]))
             except (ContentFiltered, UnusableExtraction) as error:
                 log.warning("session %s: no memories are extracted from a part: %s", session_id, loggable(error))
                 unusable = error if isinstance(error, UnusableExtraction) else unusable

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from itertools import chain, count
 from typing import Any, Protocol
 
+import httpcore2
+
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, ProviderError
 from perdure.models.endpoints import ANTHROPIC, OPENAI
@@ -38,7 +40,9 @@ _MOST_ADAPTATIONS = 8
 _REFUSALS = frozenset({None, 400, 404, 422})
 """The statuses with which servers refuse an option. `None`: an error under status 200."""
 _FAILURES = frozenset({500, 501})
-"""The statuses with which some servers, such as llama.cpp's, refuse an option as unsupported."""
+"""The statuses with which some servers, such as llama.cpp's two, refuse an option."""
+_UNSUPPORTED = ("unsupported", "not support", "validation error")
+"""Of a message that refuses an option under one of `_FAILURES`."""
 _QUOTED = 200
 _REQUEST_IDS = ("x-request-id", "request-id")
 _UNREADABLE = "The model's server sent something that cannot be read."
@@ -168,17 +172,18 @@ class EndpointModel:
         if refusal.late or not isinstance(error, ProviderError):
             return None
         is_refusal = status in _REFUSALS and not error.transient
-        if not is_refusal and not (status in _FAILURES and ("unsupported" in said or "not support" in said)):
+        if not is_refusal and not (status in _FAILURES and any(each in said for each in _UNSUPPORTED)):
             return None
         return adapted(quirks, said, body, self._wire.REQUIRED)
 
     def _ask(
         self, request: ModelRequest, body: Mapping[str, Any], quirks: Quirks, call: ModelCall, exchange: Exchange
     ) -> ModelReply:
+        exchange.received = b""
         assembler = self._wire.assembler(request, quirks, self._origin)
         headers = {**self._wire.HEADERS, **request.settings.get("extra_headers", {})}
         with self._client.post(self._path, body, exchange, headers) as response:
-            for data, is_whole in events(_noted(response, exchange)):
+            for data, is_whole in events(_noted(response, exchange, may_be_empty=bool(body["stream"]))):
                 parsed = json.loads(data)
                 if reports_failure(parsed):
                     raise Refusal(failure_in(parsed), late=bool(assembler.draft.text_length))
@@ -190,18 +195,36 @@ class EndpointModel:
                 call.delta(text)
                 if assembler.complete:
                     break
+        if not exchange.received and body["stream"]:  # the server may have failed behind the head of its response
+            whole = _unstreamed(body)
+            try:
+                return self._ask(request, whole, quirks, call, exchange)
+            except (httpcore2.RemoteProtocolError, httpcore2.NetworkError):
+                # The server closes the kept connection at about this time. The next request has a new one.
+                return self._ask(request, whole, quirks, call, exchange)
         rest, reply = assembler.finish()
         call.thought(assembler.draft.take_thoughts())
         call.delta(rest)
         return reply
 
 
-def _noted(response: Response, exchange: Exchange) -> Iterator[bytes]:
-    """The body of `response`. Its beginning is noted for the log."""
-    for chunk in response.chunks():
-        if len(exchange.received) < _QUOTED:
-            exchange.received += chunk[:_QUOTED]
-        yield chunk
+def _unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in body.items() if name != "stream_options"}, "stream": False}
+
+
+def _noted(response: Response, exchange: Exchange, *, may_be_empty: bool) -> Iterator[bytes]:
+    """The body of `response`. Its beginning is noted for the log.
+
+    If `may_be_empty` is true, a connection that the server closes before the first byte counts as an empty body.
+    """
+    try:
+        for chunk in response.chunks():
+            if len(exchange.received) < _QUOTED:
+                exchange.received += chunk[:_QUOTED]
+            yield chunk
+    except httpcore2.RemoteProtocolError:
+        if exchange.received or not may_be_empty:
+            raise
 
 
 def events(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:

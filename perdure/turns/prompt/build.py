@@ -71,6 +71,18 @@ class Prompt:
         return (Message(Role.SYSTEM, self.system), *(each.message() for each in _history(transcript, self.budget)))
 
 
+def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
+    """The limits for a model with a window of `window` tokens; `None`: it is not known.
+
+    Instructions, tools and the reply need room, too. The other budgets therefore have half of the window at most,
+    together. If they are greater, they shrink in proportion.
+    """
+    given = sum(getattr(limits, name) for name in _SHRINKING)
+    if window is None or given <= window // 2:
+        return limits
+    return limits.model_copy(update={name: getattr(limits, name) * (window // 2) // given for name in _SHRINKING})
+
+
 def halved(limits: MemorySettings, prompt_tokens: int) -> MemorySettings:
     """The limits for a prompt that replaces one of `prompt_tokens` tokens, which did not fit the model.
 

@@ -12,8 +12,11 @@ from perdure.agents import Agents
 from perdure.errors import ContentFiltered, ContextTooLong
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.sessions.forking import fork
+from perdure.settings import MemorySettings
 from perdure.snapshots import exchange
 from perdure.snapshots.resolve import resolve
+from perdure.text.tokens import estimate_tokens
+from perdure.turns.prompt.build import within_window
 from tests.turns.harness import Harness
 from tests.turns.scripted import says
 
@@ -40,6 +43,26 @@ def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> No
     _converse(harness, 27)
 
     assert _user_messages(harness) == [f"message {number}" for number in range(28 - turns, 28)]
+
+
+def test_a_conversation_fits_a_small_window_at_once(harness: Harness) -> None:
+    """A known window limits the history, so that the model need not refuse a prompt first. The newest turns remain."""
+    harness.settings = harness.settings.model_copy(update={"model_window": 2_048})
+    for number in range(12):
+        harness.ask(f"{number:02} " + "word " * 500)
+
+    newest = _user_messages(harness)
+    assert newest[-1].startswith("11 ")
+    assert sum(map(estimate_tokens, newest)) < 1_024
+
+
+def test_a_large_window_changes_no_budget() -> None:
+    """The default budgets are those of a window of 128,000 tokens or more; a smaller window has them in proportion."""
+    limits = MemorySettings()
+    assert within_window(limits, None) is limits
+    assert within_window(limits, 128_000) is limits
+    small = within_window(limits, 32_000)
+    assert (small.budget_working, small.budget_semantic, small.budget_system) == (10_000, 3_000, limits.budget_system)
 
 
 @pytest.mark.parametrize("error", [ContextTooLong("Too long."), ContentFiltered("No.")], ids=repr)
