@@ -43,7 +43,7 @@ check: .venv/dev.installed lint types imports dead-code ## run all checks and al
 	$(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
 	.ci/oldest $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
 
-check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 3 ? $(CORES) * 3 : 8)))
+check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 
 # Measures without the processes that tests start and kill. A package under 95 % fails.
 coverage: .venv/dev.installed ## measure which branches the tests run

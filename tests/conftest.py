@@ -130,15 +130,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that wait for processes first. If one ran last, the other test processes would be idle.
 
     A long test has four times the time limit of others, since a busy machine slows it most. A test with many variants
-    counts as long, except for `_MOST_VARIANTS` of them.
+    counts as long, except for `_MOST_VARIANTS` of them, unless the test itself says which variants are long.
     """
     variants: dict[str, list[pytest.Item]] = {}
+    chosen = set()
     for item in items:
-        if not item.get_closest_marker("long"):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        elif not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
-    for each in variants.values():
+        test = item.nodeid.partition("[")[0]
+        variants.setdefault(test, []).append(item)
+        if item.get_closest_marker("long"):
+            chosen.add(test)
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
+    for each in (given for test, given in variants.items() if test not in chosen):
         kept = {number * (len(each) - 1) // (_MOST_VARIANTS - 1) for number in range(_MOST_VARIANTS)}
         for number, item in enumerate(each if len(each) > _MOST_VARIANTS else ()):
             if number not in kept:

@@ -33,7 +33,8 @@ ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
 NATIVE, ADAPTED = "tester", "adapted"
-"""The agents of `adapted_agents`: perdure's own, and one of pydantic-ai."""
+_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
+"""The modules of perdure's own agent, and of one of pydantic-ai, which takes a second to import."""
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
@@ -140,9 +141,9 @@ class CaseOutcome:
 
 
 class CaseRunner:
-    """An installation with two workers. It plays one case at a time."""
+    """An installation with two workers, which have the agent `agent`. It plays one case at a time."""
 
-    def __init__(self, database_url: str, directory: Path) -> None:
+    def __init__(self, database_url: str, directory: Path, agent: str = NATIVE) -> None:
         with ExitStack() as stack:
             self.model_server = ModelServer()
             stack.enter_context(self.model_server.server)
@@ -156,7 +157,7 @@ class CaseRunner:
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
             for _ in range(2):
-                self.installation.worker(PERDURE_AGENTS="tests.processes.adapted_agents")
+                self.installation.worker(PERDURE_AGENTS=_MODULES[agent])
             self._stack = stack.pop_all()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import queue
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 
 import pytest
 
@@ -21,7 +22,8 @@ from tests.processes.boundaries import ADAPTED, CASES, KINDS, NATIVE, Case, Case
 from tests.processes.faults import done
 from tests.processes.model_server import PLANS, answer_to
 
-LANES = 4
+LANES = 2
+"""The most installations for each agent."""
 
 ONE_OF_EACH_KIND = {
     "pure-after-turns.claim-1",
@@ -50,44 +52,48 @@ def wanted(request: pytest.FixtureRequest) -> list[Case]:
 @pytest.fixture(scope="module")
 def case_runners(
     wanted: list[Case], databases: Databases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[CaseRunner]]:
-    """The installations that play the cases."""
+) -> Iterator[dict[str, list[CaseRunner]]]:
+    """The installations that play the cases, by agent."""
     with ExitStack() as stack:
-        made = []
+        made: dict[str, list[CaseRunner]] = {NATIVE: [], ADAPTED: []}
         for number in range(LANES if len(wanted) > len(ONE_OF_EACH_KIND) else 1):
-            directory = tmp_path_factory.mktemp(f"installation{number}")
-            url, _ = stack.enter_context(databases.one())
-            made.append(CaseRunner(url.render_as_string(hide_password=False), directory))
-            stack.callback(made[-1].close)
+            for agent, of_agent in made.items():
+                directory = tmp_path_factory.mktemp(f"{agent}{number}")
+                url, _ = stack.enter_context(databases.one())
+                of_agent.append(CaseRunner(url.render_as_string(hide_password=False), directory, agent))
+                stack.callback(of_agent[-1].close)
         yield made
 
 
 @pytest.fixture(scope="module")
-def undisturbed(case_runners: list[CaseRunner]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+def undisturbed(case_runners: dict[str, list[CaseRunner]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """The places that an undisturbed turn of each kind and agent passes."""
-    agents = (NATIVE, ADAPTED)
-    return {(kind, agent): case_runners[0].undisturbed(kind, agent) for kind in KINDS for agent in agents}
+    return {
+        (kind, agent): first.undisturbed(kind, agent) for agent, (first, *_) in case_runners.items() for kind in KINDS
+    }
 
 
 @pytest.fixture(scope="module")
 def played(
-    wanted: list[Case], case_runners: list[CaseRunner], undisturbed: object
+    wanted: list[Case], case_runners: dict[str, list[CaseRunner]], undisturbed: object
 ) -> Iterator[dict[Case, Future[CaseOutcome]]]:
     """The outcomes of the wanted cases, as futures."""
-    free: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
-    for case_runner in case_runners:
-        free.put(case_runner)
+    free: dict[str, queue.SimpleQueue[CaseRunner]] = {agent: queue.SimpleQueue() for agent in case_runners}
+    for agent, of_agent in case_runners.items():
+        for case_runner in of_agent:
+            free[agent].put(case_runner)
 
     def play(case: Case) -> CaseOutcome:
-        case_runner = free.get()
+        case_runner = free[case.agent].get()
         try:
             return case_runner.run(case)
         finally:
-            free.put(case_runner)
+            free[case.agent].put(case_runner)
 
-    players = ThreadPoolExecutor(LANES)
-    yield {case: players.submit(play, case) for case in wanted}
-    players.shutdown(cancel_futures=True)
+    players = {agent: ThreadPoolExecutor(len(of_agent)) for agent, of_agent in case_runners.items()}
+    yield {case: players[case.agent].submit(play, case) for case in wanted}
+    for each in players.values():
+        each.shutdown(cancel_futures=True)
 
 
 @pytest.mark.long
@@ -162,10 +168,10 @@ def _in_doubt(case: Case) -> bool:
 
 
 def test_the_invariants_hold_for_all_sessions(
-    case_runners: list[CaseRunner], played: dict[Case, Future[CaseOutcome]]
+    case_runners: dict[str, list[CaseRunner]], played: dict[Case, Future[CaseOutcome]]
 ) -> None:
     """The invariants hold for all sessions of the installations. Each case checks only its own session."""
     for future in played.values():
         future.exception()
-    for case_runner in case_runners:
+    for case_runner in chain(*case_runners.values()):
         case_runner.installation.check()
