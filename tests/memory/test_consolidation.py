@@ -259,8 +259,10 @@ def test_a_failing_session_is_abandoned_after_its_last_run(archive: Archive) -> 
     assert archive.known() == []
 
 
-def test_a_model_that_cannot_extract_is_asked_twice_and_what_it_said_is_kept(archive: Archive) -> None:
-    """Further calls would cost as much and give as little. Operators see what the model said."""
+def test_a_model_that_cannot_extract_is_asked_twice_and_what_it_said_is_kept(
+    archive: Archive, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Further calls would cost as much and give as little. Operators see what the model said, but no log has it."""
     session_id = archive.ended(LYON)
     archive.harness.script(says("Well, I"), says("I would\nrather not."))
     failed = archive.consolidator().consolidate(session_id)
@@ -269,6 +271,8 @@ def test_a_model_that_cannot_extract_is_asked_twice_and_what_it_said_is_kept(arc
     assert len(archive.harness.model.requests) == ATTEMPTS
     [listed] = list_sessions(archive.harness.database, given_up=True)
     assert listed["consolidation"]["error"].endswith("It said: I would rather not.")
+    assert "INVALID_RESPONSE" in caplog.text
+    assert "rather" not in caplog.text
     assert consolidations_to_wake(archive.harness.database, archive.limits, 10, 5, LEASE_S) == []
 
 

@@ -131,7 +131,7 @@ def test_an_invalid_reply_is_refused_with_the_reason(reply: str, fault: str) -> 
     model = Scripted(*[says(reply)] * ATTEMPTS)
     with pytest.raises(UnusableExtraction, match=f"{ATTEMPTS} times") as caught:
         extract(model, calling, messages_of("I live in Lyon."))
-    assert " ".join(reply.split())[:100] in caught.value.message
+    assert " ".join(reply.split())[:100] in caught.value.details
     assert fault in model.requests[-1].messages[-1].content
 
 

@@ -344,7 +344,8 @@ class Consolidator:
         """
         forgiven = _is_outage(error)
         given_up = isinstance(error, UnusableExtraction) or (not forgiven and runs >= self.limits.max_runs)
-        kept = f"{error.code}: {first_line(error.message, _ERROR_CHARS)}"
+        message = f"{error.message} {error.details}" if isinstance(error, UnusableExtraction) else error.message
+        kept = f"{error.code}: {first_line(message, _ERROR_CHARS)}"
         outcome = {"forgiven": forgiven, "given_up": given_up, "error": kept, "pause_s": RETRY_S}
         if not self.database.run(queries.RELEASE, {**fenced, **outcome}):
             return ConsolidationNotDue()

@@ -92,7 +92,15 @@ _SAID_CHARS = 1_000
 
 
 class UnusableExtraction(InvalidResponse):
-    """The model cannot extract memories from this conversation. The message, for operators, has what it said."""
+    """The model cannot extract memories from this conversation.
+
+    `details`, for operators, has the fault and the beginning of what the model said. They may quote the user, so they
+    are in no log.
+    """
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ def extract(
             Message(Role.USER, _RETRY_PROMPT.format(fault=fault)),
         )
     said = first_line(" ".join(reply[:_SAID_CHARS].split()), _SAID_CHARS)
-    raise UnusableExtraction(f"The model's extraction was invalid {ATTEMPTS} times: {fault}. It said: {said}")
+    raise UnusableExtraction(f"The model's extraction was invalid {ATTEMPTS} times.", f"{fault}. It said: {said}")
 
 
 def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:

@@ -129,11 +129,13 @@ class Exchange:
     """One request to the model or embedder called `name`.
 
     `request_id` is the id that the provider gave to the request, from the provider's response. `received` is the
-    beginning of what the server sent. The log quotes the server only if `quotes` is true, because it may quote users.
+    beginning of what the server sent. The server may quote users, so the log quotes it only if `quotes` is true. If an
+    error has a status of its own, which says what is wrong, `quotes_refusals` must be true, too.
     """
 
     name: str
     quotes: bool = False
+    quotes_refusals: bool = False
     request_id: str | None = None
     received: bytes = b""
 
@@ -148,7 +150,8 @@ class Exchange:
             details += f", parameter {_line(failure.param)}"
         error.add_note(details)
         if said := failure.message if failure is not None else self.received.decode(errors="replace"):
-            details += f", the server sent: {_line(said)}" if self.quotes else ""
+            may_quote = self.quotes and (self.quotes_refusals or failure is None or failure.status is None)
+            details += f", the server sent: {_line(said)}" if may_quote else ""
         _log.warning("%s", details)
         return error
 

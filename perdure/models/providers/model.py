@@ -90,7 +90,7 @@ class Client:
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[Exchange]:
         """Within the block, `call` can abort the requests. Maps their failures to `perdure.errors`, and logs them."""
-        exchange = Exchange(self._name, self.endpoint.may_be_quoted)
+        exchange = Exchange(self._name, self.endpoint.may_be_quoted, bool(self.endpoint.show_received))
         with bind_call(call) as call_socket, call.aborting(call_socket.hang_up):
             try:
                 yield exchange
