@@ -92,8 +92,9 @@ def test_the_gateway_accepts_the_examples_of_bodies(client: TestClient, document
 def test_the_examples_of_responses_are_complete(document: dict[str, Any], model: type[BaseModel]) -> None:
     """The examples of responses have every member that the gateway sends, including members that are `null`."""
     examples = document["components"]["schemas"][model.__name__]["examples"]
+    members = [set(model.model_validate(each).model_dump(mode="json")) for each in examples]
 
-    assert [set(model.model_validate(each).model_dump(mode="json")) for each in examples] == [set(examples[0])]
+    assert [each - {"tools_left_out"} for each in members] == [set(examples[0])]  # missing if all tools fit
 
 
 def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:

@@ -194,7 +194,6 @@ class Turn(Answer):
             "started_at": "2026-03-02T09:30:00.131907+00:00",
             "settled_at": "2026-03-02T09:30:01.870233+00:00",
             "metadata": {"page": "/calendar"},
-            "tools_left_out": ["search_archive"],
         }
     )
 
