@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perdure.application.install import install
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
-    from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
+    from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
     from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
@@ -35,6 +35,7 @@ _MODULES = {
     "ErrorTexts": "perdure.agents",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
+    "ModelRetry": "perdure.errors",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
     "SleepUntil": "perdure.tools.awaited.timer",
@@ -69,6 +70,7 @@ __all__ = [
     "GuardRejected",
     "Happened",
     "McpServer",
+    "ModelRetry",
     "OutcomeUnknown",
     "Sent",
     "SleepUntil",

@@ -73,7 +73,8 @@ class TurnStarted:
 class TurnEnding:
     """A turn that is about to end: its end is not committed yet.
 
-    `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply.
+    `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply. `data` is the answer of an
+    agent with an `output`, as JSON values.
 
     Example:
         >>> def log_end(ending: TurnEnding) -> None:
@@ -86,6 +87,7 @@ class TurnEnding:
     turn: TurnStarted
     status: str
     reply: str | None
+    data: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from perdure.errors import OutcomeUnknown, SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
+from perdure.models.schemas import WithoutTitles
 from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools import around, event_loop
@@ -485,18 +485,9 @@ def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter)
                 raise _unfit(function, f"has the parameter {parameter.name} without a type annotation")
 
 
-class _WithoutTitles(GenerateJsonSchema):
-    """Generates JSON schemas without titles. Titles would repeat the names, and cost tokens in every prompt."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 (the parent's signature)
-        return False
-
-
 def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
     try:
-        schema = arguments.model_json_schema(schema_generator=_WithoutTitles)
+        schema = arguments.model_json_schema(schema_generator=WithoutTitles)
     except PydanticUserError as error:
         raise _unfit(function, f"has a parameter without a JSON schema: {untrusted.first_line(str(error))}") from error
     schema.pop("title", None)

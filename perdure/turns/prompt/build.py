@@ -68,7 +68,10 @@ class Prompt:
 
     def messages(self, transcript: Transcript) -> tuple[Message, ...]:
         """The messages for a model. The present turn is always included."""
-        return (Message(Role.SYSTEM, self.system), *(each.message() for each in _history(transcript, self.budget)))
+        return (
+            Message(Role.SYSTEM, self.system),
+            *(said for each in _history(transcript, self.budget) for said in each.messages()),
+        )
 
 
 def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
@@ -150,7 +153,8 @@ _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:
     turns = latest(transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
-    return [entry for turn in turns for entry in turn]
+    told = [entry for turn in turns for entry in turn]
+    return [entry for entry in told if not entry.is_rejected or entry.turn_id == transcript.turn_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,11 @@ class ModelCaller:
             self._runtime.settings.model_settings, self._agent.settings,
             tools={each.name for each in tools.sent}, has_results=any(entry.role is Role.TOOL for entry in present),
         )  # fmt: skip
-        return ModelRequest(self._prompt.messages(self._transcript), tools.sent, settings)
+        output = self._agent.output_type
+        return ModelRequest(
+            self._prompt.messages(self._transcript), tools.sent, settings,
+            output=None if output is None else output.schema, requires_output=output is not None,
+        )  # fmt: skip
 
     def _report(self, tools: Offered) -> None:
         """Report the names of tools that are left out. Each process logs them once for each agent.
@@ -151,7 +155,9 @@ class ModelCaller:
         self.called_at_s = self._scope.spent_s
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self.called_at_s, 0.001)
-        call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        # A reply that may be rejected is not shown before.
+        delta = None if self._agent.judges_replies else self._events.delta
+        call = ModelCall(self._runtime.clock, limit_s, delta, self._events.rewind)
         call.may_shorten = self._halvings < _MOST_HALVINGS
         self._scope.step_within(limit_s)
         with self._scope.calling(call):

@@ -60,6 +60,7 @@ from perdure.turns.outcome import (
 )
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.run.turn_hooks import TurnHooks
@@ -440,12 +441,19 @@ class Turn:
                 return Failed(error)
             return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
 
-    def _call_model(self) -> Replied | None:
-        """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
+    def _call_model(self) -> Replied | Failed | None:
+        """Call the model. A reply that requests calls is committed with their intents, before a call begins.
+
+        A reply that is no output of the agent is committed, and the model is called again.
+        """
         made = self._model.call()
         reply = said(self._row.turn_id, made, self.transcript.call_ids)
         if not reply.tool_calls:
-            return Replied(reply)
+            judged = judge(reply, self._hooks)
+            if isinstance(judged, Entry):
+                self._commit(Step([*self.transcript.uncommitted, judged]))
+                return None
+            return judged
         refusal = why_calls_do_not_run(made)
         if refusal is not None:
             refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))

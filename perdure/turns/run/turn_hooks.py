@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.errors import PerdureError
-from perdure.hooks import Hooks, Seen, TurnEnding, TurnStarted, call_hooks
+from perdure.hooks import Hooks, Required, Seen, TurnEnding, TurnStarted, call_hooks
 from perdure.runtime import Runtime
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
@@ -35,17 +36,28 @@ class TurnHooks:
     def after(self, ending: Ending) -> Ending:
         """Call the `after_turn` hooks; returns the ending, or a failure if a required hook rejects the reply."""
         match ending:
-            case Replied(reply):
+            case Replied(reply, data):
                 text: str | None = reply.content
             case Failed(error):
-                text = error.message
+                text, data = error.message, None
             case Cancelled():
-                text = None
+                text, data = None, None
         try:
-            self._call(self.agent.after_turn, TurnEnding(self.seen(), ending.status, text))
+            self._call(self.agent.after_turn, TurnEnding(self.seen(), ending.status, text, data))
         except PerdureError as error:
             return Failed(error, rejected=ending.reply) if isinstance(ending, Replied) else ending
         return ending
+
+    def check_output(self, value: Any) -> None:
+        """Call the agent's `check_output`.
+
+        Raises:
+            ModelRetry: the model is to answer again.
+            PerdureError: the function raised it, or another error, which becomes `GuardRejected`.
+        """
+        check = self.agent.check_output
+        if check is not None:
+            self._call([Required(check)], value)
 
     def _call(self, hooks: Hooks[Seen], seen: Seen) -> None:
         within_s = self.runtime.settings.turn.hook_timeout_s
