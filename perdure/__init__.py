@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
-    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
@@ -43,6 +43,7 @@ _MODULES = {
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
     "ToolError": "perdure.errors",
+    "TurnContext": "perdure.hooks",
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
@@ -78,6 +79,7 @@ __all__ = [
     "ToolCalling",
     "ToolContext",
     "ToolError",
+    "TurnContext",
     "TurnEnding",
     "TurnStarted",
     "Unknown",

@@ -17,14 +17,23 @@ from __future__ import annotations
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
+from perdure.hooks import (
+    ApprovalWaiting,
+    Hooks,
+    Required,
+    ToolCalled,
+    ToolCalling,
+    TurnContext,
+    TurnEnding,
+    TurnStarted,
+)
 from perdure.models.protocol import ForeignModel
 from perdure.models.settings import check as check_settings
 from perdure.output import OutputType
@@ -106,6 +115,10 @@ class Agent:
     moved to `servers`. `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`.
     `error_messages` has the messages that users receive when a turn fails.
 
+    `instructions` may be a function, `def` or `async def`, of the `TurnContext`. What it returns is stored with the
+    turn. `deps` is such a function, too: it makes what `ToolContext.deps` and `TurnContext.deps` are, once for each run
+    of a turn by a worker.
+
     `output` is the type of the agent's answers: a model of pydantic, a dataclass, a TypedDict, or any other type that
     pydantic knows. The turn's reply has the answer as `data`. `check_output` is a function of the answer, which is text
     without an `output`; if it raises `ModelRetry`, the model answers again (`perdure.output`).
@@ -125,7 +138,7 @@ class Agent:
     """
 
     name: str
-    instructions: str
+    instructions: str | Callable[[TurnContext[Any]], str | Awaitable[str]] = field(hash=False)
     tools: Sequence[OwnTool | McpServer | Callable[..., Any]] = ()
     model: str | ForeignModel | None = field(default=None, hash=False)
     max_steps: int | None = None
@@ -139,6 +152,7 @@ class Agent:
     after_tool: Hooks[ToolCalled] = ()
     on_approval_waiting: Hooks[ApprovalWaiting] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    deps: Callable[[TurnContext[Any]], Any] | None = field(default=None, hash=False)
     output: Any = field(default=None, hash=False)
     check_output: Callable[[Any], object] | None = None
     output_type: OutputType | None = field(init=False, repr=False, compare=False)
@@ -185,8 +199,10 @@ class Agent:
             )
 
     def _check_values(self) -> None:
-        instructions = "text" if not callable(self.instructions) else "text, and no function"
-        self._require("instructions", declarations.is_text(self.instructions), instructions)
+        is_text = declarations.is_text(self.instructions)
+        of_turn = "a function of the turn (TurnContext)"
+        self._require("instructions", is_text or declarations.takes_one(self.instructions), f"text, or {of_turn}")
+        self._require("deps", self.deps is None or declarations.takes_one(self.deps), f"{of_turn}, or None")
         given: Any = self.model
         model = "a name such as 'openai:gpt-5', a model of pydantic-ai, or None for PERDURE_MODEL"
         is_name = declarations.is_text(given) and bool(given.strip())

@@ -251,6 +251,7 @@ class Conversation:
 
     def _next_turn(self) -> TurnRow:
         self._turns += 1
+        self._store.instructions = None
         return TurnRow(
             turn_id=new_id(self._clock),
             session_id=self._session_id,

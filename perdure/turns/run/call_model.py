@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
@@ -50,8 +51,9 @@ class ModelCaller:
         events: TurnEvents,
         timeout_s: float,
         on_left_out: Callable[[Sequence[str]], None],
+        instructions: Callable[[], str],
     ) -> None:
-        """`on_left_out` stores the names of tools that do not fit the prompts."""
+        """`on_left_out` stores the names of tools that do not fit the prompts. `instructions` are the turn's."""
         self.name = endpoints.canonical(name_of(agent.model or runtime.settings.model), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
@@ -63,6 +65,7 @@ class ModelCaller:
         self._events = events
         self._timeout_s = timeout_s
         self._on_left_out = on_left_out
+        self._instructions = cache(instructions)
         self._model: Model = runtime.models(agent.model or runtime.settings.model)
         window = prices.window(agent.model or runtime.settings.model, runtime.settings)
         self._limits = within_window(runtime.settings.memory, window)
@@ -96,8 +99,9 @@ class ModelCaller:
     def _request(self) -> ModelRequest:
         if self._prompt is None:
             self._prompt = build(
-                self._runtime, self._scope, self._turn, self._agent, self._transcript, limits=self._limits
-            )
+                self._runtime, self._scope, self._turn, self._agent, self._transcript,
+                instructions=self._instructions(), limits=self._limits,
+            )  # fmt: skip
         # Read before each call, because an MCP server's tools may change between two steps.
         self.tools = equip(self._runtime, self._scope, self._agent)
         present = self._transcript.present

@@ -60,6 +60,7 @@ from perdure.turns.outcome import (
 )
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.instructions import instructions_of
 from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
@@ -350,6 +351,7 @@ class Turn:
         self._model = ModelCaller(
             runtime, tenure, self._row, agent, transcript,
             events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
+            instructions=lambda: instructions_of(runtime, tenure, self._hooks),
         )  # fmt: skip
         self._calls = CallRunner(runtime, tenure, agent, variables)
         self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
@@ -393,6 +395,13 @@ class Turn:
         The user's messages are committed after the hooks, which then do not run again.
         """
         stopping = self._tenure.stopping.is_set()
+        if not stopping:
+            try:
+                self._hooks.make_deps()
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return Failed(error)
         may_wait = self._may_park and not stopping and self.transcript.asking() is None
         if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model.name):
             busy = ProviderError("Earlier turns wait for the model.", transient=True)
@@ -434,6 +443,9 @@ class Turn:
             return Failed(broken)
         except Unavailable:
             raise
+        except SettingsError:
+            log.exception("turn %s cannot go on: its agent cannot be used", self._row.turn_id)
+            return Failed(misconfigured())
         except PerdureError as error:
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)

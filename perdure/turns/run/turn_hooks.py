@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.errors import PerdureError
-from perdure.hooks import Hooks, Required, Seen, TurnEnding, TurnStarted, call_hooks
+from perdure.hooks import Hooks, Required, Seen, TurnContext, TurnEnding, call_hooks, evaluate
 from perdure.runtime import Runtime
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
@@ -48,6 +51,26 @@ class TurnHooks:
             return Failed(error, rejected=ending.reply) if isinstance(ending, Replied) else ending
         return ending
 
+    def make_deps(self) -> None:
+        """Call the agent's function `deps`, for the tools, the hooks and the instructions of this run.
+
+        Raises:
+            Exception: raised by the function.
+        """
+        if self.agent.deps is not None:
+            self.scope.deps = self.evaluate("deps", self.agent.deps)
+
+    def evaluate(self, argument: str, function: Callable[[TurnContext[Any]], Any]) -> Any:
+        """What a function of the agent returns for the turn.
+
+        Raises:
+            Exception: raised by the function, or because it did not return in time.
+        """
+        within_s = self.runtime.settings.turn.hook_timeout_s
+        self.scope.step_within(within_s)
+        work = partial(function, self.seen())
+        return evaluate(work, f"the {argument} of {self.agent.name}", within_s, self.runtime.leaks)
+
     def check_output(self, value: Any) -> None:
         """Call the agent's `check_output`.
 
@@ -64,9 +87,9 @@ class TurnHooks:
         self.scope.step_within(within_s * len(hooks))
         call_hooks(hooks, seen, within_s, self.runtime.leaks)
 
-    def seen(self) -> TurnStarted:
-        turn = self.turn
-        return TurnStarted(
+    def seen(self) -> TurnContext[Any]:
+        turn, zone = self.turn, self.turn.zone(self.runtime.settings.timezone)
+        return TurnContext(
             user_of(turn.user_id),
             turn.session_id,
             turn.turn_id,
@@ -75,4 +98,10 @@ class TurnHooks:
             self.transcript.asked,
             tenant_of(turn.user_id),
             turn.own_metadata(),
+            self._began().astimezone(zone),
+            zone.key,
+            self.scope.deps,
         )
+
+    def _began(self) -> datetime:
+        return self.turn.started_at or self.runtime.clock.now()
