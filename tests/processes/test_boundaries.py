@@ -26,7 +26,7 @@ LANES = 2
 """The most installations for each agent."""
 
 ONE_OF_EACH_KIND = {
-    "pure-after-turns.claim-1",
+    "pure-after-turns.step-1",
     "idempotent-after-turns.step-1",
     "unsafe-within-unsafe.acted-1",
     "probed-before-turns.step-2",
