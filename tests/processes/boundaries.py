@@ -33,7 +33,7 @@ ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
 NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
-_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
+_MODULES = {NATIVE: "tests.processes.judging_agents", ADAPTED: "tests.processes.adapted_agents"}
 """The modules of perdure's own agents, and of one of pydantic-ai, which takes a second to import."""
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")

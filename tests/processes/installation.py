@@ -95,7 +95,7 @@ class Installation:
             self.environment |= {"PERDURE_DATABASE_URL": pooled_url, "PERDURE_DATABASE_PREPARE": "false"}
             accepting = self._pooled = Database(pooled_url, prepare=False, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
-        agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "adapted")])
+        agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "adapted", "judging")])
         snapshots = PostgresSnapshots(accepting)
         self.runtime = Runtime(settings, SystemClock(), accepting, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
