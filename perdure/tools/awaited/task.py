@@ -24,6 +24,7 @@ from perdure.tools.registry import (
     Approval,
     Approver,
     Effect,
+    EffectName,
     Tool,
     ToolContext,
     approval_problem,
@@ -134,7 +135,7 @@ class CeleryTool:
 def celery_tool(
     task: str,
     *,
-    effect: Effect | str = Effect.UNSAFE,
+    effect: Effect | EffectName = Effect.UNSAFE,
     timeout_s: float = 3_600,
     name: str | None = None,
     description: str | None = None,
