@@ -55,7 +55,7 @@ _Run = Callable[[int, int], float]
 """Runs the given number of turns, with at most the second number of them at once; returns the seconds per turn."""
 
 
-def _answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+async def _answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
     last = messages[-1]
     if isinstance(last, ModelRequest) and isinstance(last.parts[-1], ToolReturnPart):
         return ModelResponse(parts=[TextPart(ANSWER)])
