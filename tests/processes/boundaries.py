@@ -78,8 +78,7 @@ def is_unrelated(name: str) -> bool:
 def commits(kind: str, agent: str = NATIVE) -> list[str]:
     """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
-    finish = "turns.finish_effect" if agent == NATIVE else "turns.finish_unit"
-    finished = [finish] * len(tools) if len(tools) > 1 else []
+    finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
     return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
 
 
@@ -93,8 +92,9 @@ def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
 def places(kind: str, agent: str = NATIVE) -> list[Place]:
     """The places at which the tests kill the worker of a turn.
 
-    These are the places of `passed`, and one place within each model call. The first of the `KINDS` also has the
-    moments before and after each `PERIODIC` commit.
+    These are the places of `passed`, and one place within each model call. Up to the claim and from the settlement on,
+    a turn does the same whatever its tools are: of the `KINDS`, only `SIDE_BY_SIDE` has these places. The first of the
+    `KINDS` also has the moments before and after each `PERIODIC` commit.
     """
     if (kind, agent) == (KINDS[0], NATIVE):
         return [*_ways(kind, agent), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
@@ -104,7 +104,8 @@ def places(kind: str, agent: str = NATIVE) -> list[Place]:
 def _ways(kind: str, agent: str) -> list[Place]:
     found = passed(kind, agent)
     ways = [Place(*each, nth=found[:number].count(each) + 1) for number, each in enumerate(found)]
-    return [*ways, *(Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1))]
+    ways += [Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1)]
+    return [each for each in ways if kind == SIDE_BY_SIDE or each.name not in (*_TO_CLAIM, *_FROM_SETTLE)]
 
 
 @dataclass(frozen=True, slots=True)

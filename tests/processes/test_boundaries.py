@@ -27,7 +27,7 @@ LANES = 2
 """The most installations for each agent."""
 
 ONE_OF_EACH_KIND = {
-    "pure-after-turns.claim-1",
+    "pure-after-turns.step-1",
     "idempotent-after-turns.step-1",
     "unsafe-within-unsafe.acted-1",
     "probed-before-turns.step-2",
@@ -36,7 +36,7 @@ ONE_OF_EACH_KIND = {
     "adapted-idempotent-within-idempotent.acted-1",
     "adapted-unsafe-within-unsafe.acted-1",
     "adapted-probed-before-turns.step-2",
-    "adapted-all-before-turns.finish_unit-2",
+    "adapted-all-before-turns.finish_effect-2",
 }
 """The cases that `make test` plays; the tests of all other cases are marked `long`."""
 
