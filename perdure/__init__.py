@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from perdure.application.install import install
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
-    from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
-    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
+    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
@@ -35,6 +35,7 @@ _MODULES = {
     "ErrorTexts": "perdure.agents",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
+    "ModelRetry": "perdure.errors",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
     "SleepUntil": "perdure.tools.awaited.timer",
@@ -42,6 +43,7 @@ _MODULES = {
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
     "ToolError": "perdure.errors",
+    "TurnContext": "perdure.hooks",
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
@@ -69,6 +71,7 @@ __all__ = [
     "GuardRejected",
     "Happened",
     "McpServer",
+    "ModelRetry",
     "OutcomeUnknown",
     "Sent",
     "SleepUntil",
@@ -76,6 +79,7 @@ __all__ = [
     "ToolCalling",
     "ToolContext",
     "ToolError",
+    "TurnContext",
     "TurnEnding",
     "TurnStarted",
     "Unknown",

@@ -32,6 +32,12 @@ from tests.processes.receiver import Delivery, Receiver
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
+<<<<<<< HEAD
+=======
+NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
+_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
+"""The modules of perdure's own agents, and of one of pydantic-ai, which takes a second to import."""
+>>>>>>> author
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
@@ -79,7 +85,8 @@ def commits(kind: str, agent: str = NATIVE) -> list[str]:
     """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
     finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
-    return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
+    begun, repaired = (["turns.keep_instructions"], ["turns.step"]) if agent == JUDGING else ([], [])
+    return [*_TO_CLAIM, *begun, "turns.step", *finished, "turns.step", *repaired, *_FROM_SETTLE]
 
 
 def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
@@ -99,6 +106,12 @@ def places(kind: str, agent: str = NATIVE) -> list[Place]:
     if (kind, agent) == (KINDS[0], NATIVE):
         return [*_ways(kind, agent), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
     return _ways(kind, agent)
+
+
+def places_of_judging() -> list[Place]:
+    """The places that a turn of `JUDGING` has in addition to those of a turn of `NATIVE`."""
+    others = _ways(KINDS[0], NATIVE)
+    return [place for place in _ways(KINDS[0], JUDGING) if place not in others]
 
 
 def _ways(kind: str, agent: str) -> list[Place]:
@@ -121,6 +134,7 @@ class Case:
 
 
 CASES = [Case(kind, place, agent) for agent in (NATIVE, ADAPTED) for kind in KINDS for place in places(kind, agent)]
+CASES += [Case(KINDS[0], place, JUDGING) for place in places_of_judging()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from perdure.adapters.pydantic_ai.units import OWN_MODEL, Durability
 from perdure.agents import Agent, ErrorMessages
 from perdure.casebank import COMMON
 from perdure.errors import SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, TurnEnding, TurnStarted
+from perdure.hooks import ApprovalWaiting, Hooks, TurnContext, TurnEnding, TurnStarted
 from perdure.models.protocol import Model as Own
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -31,7 +31,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.transcript import Transcript
 
-Deps = Callable[[TurnStarted], Any]
+Deps = Callable[[TurnContext[Any]], Any]
 """Makes the dependencies of a run: a function, `def` or `async def`, of the turn."""
 
 
@@ -40,7 +40,6 @@ class AdaptedAgent(Agent):
     """An agent of pydantic-ai. Made by `adapt`."""
 
     wrapped: Bare[Any, Any] = field(kw_only=True)
-    deps: Deps | None = field(default=None, kw_only=True)
     memory: bool = field(default=True, kw_only=True)
     usage_limits: UsageLimits | None = field(default=None, kw_only=True)
     replaced_model: Model | Own | None = field(default=None, kw_only=True)

@@ -439,7 +439,9 @@ class AdaptedTurn(Turn):
         if not self._agent.memory:
             return None
         limits = self._runtime.settings.memory
-        built = build(self._runtime, self._tenure, self._row, self._agent, self.transcript, limits=limits)
+        built = build(
+            self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=limits
+        )
         self.case_ids = built.case_ids
         return built.system
 
