@@ -24,7 +24,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from tests.processes.faults import Effect, Fired, Place, wait_until
-from tests.processes.installation import ADAPTED, NATIVE, Installation
+from tests.processes.installation import ADAPTED, JUDGING, NATIVE, Installation
 from tests.processes.model_server import PLANS, Gate, ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Delivery, Receiver
@@ -32,12 +32,6 @@ from tests.processes.receiver import Delivery, Receiver
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
-<<<<<<< HEAD
-=======
-NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
-_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
-"""The modules of perdure's own agents, and of one of pydantic-ai, which takes a second to import."""
->>>>>>> author
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")

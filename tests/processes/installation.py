@@ -34,10 +34,14 @@ from tests.processes.faults import SCENE, Faults
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 
-NATIVE, ADAPTED = "tester", "adapted"
-"""The agents of workers: perdure's own, and one of pydantic-ai."""
+NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
+"""The agents of workers: perdure's own, one of pydantic-ai, and one with deps, whose output is repaired."""
 
-_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
+_MODULES = {
+    NATIVE: "tests.processes.agents",
+    ADAPTED: "tests.processes.adapted_agents",
+    JUDGING: "tests.processes.agents",
+}
 
 ROOT = Path(__file__).resolve().parents[2]
 
