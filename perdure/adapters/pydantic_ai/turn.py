@@ -40,7 +40,7 @@ from pydantic_ai.usage import RunUsage
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
-from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Undecided
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, Durability, current
 from perdure.errors import (
@@ -196,7 +196,7 @@ class AdaptedTurn:
             return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
         return None
 
-    def _perform(self) -> Outcome:  # noqa: PLR0911 (one return a way to end)
+    def _perform(self) -> Outcome:  # noqa: C901, PLR0911 (one return a way to end)
         try:
             prompt, history = self._read_history()
             instructions = self._recalled()
@@ -209,6 +209,8 @@ class AdaptedTurn:
             return Lacking("a version of pydantic-ai that reads the turn's messages")
         except Undecided:
             return self._announce_waiting()
+        except Unanswered:
+            return self._awaits_client()
         except _Stopped as stopped:
             return stopped.outcome
         except CallAborted:
@@ -216,6 +218,10 @@ class AdaptedTurn:
         except (LeaseLost, Unavailable):
             raise
         except (UserError, SettingsError):
+            if (
+                self._calls is not None and self._calls.waits
+            ):  # an approved call was deferred: no handler is asked again
+                return self._awaits_client()
             log.exception("turn %s: its agent cannot run", self._row.turn_id)
             return Failed(misconfigured())
         except Exception as error:  # noqa: BLE001 (raised again unless the model caused it)
@@ -335,10 +341,10 @@ class AdaptedTurn:
         return Recorded(payload)
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person; see `units.Run`."""
+        """The answers for calls that wait for a person or a client; see `units.Run`."""
         calls = self._calls
-        if calls is None or requests.calls:
-            raise UserError("perdure cannot wait for a call that is answered outside the agent")
+        if calls is None:
+            raise UserError("perdure waits only for calls of a model's reply")
         return await self._thread.do(lambda: calls.decide(requests, self._definitions))
 
     def delta(self, text: str) -> None:
@@ -561,6 +567,12 @@ class AdaptedTurn:
             except PerdureError as error:
                 return Failed(error)
         return AwaitsDecision(asking.seq or 0)
+
+    def _awaits_client(self) -> AwaitsCalls:
+        asking = self.transcript.asking()
+        if asking is None:
+            raise LookupError("no call waits for a client")
+        return AwaitsCalls(asking.seq or 0, ())
 
     def _commit(self, step: Step) -> float | None:
         sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
