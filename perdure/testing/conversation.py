@@ -48,7 +48,7 @@ from perdure.turns.outcome import (
     Replied,
     Struck,
 )
-from perdure.turns.run.loop import RunsItsTurns, steps_of
+from perdure.turns.run.loop import RunsItsTurns, turn_of
 from perdure.turns.run.verdict import Verdict, conclude, render_error
 from perdure.turns.transcript import LEFT_OUT, Entry, Transcript
 
@@ -237,7 +237,7 @@ class Conversation:
         while True:
             tenure = self._tenure(turn, self._clock.monotonic() - began)
             variables = VariableSet(self._store.variables)
-            outcome = steps_of(self._runtime, tenure, self._agent, transcript, variables).run()
+            outcome = turn_of(self._runtime, tenure, self._agent, transcript, variables).run()
             if isinstance(outcome, AwaitsCalls):
                 self._store.record(outcome.results)
                 asleep_since = self._clock.monotonic()

@@ -90,8 +90,6 @@ class MemoryStore(Database):
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
             "turns.effects_of_step": self._effects_of_step,
-            "turns.finish_unit": self._finish_effect,
-            "turns.units_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
             "turns.defer_call": self._defer_call,
             "turns.begin_approved": self._begin_approved,

@@ -81,8 +81,7 @@ def is_unrelated(name: str) -> bool:
 def commits(kind: str, agent: str = NATIVE) -> list[str]:
     """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
-    finish = "turns.finish_effect" if agent == NATIVE else "turns.finish_unit"
-    finished = [finish] * len(tools) if len(tools) > 1 else []
+    finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
     return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
 
 

@@ -35,7 +35,7 @@ ONE_OF_EACH_KIND = {
     "adapted-idempotent-within-idempotent.acted-1",
     "adapted-unsafe-within-unsafe.acted-1",
     "adapted-probed-before-turns.step-2",
-    "adapted-all-before-turns.finish_unit-2",
+    "adapted-all-before-turns.finish_effect-2",
 }
 """The cases that `make test` plays; the tests of all other cases are marked `long`."""
 

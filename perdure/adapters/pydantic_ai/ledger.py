@@ -29,10 +29,9 @@ from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.messages import Unreadable, storable_json
 from perdure.agents import Agent
 from perdure.database.engine import Statement, as_json
-from perdure.errors import PerdureError, loggable
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import error_summary, load_object, storable
+from perdure.text.untrusted import error_summary, load_object
 from perdure.tools.registry import Effect
 from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet
@@ -41,7 +40,7 @@ from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.ledger import CallLedger
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, recorded_result
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, effect_rows, recorded_result
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.transcript import Entry
 
@@ -131,7 +130,7 @@ class Calls:
 
     def read(self) -> float:
         """Read the rows, which an earlier worker may have written; returns the seconds until all can be decided."""
-        self._rows = self._read()
+        self._rows = self.rows()
         for position, row in self._rows.items():
             self._planned[position] = replace(self._planned_at(position), effect_id=row.effect_id)
         begun = [row for row in self._rows.values() if row.status == "intended" and row.waits_for is None]
@@ -245,14 +244,14 @@ class Calls:
             Unanswered: a call has no result yet.
             LeaseLost: another worker has the session.
         """
-        self._rows = self._read()
+        self._rows = self.rows()
         external = [part for part in requests.calls if self._positions[part.tool_call_id] not in self._rows]
         if external:
             self._wait(
                 queries.DEFER,
                 [self._row(self._positions[part.tool_call_id], _declared(part, definitions)) for part in external],
             )
-            self._rows = self._read()
+            self._rows = self.rows()
         asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part)]
         if asked:
             self._wait(queries.ASK, asked)
@@ -272,7 +271,7 @@ class Calls:
     @property
     def waits(self) -> bool:
         """Whether a call waits for a client."""
-        rows = self._read().values()
+        rows = self.rows().values()
         return any(row.status == "intended" and row.waits_for is not None for row in rows)
 
     @property
@@ -290,10 +289,6 @@ class Calls:
         for position in self._fresh:
             self._record(position, "failed", "this call was not run.", None)
         self._fresh = set()
-
-    def rows(self) -> dict[int, Row[Any]]:
-        """The rows of the calls, by position."""
-        return self._read()
 
     def _must_ask(self, part: ToolCallPart) -> bool:
         row = self._rows.get(self._positions[part.tool_call_id])
@@ -339,7 +334,7 @@ class Calls:
         }
         if not self._ledger.begin(self.asking.seq or 0, list(unbegun.values())):
             raise Undecided
-        self._rows = self._read()
+        self._rows = self.rows()
         for position, planned in unbegun.items():
             if self._rows[position].status == "intended":
                 self._planned[position] = planned
@@ -409,20 +404,7 @@ class Calls:
         return Recorded(returned(UNKNOWN_OUTCOME if message is None else f"{message}\n{UNKNOWN_OUTCOME}"))
 
     def _record(self, position: int, status: str, text: str, payload: Any) -> None:
-        try:
-            self._runtime.database.run(
-                queries.FINISH,
-                {
-                    "effect_id": self._planned[position].effect_id,
-                    "status": status,
-                    "result": storable(text),
-                    "payload": None if payload is None else as_json(storable_json(payload)),
-                },
-            )
-        except PerdureError as error:
-            # The turn still has the result, and commits it with the step.
-            name = self._planned[position].call.name
-            log.warning("the result of tool %s was not recorded in its effect row: %s", name, loggable(error))
+        self._executor.record(self._planned[position], status, text, payload=storable_json(payload))
 
     def _recorded(self, row: Row[Any]) -> Any:
         """The result of a call that has ended, as JSON values of a `CallToolResult`.
@@ -443,9 +425,9 @@ class Calls:
         text = row.result or ""
         return returned(text) if row.status == "done" else {"kind": "tool_failed", "message": text}
 
-    def _read(self) -> dict[int, Row[Any]]:
-        given = {"turn_id": self._tenure.at_hand.turn_id, "message_seq": self.asking.seq}
-        return {row.position: row for row in self._runtime.database.run(queries.CALLS, given)}
+    def rows(self) -> dict[int, Row[Any]]:
+        """The rows of the calls, by position."""
+        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.asking)
 
 
 def _declared(part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> AdaptedTool:

@@ -1,34 +1,10 @@
-"""The statements of the tool calls of adapted agents, on the rows of `tool_effects`."""
+"""The statement with which the tool calls of adapted agents ask, on the rows of `tool_effects`."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
-
-# Records the result of a call, with its JSON form. Not fenced, as `turns.finish_effect`.
-FINISH = Statement(
-    "turns.finish_unit",
-    """
-    UPDATE tool_effects
-    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, payload = %(payload)s::jsonb, finished_at = perdure_now()
-    WHERE effect_id = %(effect_id)s AND finished_at IS NULL
-    """,
-)
-
-# As `turns.effects_of_step`, with the JSON form of the results.
-CALLS = Statement(
-    "turns.units_of_step",
-    """
-    SELECT effect_id, position, arguments, effect, status, result, payload, approver, waits_for,
-           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
-    FROM tool_effects
-    WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
-    ORDER BY position
-    """,
-    writes=False,
-)
 
 # Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else.
 ASK = Statement(

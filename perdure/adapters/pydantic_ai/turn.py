@@ -1,7 +1,7 @@
 """The steps of a turn of an adapted agent: pydantic-ai decides what comes next, and the turn commits it.
 
-`AdaptedTurn.run` is called by the loop (`turns.run.loop`) like `Turn.run`, and returns the same outcomes. It runs the
-agent on the event loop and serves its jobs in the turn's thread:
+For the loop (`turns.run.loop`), a turn like any other. A step runs the agent on the event loop, and serves its jobs in
+the thread of the turn:
 
     before a model request    commit the results of the previous round, or the reply that the agent rejected; stop here
                               if the turn must stop
@@ -44,7 +44,6 @@ from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswer
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, Durability, current
 from perdure.errors import (
-    BudgetExhausted,
     ContentFiltered,
     OutcomeUnknown,
     PerdureError,
@@ -53,7 +52,6 @@ from perdure.errors import (
     ToolError,
     Unavailable,
 )
-from perdure.events.writer import TurnEvents
 from perdure.hooks import TurnStarted
 from perdure.ids import new_id
 from perdure.models import endings
@@ -62,32 +60,28 @@ from perdure.models.protocol import CallAborted, ModelCall, Role
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
-from perdure.settings import OnUnavailable
 from perdure.text.untrusted import storable
 from perdure.tools import around
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import Result
-from perdure.turns.lease import wait_for_model
-from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.calls.run_calls import Interrupted
+from perdure.turns.lease.tenure import Tenure
 from perdure.turns.outcome import (
     AwaitsCalls,
     AwaitsDecision,
-    AwaitsModel,
-    Cancelled,
     Ending,
     Failed,
     Lacking,
     Outcome,
-    Parked,
     Replied,
 )
 from perdure.turns.prompt.build import build
 from perdure.turns.prompt.parts import latest
-from perdure.turns.run.commit import Step, commit_step
-from perdure.turns.run.turn_hooks import TurnHooks
-from perdure.turns.run.verdict import closings, misconfigured, out_of_time
+from perdure.turns.run.commit import Step
+from perdure.turns.run.loop import Turn
+from perdure.turns.run.verdict import closings, misconfigured
 from perdure.turns.transcript import Entry, Transcript
 
 if TYPE_CHECKING:
@@ -99,33 +93,21 @@ OWN_MODEL = "perdure"
 """The name by which pydantic-ai knows a model that is not the agent's own."""
 
 
-class _Stopped(Exception):  # raised by a job, to unwind the run
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__("the turn stops")
-        self.outcome = outcome
+class _Lacks(Exception):  # raised by a job, to unwind the run
+    """This worker lacks something that the turn needs."""
 
 
-class AdaptedTurn:
-    """The steps of the turn at hand of an adapted agent. Begins after the last step in `transcript`."""
+class AdaptedTurn(Turn):
+    """A turn of an adapted agent. A step is a run of the agent: its jobs commit, and its result ends the turn."""
+
+    case_ids: tuple[str, ...] = ()
+    _called_at_s = 0.0
+    _agent: AdaptedAgent
 
     def __init__(
         self, runtime: Runtime, tenure: Tenure, agent: AdaptedAgent, transcript: Transcript, variables: VariableSet
     ) -> None:
-        settings = runtime.settings.turn
-        self.transcript = transcript
-        self.case_ids: tuple[str, ...] = ()
-        self._runtime = runtime
-        self._tenure = tenure
-        self._row = tenure.at_hand
-        self._agent = agent
-        self._variables = variables
-        self._max_steps = agent.max_steps or settings.max_steps
-        self._timeout_s = agent.timeout_s or settings.timeout_s
-        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
-        committed = sum(entry.seq is not None for entry in transcript.present)
-        place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
-        self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
-        self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
+        super().__init__(runtime, tenure, agent, transcript, variables)
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
@@ -137,66 +119,15 @@ class AdaptedTurn:
         self._calls: Calls | None = None
         self._definitions: Mapping[str, ToolDefinition] = {}
         self._tool_error: Exception | None = None
-        if self._row.cancel_requested_at is not None:
-            tenure.cancel(self._row.turn_id)
 
-    def run(self) -> Outcome:
-        """Run the agent until the turn ends or stops. May be called again if the turn goes on after a stop.
+    def _step(self) -> Outcome | None:
+        """Run the agent until the turn ends or stops.
 
         Raises:
-            LeaseLost: another worker has the session.
-            Unavailable: the database cannot be reached; the transcript must be read again.
+            CallAborted, Interrupted: the turn must stop.
+            PerdureError: the model failed.
         """
-        self._events.state("running")
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
-        outcome = self._before_first_step() or self._why_stop() or self._perform()
-        if isinstance(outcome, Ending):
-            self._close_unbegun()
-            outcome = self._hooks.after(outcome)
-            if isinstance(outcome, Failed):
-                self._events.rewind()
-        return outcome
-
-    def _close_unbegun(self) -> None:
-        if self._calls is not None:  # the run ended in the middle of a round
-            self._calls.close_unbegun()
-
-    def announce(self, outcome: Outcome) -> None:
-        """Tell those who follow the turn that it waits."""
-        if isinstance(outcome, AwaitsDecision):
-            self._events.state("waiting_approval")
-        elif isinstance(outcome, AwaitsCalls):
-            self._events.state("parked")
-
-    def _before_first_step(self) -> Failed | AwaitsModel | None:
-        """As `Turn`: wait behind older turns that wait for the model, and call the hooks before a turn."""
-        stopping = self._tenure.stopping.is_set()
-        may_wait = self._may_park and not stopping and self.transcript.asking() is None
-        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
-            busy = ProviderError("Earlier turns wait for the model.", transient=True)
-            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
-        uncommitted = self.transcript.uncommitted
-        if not self._agent.before_turn or not uncommitted or stopping:
-            return None
-        failed = self._hooks.before()
-        if failed is None:
-            self._commit(Step(uncommitted))
-        return failed
-
-    def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        if self._tenure.lost:
-            raise LeaseLost
-        if self._tenure.cancelled:
-            return Cancelled()
-        if self._tenure.draining:
-            return Parked()
-        if self._tenure.spent_s >= self._timeout_s:
-            return Failed(out_of_time(self._timeout_s))
-        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
-            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
-        return None
-
-    def _perform(self) -> Outcome:  # noqa: C901, PLR0911 (one return a way to end)
         try:
             prompt, history = self._read_history()
             instructions = self._recalled()
@@ -204,44 +135,47 @@ class AdaptedTurn:
             work = contextvars.copy_context().run(lambda: lambda: self._run_agent(prompt, history, instructions))
             self._tenure.step_within(self._timeout_s)
             found = self._thread.run(work, self._tenure)
-            return Cancelled() if found is None else self._conclude(found)
+            return None if found is None else self._conclude(found)
         except messages.Unreadable:
             return Lacking("a version of pydantic-ai that reads the turn's messages")
+        except _Lacks as error:
+            return Lacking(str(error))
         except Undecided:
             return self._announce_waiting()
         except Unanswered:
             return self._awaits_client()
-        except _Stopped as stopped:
-            return stopped.outcome
-        except CallAborted:
-            return self._why_stop() or Failed(ProviderError("The model broke off its answer."))
-        except (LeaseLost, Unavailable):
-            raise
-        except (UserError, SettingsError):
-            if (
-                self._calls is not None and self._calls.waits
-            ):  # an approved call was deferred: no handler is asked again
-                return self._awaits_client()
-            log.exception("turn %s: its agent cannot run", self._row.turn_id)
-            return Failed(misconfigured())
-        except Exception as error:  # noqa: BLE001 (raised again unless the model caused it)
+        except Exception as error:  # noqa: BLE001 (raised again unless the agent caused it)
             return self._failed(error)
 
-    def _failed(self, error: Exception) -> Outcome:
-        """The outcome for an error that ended the run.
+    def _failed(self, error: Exception) -> Failed | AwaitsCalls:
+        """The outcome for an error that ended the run, if it is no failure of the model.
 
         Raises:
+            PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
-        if isinstance(error, Aborted) and (why := self._why_stop()) is not None:
-            return why
-        found = errors.of_run(error)
-        if found is None:
-            raise error
-        return self._wait_for_model(found) or Failed(found)
+        if isinstance(error, UserError) and self._calls is not None and self._calls.waits:
+            return self._awaits_client()  # an approved call was deferred, for which no handler is asked again
+        if isinstance(error, UserError | SettingsError):
+            log.error("turn %s: its agent cannot run", self._row.turn_id, exc_info=error)
+            return Failed(misconfigured())
+        if isinstance(error, Aborted) and self._tenure.stopping.is_set():
+            raise Interrupted from error
+        raise errors.of_run(error) or error
+
+    def _awaits_client(self) -> AwaitsCalls:
+        asking = self.transcript.asking()
+        if asking is None:
+            raise LookupError("no call waits for a client")
+        return AwaitsCalls(asking.seq or 0, ())
+
+    def _end(self, ending: Ending) -> Ending:
+        if self._calls is not None:  # the run ended in the middle of a round
+            self._calls.close_unbegun()
+        return super()._end(ending)
 
     # --- the run, on the event loop ---------------------------------------------------------
 
@@ -364,8 +298,8 @@ class AdaptedTurn:
     ) -> Any:
         """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
         self._commit_round(context.messages, parameters)
-        if (why := self._why_stop()) is not None:
-            raise _Stopped(why)
+        if self._why_stop() is not None:
+            raise Interrupted
         try:
             payload = self._respond(start, messages, settings, parameters, context)
         except CallAborted:
@@ -440,7 +374,7 @@ class AdaptedTurn:
         """Commit the results of the open calls, or the reply that the agent rejected."""
         lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
         if lacking is not None and not self._tenure.overdue:
-            raise _Stopped(Lacking(f"the tool {lacking!r} of the agent {self._agent.name!r}"))
+            raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
         entries, results = self._round(messages.last_requests(known))
         if entries:
             self._commit(Step([*self.transcript.uncommitted, *entries], results=results))
@@ -471,11 +405,10 @@ class AdaptedTurn:
             return
         refusal = why_calls_do_not_run(made)
         if refusal is not None:  # `units.Durability` rejects the reply
-            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
-            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._refuse(reply, refusal)
             return
         if self._tenure.draining:
-            raise _Stopped(Parked())  # no time is left to run the tools: without a commit, the model is asked again
+            raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
         self._definitions = {each.name: each for each in parameters.function_tools}
         planned = {
             position: self._plan(position, reply, self._definitions[call.name])
@@ -537,7 +470,7 @@ class AdaptedTurn:
         if wait_s > 0:
             self._tenure.step_within(wait_s)
             if self._tenure.stopping.wait(wait_s):
-                raise _Stopped(self._why_stop() or Parked())
+                raise Interrupted
 
     def _conclude(self, result: AgentRunResult[Any]) -> Replied:
         """The turn's reply: the text of the last reply, or the output as text."""
@@ -567,25 +500,6 @@ class AdaptedTurn:
             except PerdureError as error:
                 return Failed(error)
         return AwaitsDecision(asking.seq or 0)
-
-    def _awaits_client(self) -> AwaitsCalls:
-        asking = self.transcript.asking()
-        if asking is None:
-            raise LookupError("no call waits for a client")
-        return AwaitsCalls(asking.seq or 0, ())
-
-    def _commit(self, step: Step) -> float | None:
-        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._events.committed(len(step.entries))
-        return sent_at
-
-    def _wait_for_model(self, error: PerdureError) -> AwaitsModel | None:
-        if not self._may_park or self._tenure.spent_s >= self._timeout_s:
-            return None
-        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
-        if wait_s is None or not wait_for_model.may_wait(self._row, self._runtime.clock):
-            return None
-        return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
 
     @property
     def _model_name(self) -> str:

@@ -46,7 +46,7 @@ from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prom
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
+from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
 from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
@@ -82,12 +82,13 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
     return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks)
 
 
-def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
+def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
     """A model object of pydantic-ai as a model of perdure, with the object's own client and settings.
 
     The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
     """
-    return AdaptedModel(name_of(model), lambda: Vendor(model), clock)
+    model = cast("PydanticModel[Any]", given)
+    return AdaptedModel(name_of(given), lambda: Vendor(model), clock)
 
 
 class AdaptedModel:

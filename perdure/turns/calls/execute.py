@@ -286,7 +286,7 @@ class CallExecutor:
             if in_time:
                 arrived.set()
             if record or not in_time:
-                self._finish(planned, status, text, context.working_variables.changes())
+                self.record(planned, status, text, changes=context.working_variables.changes())
 
         def work() -> str:
             try:
@@ -363,7 +363,10 @@ class CallExecutor:
     def _may_begin(self, planned: Planned) -> bool:
         return self._scope.still_valid() and self._now() < self._ledger.until(planned)
 
-    def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
+    def record(
+        self, planned: Planned, status: str, text: str, *, changes: Sequence[Change] = (), payload: Any = None
+    ) -> None:
+        """Record the result of a call in its row, which another worker reads if this one dies before the step."""
         try:
             self._runtime.database.run(
                 queries.FINISH_EFFECT,
@@ -371,6 +374,7 @@ class CallExecutor:
                     "effect_id": planned.effect_id,
                     "status": status,
                     "result": storable(text),
+                    "payload": None if payload is None else as_json(payload),
                     "variables": as_json(changes) if changes else None,
                 },
             )

@@ -7,14 +7,15 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Records the result of one of several concurrent calls. Not fenced: a result may be recorded after the lease was lost.
-# Only STEP, which is fenced, adds results to the transcript.
+# Records the result of one of several concurrent calls; `payload` is the result as an adapted agent returns it. Not
+# fenced: a result may be recorded after the lease was lost. Only STEP, which is fenced, adds results to the transcript.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
     UPDATE tool_effects
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, variables = %(variables)s::json, finished_at = perdure_now()
+        result = %(result)s, payload = %(payload)s::jsonb, variables = %(variables)s::json,
+        finished_at = perdure_now()
     WHERE effect_id = %(effect_id)s AND finished_at IS NULL
     """,
 )
@@ -40,8 +41,8 @@ EXTEND_EFFECT = Statement(
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, arguments, effect, status, result, variables, waits_for, sent_at IS NOT NULL AS sent,
-           parts, approver,
+    SELECT effect_id, position, arguments, effect, status, result, payload, variables, waits_for,
+           sent_at IS NOT NULL AS sent, parts, approver,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s

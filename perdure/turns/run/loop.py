@@ -4,8 +4,9 @@
 
 Read this file from top to bottom. `Runner.run` is called by the task `turns.run`, and by a child process for a turn
 that ends its processes. It claims the session and runs its turns, the oldest first (`Runner._run_turn`). Each turn is a
-loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it
-settles the turn, or leaves it to a later worker (`run.leave`).
+loop of steps (`Turn`); what a step does depends on the kind of agent (`OwnTurn`, or an adapter's). What stops the loop
+is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it settles the turn, or leaves it to a later worker
+(`run.leave`).
 
 The tenure has the session's fence. It goes only to code that reads or writes under the fence: `claim`, `keeper`,
 `snapshot`, `commit`, the ledger of the calls, and `leave`. All other code gets the turn's row, and the tenure as a
@@ -24,6 +25,7 @@ and a sweeper's wake-up leads to the next claim. No database connection is held 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -211,7 +213,7 @@ class Runner:
 
     def _begin(
         self, tenure: Tenure, transcript: Transcript, variables: VariableSet
-    ) -> Steps | Cancelled | Failed | Lacking:
+    ) -> Turn | Cancelled | Failed | Lacking:
         """The turn at hand, or the outcome with which it stops because it cannot begin."""
         row = tenure.at_hand
         agent = self._runtime.agents.find(row.agent)
@@ -222,7 +224,7 @@ class Runner:
                 return Lacking(f"the agent {row.agent!r}")
             return Failed(unknown_agent(row.agent, self._limits.unknown_agent_s))
         try:
-            return steps_of(self._runtime, tenure, agent, transcript, variables)
+            return turn_of(self._runtime, tenure, agent, transcript, variables)
         except (PerdureError, SettingsError) as error:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
@@ -278,34 +280,12 @@ class Runner:
         return False
 
 
-class Steps(Protocol):
-    """The steps of the turn at hand: perdure's own (`Turn`), or those of an adapted agent."""
-
-    @property
-    def case_ids(self) -> tuple[str, ...]:
-        """The ids of the cases in the prompt."""
-        ...
-
-    def run(self) -> Outcome:
-        """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
-
-        Raises:
-            LeaseLost: another worker has the session.
-            Unavailable: the database cannot be reached; the transcript must be read again.
-        """
-        ...
-
-    def announce(self, outcome: Outcome) -> None:
-        """Tell those who follow the turn that it waits."""
-        ...
-
-
 @runtime_checkable
 class RunsItsTurns(Protocol):
     """An agent of another library, which decides what its turns do."""
 
-    def begin_turn(self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet) -> Steps:
-        """The steps of the turn at hand. They begin after the last step in `transcript`.
+    def begin_turn(self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet) -> Turn:
+        """The turn at hand. It begins after the last step in `transcript`.
 
         Raises:
             PerdureError, SettingsError: the agent or its model cannot be used.
@@ -313,19 +293,19 @@ class RunsItsTurns(Protocol):
         ...
 
 
-def steps_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet) -> Steps:
-    """The steps of the turn at hand of `agent`.
+def turn_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet) -> Turn:
+    """The turn at hand of `agent`.
 
     Raises:
         PerdureError, SettingsError: the agent or its model cannot be used.
     """
     if isinstance(agent, RunsItsTurns):
         return agent.begin_turn(runtime, tenure, transcript, variables)
-    return Turn(runtime, tenure, agent, transcript, variables)
+    return OwnTurn(runtime, tenure, agent, transcript, variables)
 
 
-class Turn:
-    """The steps of the turn at hand. Begins after the last step in `transcript`.
+class Turn(ABC):
+    """The turn at hand, from its last committed step until it ends or stops. A subclass knows what a step is.
 
     Attributes:
         transcript: The messages of the session's last turns and of this one, with each step that `run` commits.
@@ -339,6 +319,7 @@ class Turn:
         self._runtime = runtime
         self._tenure = tenure
         self._row = tenure.at_hand
+        self._agent = agent
         self._variables = variables
         self._max_steps = agent.max_steps or settings.max_steps
         self._timeout_s = agent.timeout_s or settings.timeout_s
@@ -346,21 +327,33 @@ class Turn:
         committed = sum(entry.seq is not None for entry in transcript.present)
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
-        self._model = ModelCaller(
-            runtime, tenure, self._row, agent, transcript,
-            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
-        )  # fmt: skip
-        self._calls = CallRunner(runtime, tenure, agent, variables)
         self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
-        self._planned: list[Planned] | None = None
-        """The calls whose intents this process has just committed; `None` when it resumes those of another."""
-        self._incomplete = 0
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
 
     @property
+    @abstractmethod
     def case_ids(self) -> tuple[str, ...]:
-        return self._model.case_ids
+        """The ids of the cases in the prompt."""
+
+    @property
+    @abstractmethod
+    def _model_name(self) -> str:
+        """The name of the turn's model, as the turns that wait for it know it."""
+
+    @property
+    @abstractmethod
+    def _called_at_s(self) -> float:
+        """The turn's run time at the beginning of the last model call."""
+
+    @abstractmethod
+    def _step(self) -> Outcome | None:
+        """Take a step, and commit it; returns `None` if the turn continues.
+
+        Raises:
+            CallAborted, Interrupted: the turn must stop, or the model broke off its answer.
+            PerdureError: the model failed.
+        """
 
     def run(self) -> Outcome:
         """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
@@ -372,12 +365,8 @@ class Turn:
         self._events.state("running")
         outcome: Outcome | None = self._before_first_step()
         while outcome is None:
-            outcome = self._why_stop() or self._step()
-        if isinstance(outcome, Ending):
-            outcome = self._hooks.after(outcome)
-            if isinstance(outcome, Failed):
-                self._events.rewind()
-        return outcome
+            outcome = self._why_stop() or self._try_step()
+        return self._end(outcome) if isinstance(outcome, Ending) else outcome
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -393,11 +382,11 @@ class Turn:
         """
         stopping = self._tenure.stopping.is_set()
         may_wait = self._may_park and not stopping and self.transcript.asking() is None
-        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model.name):
+        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
             busy = ProviderError("Earlier turns wait for the model.", transient=True)
-            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model.name)
+            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
         uncommitted = self.transcript.uncommitted
-        if not self._hooks.agent.before_turn or not uncommitted or stopping:
+        if not self._agent.before_turn or not uncommitted or stopping:
             return None
         failed = self._hooks.before()
         if failed is None:
@@ -405,13 +394,11 @@ class Turn:
         return failed
 
     def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        """The reason not to take another step, if there is one. Calls whose intents were just committed still run."""
+        """The reason not to take another step, if there is one."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
             return Cancelled()
-        if self._planned is not None:
-            return None
         if self._tenure.draining:
             return Parked()
         if self._tenure.spent_s >= self._timeout_s:
@@ -420,17 +407,14 @@ class Turn:
             return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
         return None
 
-    def _step(self) -> Outcome | None:
-        """Call the model, or execute the calls of its last reply, and commit; returns `None` if the turn continues."""
+    def _try_step(self) -> Outcome | None:
+        """Take a step; returns `None` if the turn continues. If the model is unavailable, the turn may wait for it."""
         try:
-            asking = self.transcript.asking()
-            return self._call_model() if asking is None else self._execute(asking)
+            return self._step()
         except (CallAborted, Interrupted) as error:
-            if self._tenure.stopping.is_set():
-                return None  # `_why_stop` returns the reason
             broken = ProviderError("The model broke off its answer.")
             broken.__cause__ = error
-            return Failed(broken)
+            return self._why_stop() or Failed(broken)
         except Unavailable:
             raise
         except PerdureError as error:
@@ -438,9 +422,59 @@ class Turn:
             in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
             if wait_s is None or not (self._may_park and in_time):
                 return Failed(error)
-            return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
+            return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
 
-    def _call_model(self) -> Replied | None:
+    def _commit(self, step: Step) -> float | None:
+        """Commit a step and announce its messages; see `commit_step`."""
+        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._events.committed(len(step.entries))
+        return sent_at
+
+    def _refuse(self, reply: Entry, refusal: str) -> None:
+        """Commit a reply of which no call runs."""
+        refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+        self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+
+    def _end(self, ending: Ending) -> Ending:
+        """Call the hooks after a turn."""
+        ending = self._hooks.after(ending)
+        if isinstance(ending, Failed):
+            self._events.rewind()
+        return ending
+
+
+class OwnTurn(Turn):
+    """A turn of perdure's own agents. A step is a model call, with the calls of its reply."""
+
+    def __init__(
+        self, runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet
+    ) -> None:
+        super().__init__(runtime, tenure, agent, transcript, variables)
+        self._model = ModelCaller(
+            runtime, tenure, self._row, agent, transcript,
+            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
+        )  # fmt: skip
+        self._calls = CallRunner(runtime, tenure, agent, variables)
+        self._incomplete = 0
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        return self._model.case_ids
+
+    @property
+    def _model_name(self) -> str:
+        return self._model.name
+
+    @property
+    def _called_at_s(self) -> float:
+        return self._model.called_at_s
+
+    def _step(self) -> Outcome | None:
+        """Call the model and execute the calls of its reply, or resume the calls that an earlier worker began."""
+        asking = self.transcript.asking()
+        return self._call_model() if asking is None else self._execute(asking)
+
+    def _call_model(self) -> Outcome | None:
         """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
         made = self._model.call()
         reply = said(self._row.turn_id, made, self.transcript.call_ids)
@@ -448,8 +482,7 @@ class Turn:
             return Replied(reply)
         refusal = why_calls_do_not_run(made)
         if refusal is not None:
-            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
-            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._refuse(reply, refusal)
             self._incomplete += 1
             if self._incomplete == _MOST_INCOMPLETE:
                 raise IncompleteReply(f"The model's replies broke off {_MOST_INCOMPLETE} times in a row, so I stopped.")
@@ -463,22 +496,19 @@ class Turn:
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
         sent_at = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
-        if not waits:
-            self._calls.intended(planned, sent_at)
-            self._planned = planned
-        return None
+        asking = self.transcript.asking()
+        if waits or asking is None or self._tenure.unwanted.is_set():
+            return None
+        self._calls.intended(planned, sent_at)
+        return self._execute(asking, planned)
 
-    def _execute(self, asking: Entry) -> Outcome | None:
-        """Execute the calls of the message `asking`, or resume those that an earlier worker began, and commit."""
-        planned, self._planned = self._planned, None
+    def _execute(self, asking: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
+        """Execute the calls of the message `asking`, and commit their results.
+
+        `planned` are the calls whose intents this process has just committed; `None`: those of an earlier worker.
+        """
         answered = self._calls.answer(asking, planned)
         if not isinstance(answered, Sequence):
             return answered
         self._commit(Step(closings(asking, [result.text for result in answered]), results=answered))
         return None
-
-    def _commit(self, step: Step) -> float | None:
-        """Commit a step and announce its messages; see `commit_step`."""
-        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._events.committed(len(step.entries))
-        return sent_at

@@ -92,34 +92,33 @@ def test_the_next_turn_continues_the_conversation(harness: Harness, bench: Bench
 Boundary = tuple[Literal["before", "after"], str, int]
 
 
-def _boundaries(kind: str) -> list[Boundary]:
-    """The commits of an undisturbed turn with two calls in one reply, with the number of times that each occurs."""
-    finish = "turns.finish_effect" if kind == "native" else "turns.finish_unit"
-    counts = {"turns.claim": 1, "turns.step": 2, finish: 2, "turns.settle": 1}
-    return [
-        (moment, name, nth)
-        for name, count in counts.items()
-        for nth in range(1, count + 1)
-        for moment in ("before", "after")
-    ]
+COMMITS = {"turns.claim": 1, "turns.step": 2, "turns.finish_effect": 2, "turns.settle": 1}
+"""The commits of an undisturbed turn with two calls in one reply, with the number of times that each occurs."""
 
+BOUNDARIES: list[Boundary] = [
+    (moment, name, nth)
+    for name, count in COMMITS.items()
+    for nth in range(1, count + 1)
+    for moment in ("before", "after")
+]
 
 CRASHES = [
     (kind, each)
     for kind in KINDS
-    for each in _boundaries(kind)
-    if each[1] != "turns.finish_effect"  # in the tool's thread, which no exception ends: see tests/processes
+    for each in BOUNDARIES
+    # A native tool's thread commits its result, and no exception ends it: see tests/processes.
+    if (kind, each[1]) != ("native", "turns.finish_effect")
 ]
 
 
-def test_the_enumeration_is_complete(harness: Harness, bench: Bench, kind: str) -> None:
-    """`_boundaries` lists the commits of an undisturbed turn."""
+def test_the_enumeration_is_complete(harness: Harness, bench: Bench) -> None:
+    """`BOUNDARIES` lists the commits of an undisturbed turn."""
     bench.equip(Tool("look", "pure"), Tool("act"))
     harness.script(calls(("look", {}), ("act", {})), says("done"))
     sent, seen = harness.send(), []
     with harness.hooked(lambda moment, name: seen.append((moment, name))):
         harness.run(sent.session_id)
-    expected = sorted((moment, name) for moment, name, _ in _boundaries(kind))
+    expected = sorted((moment, name) for moment, name, _ in BOUNDARIES)
     assert sorted(each for each in seen if each in set(expected)) == expected
     assert {name for _, name in seen} - {name for _, name in expected} <= {"context.past", "turns.history"}
 
