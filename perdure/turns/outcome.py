@@ -93,7 +93,10 @@ class AwaitsDecision:
 
 @dataclass(frozen=True, slots=True)
 class AwaitsCalls:
-    """Calls of the message at `message_seq` wait for a task or a time. `results` are the rows of its other calls."""
+    """Calls of the message at `message_seq` wait for a task, a client or a time.
+
+    `results` are the rows of its other calls.
+    """
 
     message_seq: int
     results: Sequence[Mapping[str, Any]]

@@ -12,7 +12,6 @@ from pydantic_ai import Agent as Bare
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets.external import ExternalToolset
 from pydantic_ai.usage import UsageLimits
 
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
@@ -178,12 +177,6 @@ def _check_deps(name: str, agent: Bare[Any, Any], deps: object) -> None:
 
 def _check_durable(made: AdaptedAgent) -> None:
     agent = made.wrapped
-    external = [toolset for toolset in agent.toolsets if isinstance(toolset, ExternalToolset)]
-    if external:
-        raise SettingsError(
-            f"agent {made.name!r} has tools that run outside the agent ({external[0].label}): "
-            "perdure cannot wait for them"
-        )
     try:
         bound = _bound(made)
     except UserError as error:

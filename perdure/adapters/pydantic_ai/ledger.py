@@ -6,7 +6,7 @@ class and its probe, as for perdure's own tools (`turns.calls.execute`).
 
 A call that needs a person's decision has no intent. When pydantic-ai has run the other calls of the reply, it asks for
 the decisions; the calls then become `asked`, and the turn waits without a worker. The next run of the agent finds the
-decisions in the ledger.
+decisions in the ledger. Likewise, a call that a client runs waits in its row for the result (`turns.calls.awaited`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from uuid import UUID
 
 from pydantic import ValidationError
 from pydantic_ai.durable_exec import JSON_CODEC, CallToolResult
+from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from sqlalchemy import Row
@@ -27,30 +28,35 @@ from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
-from perdure.database.engine import as_json
+from perdure.database.engine import Statement, as_json
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import error_summary, load_object, storable_json
 from perdure.tools.registry import Effect
+from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls import approvals
+from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.ledger import CallLedger
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, effect_rows
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, effect_rows, recorded_result
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.transcript import Entry
 
 log = logging.getLogger(__name__)
 
-_WAITS = frozenset({"approval_required", "call_deferred"})
+_APPROVAL, _DEFERRED = "approval_required", "call_deferred"
 _NOT_RUN = "Error: this call was not run."
 _DONE = frozenset({"tool_return", "tool_content_result"})
 
 
 class Undecided(Exception):
     """A person can still decide about a call of the reply."""
+
+
+class Unanswered(Exception):
+    """A call of the reply waits for the result of a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,8 @@ class Calls:
         self._rows = self.rows()
         for position, row in self._rows.items():
             self._planned[position] = replace(self._planned_at(position), effect_id=row.effect_id)
-        return max((row.undecided_s for row in self._rows.values() if row.status == "intended"), default=0.0)
+        begun = [row for row in self._rows.values() if row.status == "intended" and row.waits_for is None]
+        return max((row.undecided_s for row in begun), default=0.0)
 
     def results(self, texts: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[Result]]:
         """The text of each call, and the results for the rows. `texts` has what pydantic-ai tells the model."""
@@ -179,8 +186,10 @@ class Calls:
             return self._begun(planned)
         if row is None:
             raise LookupError(f"the call {name} of {planned.call.name} began twice")
+        if row.status == "intended" and row.waits_for is not None:
+            return Recorded(row.payload)
         if row.approver is not None and not approved:
-            return Recorded({"kind": "approval_required"} if row.payload is None else row.payload)
+            return Recorded({"kind": _APPROVAL} if row.payload is None else row.payload)
         if row.status != "intended":
             self._statuses[position] = row.status
             return Recorded(self._recorded(row))
@@ -204,9 +213,17 @@ class Calls:
         return self._decided(position, effect, message)
 
     def finish(self, position: int, payload: Any) -> None:
-        """Record the result of a call, if other calls of the reply may outlast it."""
+        """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.
+
+        Raises:
+            LeaseLost: the call is deferred, and another worker has the session.
+        """
         kind = payload.get("kind") if isinstance(payload, dict) else None
-        if kind in _WAITS:
+        if kind == _APPROVAL:
+            return
+        if kind == _DEFERRED:
+            planned = self._planned[position]
+            self._wait(queries.DEFER, [self._row(position, planned.runnable, storable_json(payload))])
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
         found = storable_json(payload.get("result") if status == "done" else payload.get("message"))
@@ -220,22 +237,42 @@ class Calls:
         self._record(position, "failed", error_summary(error), None)
 
     def decide(self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]) -> DeferredToolResults:
-        """The decisions about calls that wait for a person.
+        """The decisions about calls that wait for a person, and the results of calls that a client runs.
 
         Raises:
             Undecided: a call can still be decided.
+            Unanswered: a call has no result yet.
             LeaseLost: another worker has the session.
         """
         self._rows = self.rows()
+        external = [part for part in requests.calls if self._positions[part.tool_call_id] not in self._rows]
+        if external:
+            self._wait(
+                queries.DEFER,
+                [self._row(self._positions[part.tool_call_id], _declared(part, definitions)) for part in external],
+            )
+            self._rows = self.rows()
         asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part)]
         if asked:
-            self._ask(asked)
+            self._wait(queries.ASK, asked)
             raise Undecided
+        try:
+            answers = {part.tool_call_id: self._answer(part) for part in requests.calls}
+        except Unanswered:
+            if any(row.status == "asked" and row.undecided_s > 0 for row in self._rows.values()):
+                raise Undecided from None
+            raise
         statuses = {row.status for row in self._rows.values()}
         if statuses & approvals.UNBEGUN:
             self._begin_approved()
         decisions = {part.tool_call_id: self._decision(part) for part in requests.approvals}
-        return requests.build_results(approvals=decisions)
+        return requests.build_results(approvals=decisions, calls=answers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for a client."""
+        rows = self.rows().values()
+        return any(row.status == "intended" and row.waits_for is not None for row in rows)
 
     @property
     def asks(self) -> bool:
@@ -258,23 +295,25 @@ class Calls:
         return row is None or (row.status == "intended" and row.approver is None)
 
     def _to_ask(self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> dict[str, Any]:
-        position = self._positions[part.tool_call_id]
-        found = definitions.get(part.tool_name)
-        tool = AdaptedTool.of(part.tool_name, None if found is None else found.metadata)
-        arguments = part.args_as_json_str()
-        row = self._rows.get(position)
+        tool = _declared(part, definitions)
+        row = self._row(self._positions[part.tool_call_id], tool)
+        return {**row, "approver": tool.approver_of(_object(part.args_as_json_str()))}
+
+    def _row(self, position: int, tool: RunnableTool, payload: Any = None) -> dict[str, Any]:
+        """The row of a call that waits."""
+        known = self._rows.get(position) or self._planned.get(position)
         return {
-            "effect_id": new_id(self._runtime.clock) if row is None else row.effect_id,
+            "effect_id": new_id(self._runtime.clock) if known is None else known.effect_id,
             "position": position,
-            "tool": part.tool_name,
+            "tool": tool.name,
             "arguments": self.asking.tool_calls[position].arguments,
             "effect": tool.effect,
-            "approver": tool.approver_of(_object(arguments)),
+            "payload": payload,
         }
 
-    def _ask(self, calls: Sequence[Mapping[str, Any]]) -> None:
+    def _wait(self, statement: Statement, calls: Sequence[Mapping[str, Any]]) -> None:
         rows = self._runtime.database.run(
-            queries.ASK,
+            statement,
             {
                 **self._tenure.fenced,
                 "lease_s": self._tenure.lease_s,
@@ -300,6 +339,23 @@ class Calls:
             if self._rows[position].status == "intended":
                 self._planned[position] = planned
                 self._fresh.add(position)
+
+    def _answer(self, part: ToolCallPart) -> Any:
+        """The result of a call that a client runs, as pydantic-ai takes it.
+
+        Raises:
+            Unanswered: there is none yet.
+        """
+        position = self._positions[part.tool_call_id]
+        row = self._rows[position]
+        found: Result | Planned | None = recorded_result(position, row)
+        if row.status == "intended":
+            turn = self._tenure.at_hand
+            found = awaited.resume(self._runtime, self._tenure, turn, row, self._planned_at(position))
+        if not isinstance(found, Result):
+            raise Unanswered
+        self._statuses[position] = found.status
+        return ToolFailed(row.result or "") if found.status == "failed" else found.text
 
     def _decision(self, part: ToolCallPart) -> ToolApproved | ToolDenied:
         position = self._positions[part.tool_call_id]
@@ -372,6 +428,11 @@ class Calls:
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
         return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.asking)
+
+
+def _declared(part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> AdaptedTool:
+    found = definitions.get(part.tool_name)
+    return AdaptedTool.of(part.tool_name, None if found is None else found.metadata)
 
 
 def _object(arguments: str) -> dict[str, Any]:

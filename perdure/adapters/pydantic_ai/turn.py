@@ -40,7 +40,7 @@ from pydantic_ai.usage import RunUsage
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
-from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Undecided
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
@@ -69,6 +69,7 @@ from perdure.turns.calls.result_values import Result
 from perdure.turns.calls.run_calls import Interrupted
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.outcome import (
+    AwaitsCalls,
     AwaitsDecision,
     Ending,
     Failed,
@@ -138,10 +139,12 @@ class AdaptedTurn(Turn):
             return Lacking(str(error))
         except Undecided:
             return self._announce_waiting()
+        except Unanswered:
+            return self._awaits_client()
         except Exception as error:  # noqa: BLE001 (raised again unless the agent caused it)
             return self._failed(error)
 
-    def _failed(self, error: Exception) -> Failed:
+    def _failed(self, error: Exception) -> Failed | AwaitsCalls:
         """The outcome for an error that ended the run, if it is no failure of the model.
 
         Raises:
@@ -151,12 +154,20 @@ class AdaptedTurn(Turn):
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
+        if isinstance(error, UserError) and self._calls is not None and self._calls.waits:
+            return self._awaits_client()  # an approved call was deferred, for which no handler is asked again
         if isinstance(error, UserError | SettingsError):
             log.error("turn %s: its agent cannot run", self._row.turn_id, exc_info=error)
             return Failed(misconfigured())
         if isinstance(error, Aborted) and self._tenure.stopping.is_set():
             raise Interrupted from error
         raise errors.of_run(error) or error
+
+    def _awaits_client(self) -> AwaitsCalls:
+        asking = self.transcript.asking()
+        if asking is None:
+            raise LookupError("no call waits for a client")
+        return AwaitsCalls(asking.seq or 0, ())
 
     def _end(self, ending: Ending) -> Ending:
         if self._calls is not None:  # the run ended in the middle of a round
@@ -260,10 +271,10 @@ class AdaptedTurn(Turn):
         return Recorded(payload)
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person; see `units.Run`."""
+        """The answers for calls that wait for a person or a client; see `units.Run`."""
         calls = self._calls
-        if calls is None or requests.calls:
-            raise UserError("perdure cannot wait for a call that is answered outside the agent")
+        if calls is None:
+            raise UserError("perdure waits only for calls of a model's reply")
         return await self._thread.do(lambda: calls.decide(requests, self._definitions))
 
     def delta(self, text: str) -> None:

@@ -81,7 +81,7 @@ class Run(Protocol):
         ...
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person."""
+        """The decisions about calls that wait for a person, and the results of calls that wait for a client."""
         ...
 
     def delta(self, text: str) -> None:
@@ -207,7 +207,7 @@ class Durability(BaseDurabilityCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """The decisions about calls that wait for a person."""
+        """The answers for calls that wait for a person or a client."""
         del ctx
         run = current.get()
         return None if run is None else await run.decide(requests)

@@ -30,6 +30,14 @@ LOST = (
     "Its outcome is unknown: it may have taken effect. Check before you call it again."
 )
 
+UNANSWERED = (
+    "No result of this call has arrived, and this conversation no longer waits for it. "
+    "Its outcome is unknown: it may have taken effect. Check before you call it again."
+)
+
+_UNKNOWN = {"task": LOST, "client": UNANSWERED}
+"""The texts of unknown outcomes, by what the call waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -106,9 +114,14 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
     """The result that the call's effect row records; without a row, a failed result."""
     if row is None:
         return Result(position, *outcome_of(None, None))
-    if row.status == "unknown" and row.waits_for == "task":
-        return Result(position, "unknown", LOST, row.effect_id)
+    if row.status == "unknown" and row.waits_for in _UNKNOWN:
+        return unknown_result(position, row)
     return Result(position, *outcome_of(row.status, row.result), row.effect_id)
+
+
+def unknown_result(position: int, row: Row[Any]) -> Result:
+    """The result of a call that waited for a task or a client, and for which the turn no longer waits."""
+    return Result(position, "unknown", _UNKNOWN[row.waits_for], row.effect_id)
 
 
 def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:

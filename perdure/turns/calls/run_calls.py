@@ -5,7 +5,7 @@ has several calls, each result is also recorded in its call's row as soon as it 
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt: it may or may not have taken
 effect. Its effect class decides whether it runs again. Calls that wait for approval have not begun, so they are not in
-doubt (`approvals`). Calls that wait for a task or a time are resumed by `awaited`.
+doubt (`approvals`). Calls that wait for a task, a client or a time are resumed by `awaited`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class CallRunner:
         """Run the calls in `begun`; returns their results together with `results`, in the order of the calls.
 
         `rows` are the rows of resumed calls, whose arguments a person may have edited. `still_wait` tells whether a
-        call that an earlier worker began still waits for a task or a time.
+        call that an earlier worker began still waits for a task, a client or a time.
         """
         here = [each for each in begun if each.waits_for is None]
         if len(here) == len(begun) and not still_wait:
@@ -201,7 +201,7 @@ class CallRunner:
     def _found(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned | None:
         """The result of a call that another worker began, or the call, if it runs or is sent again.
 
-        Returns `None` if the call still waits for a task or a time.
+        Returns `None` if the call still waits for a task, a client or a time.
         """
         if row is None:
             return recorded_result(fresh.position, None) if fresh.refusal is None else refused_result(fresh)

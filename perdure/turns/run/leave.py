@@ -150,7 +150,7 @@ class Leaving:
                 given = {"message_seq": message_seq, "retry_s": UNSENT_S}
                 if self._wait(tenure, queries.WAIT_CALLS, given, results) is None:
                     return Left(goes_on=True)
-                log.info("turn %s waits for a task or a time", turn.turn_id)
+                log.info("turn %s waits for a task, a client or a time", turn.turn_id)
             case AwaitsModel(error, wait_s, spent_s, steps, model):
                 given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model}
                 if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
