@@ -1,4 +1,4 @@
-"""The tool calls of one reply, on the rows of `tool_effects`. All methods run in the turn's thread.
+"""The tool calls of one reply, on the rows of `tool_effects`. The methods run in the turn's thread, unless they say so.
 
 The intents are committed with the reply. A call begins only if this process has just committed its intent, or if the
 ledger shows that it may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect
@@ -28,10 +28,11 @@ from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.messages import Unreadable, storable_json
 from perdure.agents import Agent
 from perdure.database.engine import as_json
+from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import error_summary, load_object
-from perdure.tools.registry import Effect
+from perdure.text.untrusted import cut, error_summary, load_object
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.execute import CallExecutor
@@ -92,7 +93,7 @@ class Calls:
         self._tenure = tenure
         self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
         self._planned = dict(planned)
-        hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
+        self._hooks = hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
         self._ledger = CallLedger(runtime, tenure)
         self._executor = CallExecutor(
             runtime, tenure, tenure.at_hand, hooks=hooks, ledger=self._ledger, variables=variables
@@ -100,6 +101,8 @@ class Calls:
         self._rows: dict[int, Row[Any]] = {}
         self._fresh: set[int] = set()
         """The positions of calls whose intents this process has just committed, and that have not begun."""
+        self._begun_here: set[int] = set()
+        """The positions of calls that this process has begun. A wrapper of a toolset may run a call again."""
         self._repeated: set[int] = set()
         self._statuses: dict[int, str] = {}
         self._texts: dict[int, str] = {}
@@ -159,12 +162,15 @@ class Calls:
             self._lost[position] = UNKNOWN_OUTCOME if row.status == "intended" else row.result or ""
         return self._planned[missing[0]].call.name if missing else None
 
-    def begin(self, name: str, definition: ToolDefinition | None, *, approved: bool) -> Begin | Recorded:
+    def begin(
+        self, name: str, arguments: Mapping[str, Any], definition: ToolDefinition | None, *, approved: bool
+    ) -> Begin | Recorded:
         """Begin the call that pydantic-ai knows as `name`, or return its result. `approved`: a person approved it.
+
+        A call that this process has begun before begins again, with the same row: its tool's last result counts.
 
         Raises:
             LeaseLost: another worker has the session.
-            LookupError: the reply has no such call.
             Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
@@ -173,12 +179,15 @@ class Calls:
             return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
         if definition is not None and planned.tool is None:
             tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
-            self._planned[position] = planned = replace(planned, tool=tool)
+            planned = replace(planned, tool=tool)
+        self._planned[position] = planned = replace(planned, arguments=dict(arguments))
         if position in self._fresh:
             self._fresh.discard(position)
             return self._begun(planned)
-        if row is None:
-            raise LookupError(f"the call {name} of {planned.call.name} began twice")
+        if row is None or position in self._begun_here:
+            self._statuses.pop(position, None)
+            self._ledger.extend(planned, queries.REPEAT)
+            return self._begun(planned)
         if row.approver is not None and not approved:
             return Recorded({"kind": "approval_required"} if row.payload is None else row.payload)
         if row.status != "intended":
@@ -203,14 +212,36 @@ class Calls:
             return Recorded(returned(text))
         return self._decided(position, effect, message)
 
-    def finish(self, position: int, payload: Any) -> None:
+    def check_call(self, position: int) -> dict[str, Any] | None:
+        """Call the `before_tool` hooks, in a thread of the call; returns the result of a call that one rejects."""
+        try:
+            self._hooks.check_call(self._planned[position])
+        except ToolError as error:
+            return _refused(error)
+        return None
+
+    def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
+        """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
+        if payload.get("kind") not in _DONE:
+            return payload
+        planned, text = self._planned[position], _text(payload)
+        longest = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
+        if len(text) > longest and not _has_file(payload):
+            text = cut(text, longest)
+            payload = returned(text)
+        try:
+            self._hooks.check_result(planned, text)
+        except ToolError as error:
+            return _refused(error)
+        return payload
+
+    def finish(self, position: int, payload: dict[str, Any]) -> None:
         """Record the result of a call, if other calls of the reply may outlast it."""
-        kind = payload.get("kind") if isinstance(payload, dict) else None
+        kind = payload.get("kind")
         if kind in _WAITS:
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
-        found = storable_json(payload.get("result") if status == "done" else payload.get("message"))
-        self._texts[position] = text = found if isinstance(found, str) else as_json(found)
+        self._texts[position] = text = _text(payload)
         if len(self._positions) > 1:
             self._record(position, status, text, payload)
 
@@ -324,6 +355,7 @@ class Calls:
 
     def _begun(self, planned: Planned) -> Begin:
         now = self._runtime.clock.monotonic()
+        self._begun_here.add(planned.position)
         if not self._tenure.still_valid() or now >= self._ledger.until(planned):
             self._ledger.extend(planned)
         left_s = self._ledger.until(planned) - now
@@ -372,6 +404,23 @@ class Calls:
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
         return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.asking)
+
+
+def _text(payload: Mapping[str, Any]) -> str:
+    """The text of a `CallToolResult`: of what the tool returned, or of its error."""
+    found = storable_json(payload.get("result") if payload.get("kind") in _DONE else payload.get("message"))
+    return found if isinstance(found, str) else as_json(found)
+
+
+def _has_file(value: Any) -> bool:
+    """Whether JSON values have a file of pydantic-ai, such as an image, which half of would be no file."""
+    if isinstance(value, list):
+        return any(map(_has_file, value))
+    return isinstance(value, dict) and (value.get("kind") == "binary" or any(map(_has_file, value.values())))
+
+
+def _refused(error: ToolError) -> dict[str, Any]:
+    return {"kind": "tool_failed", "message": error.message}
 
 
 def _object(arguments: str) -> dict[str, Any]:

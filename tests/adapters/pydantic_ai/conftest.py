@@ -82,7 +82,7 @@ class Bench:
         if given.waits:
             self.entered.set()
             self.gate.wait(PATIENCE_S)
-        return f"{given.name} {amount}"
+        return given.result or f"{given.name} {amount}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class Tool:
     requires_approval: bool = False
     timeout_s: float | None = None
     waits: bool = False
+    result: str = ""
 
 
 @pytest.fixture
