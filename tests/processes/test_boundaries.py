@@ -18,15 +18,16 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import ADAPTED, CASES, KINDS, NATIVE, Case, CaseOutcome, CaseRunner, passed
+from tests.processes.boundaries import CASES, KINDS, Case, CaseOutcome, CaseRunner, passed
 from tests.processes.faults import done
+from tests.processes.installation import ADAPTED, NATIVE
 from tests.processes.model_server import PLANS, answer_to
 
 LANES = 2
 """The most installations for each agent."""
 
 ONE_OF_EACH_KIND = {
-    "pure-after-turns.claim-1",
+    "pure-after-turns.step-1",
     "idempotent-after-turns.step-1",
     "unsafe-within-unsafe.acted-1",
     "probed-before-turns.step-2",
