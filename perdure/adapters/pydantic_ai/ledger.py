@@ -76,7 +76,7 @@ def returned(value: Any) -> dict[str, Any]:
 
 
 class Calls:
-    """The calls of the message `asking`. `names` are the ids by which pydantic-ai knows them, in their order."""
+    """The calls of the message `open_reply`. `names` are the ids by which pydantic-ai knows them, in their order."""
 
     def __init__(  # noqa: PLR0917 (the parts of a turn)
         self,
@@ -84,11 +84,11 @@ class Calls:
         tenure: Tenure,
         agent: Agent,
         variables: VariableSet,
-        asking: Entry,
+        open_reply: Entry,
         parts: Sequence[ToolCallPart],
         planned: Mapping[int, Planned],
     ) -> None:
-        self.asking = asking
+        self.open_reply = open_reply
         self._runtime = runtime
         self._tenure = tenure
         self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
@@ -269,7 +269,7 @@ class Calls:
         return requests.build_results(approvals=decisions)
 
     @property
-    def asks(self) -> bool:
+    def runs_tools(self) -> bool:
         """Whether each call of the reply is one of a tool that acts: no call is the run's output."""
         return len(self._planned) == len(self._positions)
 
@@ -298,7 +298,7 @@ class Calls:
             "effect_id": new_id(self._runtime.clock) if row is None else row.effect_id,
             "position": position,
             "tool": part.tool_name,
-            "arguments": self.asking.tool_calls[position].arguments,
+            "arguments": self.open_reply.tool_calls[position].arguments,
             "effect": tool.effect,
             "approver": tool.approver_of(_object(arguments)),
         }
@@ -310,7 +310,7 @@ class Calls:
                 **self._tenure.fenced,
                 "lease_s": self._tenure.lease_s,
                 "turn_id": self._tenure.at_hand.turn_id,
-                "message_seq": self.asking.seq,
+                "message_seq": self.open_reply.seq,
                 "expires_s": self._runtime.settings.approval.expires_s,
                 "calls": as_json(list(calls)),
             },
@@ -324,7 +324,7 @@ class Calls:
             for position, row in self._rows.items()
             if row.status in approvals.UNBEGUN
         }
-        if not self._ledger.begin(self.asking.seq or 0, list(unbegun.values())):
+        if not self._ledger.begin(self.open_reply.seq or 0, list(unbegun.values())):
             raise Undecided
         self._rows = self.rows()
         for position, planned in unbegun.items():
@@ -338,14 +338,14 @@ class Calls:
         if row.status == "denied":
             self._statuses[position] = "denied"
             return ToolDenied(row.result or approvals.DENIED)
-        edited = row.arguments != self.asking.tool_calls[position].arguments
+        edited = row.arguments != self.open_reply.tool_calls[position].arguments
         return ToolApproved(override_args=_object(row.arguments) if edited else None)
 
     def _planned_at(self, position: int) -> Planned:
         return self._planned.get(position) or self._plan(position, None)
 
     def _plan(self, position: int, tool: AdaptedTool | None) -> Planned:
-        call = self.asking.tool_calls[position]
+        call = self.open_reply.tool_calls[position]
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
 
     def _timeout_s(self, position: int) -> float:
@@ -403,7 +403,7 @@ class Calls:
 
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
-        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.asking)
+        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.open_reply)
 
 
 def _text(payload: Mapping[str, Any]) -> str:

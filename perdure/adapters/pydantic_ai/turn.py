@@ -85,7 +85,7 @@ from perdure.turns.prompt.parts import latest
 from perdure.turns.run.call_model import MOST_HALVINGS
 from perdure.turns.run.commit import Step
 from perdure.turns.run.loop import Turn
-from perdure.turns.run.verdict import closings, misconfigured
+from perdure.turns.run.verdict import misconfigured, result_entries
 from perdure.turns.transcript import Entry, Transcript
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ class AdaptedTurn(Turn):
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
-        entries = closings(calls.asking, texts)
+        entries = result_entries(calls.open_reply, texts)
         return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
 
     def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
@@ -478,12 +478,12 @@ class AdaptedTurn(Turn):
         }
         intents = [each.intent() for each in planned.values()]
         # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
-        asks = all(call.name in self._definitions for call in reply.tool_calls)
-        at = self._commit(Step([*self.transcript.uncommitted, reply], asks=asks, intents=intents))
-        asking = self.transcript.asking()
-        if asking is None:
+        runs_tools = all(call.name in self._definitions for call in reply.tool_calls)
+        at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents))
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             raise LookupError("the committed reply has no open calls")
-        self._calls = self._made_calls(asking, response, planned)
+        self._calls = self._made_calls(open_reply, response, planned)
         self._calls.committed(at)
 
     def _plan(self, position: int, reply: Entry, definition: ToolDefinition) -> Planned:
@@ -492,8 +492,10 @@ class AdaptedTurn(Turn):
         timeout_s = tool.timeout_s or self._runtime.settings.turn.tool_timeout_s
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=timeout_s)
 
-    def _made_calls(self, asking: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
-        return Calls(self._runtime, self._tenure, self._agent, self._variables, asking, response.tool_calls, planned)
+    def _made_calls(self, open_reply: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
+        return Calls(
+            self._runtime, self._tenure, self._agent, self._variables, open_reply, response.tool_calls, planned
+        )
 
     # --- before and after the run -----------------------------------------------------------
 
@@ -520,12 +522,12 @@ class AdaptedTurn(Turn):
 
     def _resume(self) -> None:
         """Read the rows of the open calls, and wait until those in doubt can be decided."""
-        asking = self.transcript.asking()
-        if asking is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             return
         turns = messages.history([self.transcript.present], strictly=None)
         response = next(each for each in reversed(turns) if isinstance(each, ModelResponse))
-        self._calls = self._made_calls(asking, response, {})
+        self._calls = self._made_calls(open_reply, response, {})
         wait_s = self._calls.read()
         if wait_s > 0:
             self._tenure.step_within(wait_s)
@@ -540,7 +542,7 @@ class AdaptedTurn(Turn):
             return Replied(self._pending, data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests)
-        if calls is not None and calls.asks:
+        if calls is not None and calls.runs_tools:
             self._commit(Step(closing, results=results))
             closing = []
         elif calls is not None:
@@ -549,17 +551,17 @@ class AdaptedTurn(Turn):
 
     def _announce_waiting(self) -> AwaitsDecision | Failed:
         """Call the agent's hooks for the calls that wait for a person."""
-        asking = self.transcript.asking()
-        if asking is None or self._calls is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None or self._calls is None:
             raise LookupError("no call waits for a decision")
         if self._agent.on_approval_waiting:
             try:
-                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(asking, self._calls.rows())
+                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(open_reply, self._calls.rows())
             except Unavailable:
                 raise
             except PerdureError as error:
                 return Failed(error)
-        return AwaitsDecision(asking.seq or 0)
+        return AwaitsDecision(open_reply.seq or 0)
 
     @property
     def _model_name(self) -> str:

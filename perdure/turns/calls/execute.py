@@ -204,7 +204,7 @@ class CallExecutor:
         return results
 
     def decide(self, planned: Planned, effect: Effect) -> Result | None:
-        """The result of a call whose outcome is unknown; `None` if the call may run again."""
+        """The result of a call whose outcome is unknown; `None` if it may run, perhaps a second time."""
         match effect:
             case Effect.PURE | Effect.IDEMPOTENT:
                 return None

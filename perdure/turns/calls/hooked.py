@@ -86,8 +86,8 @@ class ToolHooks:
         except PerdureError as error:
             raise ToolError(storable(error.message)) from error
 
-    def waiting(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> None:
-        """Call the `on_approval_waiting` hooks for the calls of the message `asking` that wait for a person.
+    def waiting(self, open_reply: Entry, rows: Mapping[int, Row[Any]]) -> None:
+        """Call the `on_approval_waiting` hooks for the calls of the message `open_reply` that wait for a person.
 
         Raises:
             PerdureError: a required hook failed.
@@ -95,7 +95,7 @@ class ToolHooks:
         hooks, within_s = self.agent.on_approval_waiting, self.runtime.settings.turn.hook_timeout_s
         for position, row in rows.items():
             if row.status == "asked":
-                call = asking.tool_calls[position]
+                call = open_reply.tool_calls[position]
                 self.scope.step_within(within_s * len(hooks))
                 seen = self.calling(row.effect_id, call.name, load_object(call.arguments))
                 call_hooks(hooks, ApprovalWaiting(seen, call.id, row.approver), within_s, self.runtime.leaks)
