@@ -458,7 +458,7 @@ def test_a_commit_succeeds_without_its_wake_up(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(process.Parts, "wake", WAKE)
-    monkeypatch.setattr(process.Parts, "_waker", property(fail))
+    monkeypatch.setattr(process.Parts, "waker", property(fail))
     with Session(application) as session, session.begin():
         sent = send(session, user_id="ana", text="hello")
     monkeypatch.setattr(Thread, "start", fail)
