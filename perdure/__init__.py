@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from perdure.application.install import install
     from perdure.application.results import answer, result
     from perdure.application.sending import Sent, send, send_async
-    from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
-    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
+    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.external import external_tool
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
@@ -36,6 +36,7 @@ _MODULES = {
     "ErrorTexts": "perdure.agents",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
+    "ModelRetry": "perdure.errors",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
     "SleepUntil": "perdure.tools.awaited.timer",
@@ -43,6 +44,7 @@ _MODULES = {
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
     "ToolError": "perdure.errors",
+    "TurnContext": "perdure.hooks",
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
@@ -72,6 +74,7 @@ __all__ = [
     "GuardRejected",
     "Happened",
     "McpServer",
+    "ModelRetry",
     "OutcomeUnknown",
     "Sent",
     "SleepUntil",
@@ -79,6 +82,7 @@ __all__ = [
     "ToolCalling",
     "ToolContext",
     "ToolError",
+    "TurnContext",
     "TurnEnding",
     "TurnStarted",
     "Unknown",

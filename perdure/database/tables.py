@@ -450,6 +450,7 @@ turns = Table(
     Column("unsaved_error", Text, comment="why the snapshot is not saved yet"),
     Column("attempt_error", Text, comment="why the last attempt failed"),
     Column("feedback", JSONB, comment="a person's feedback: a score, -1 or 1, and a comment"),
+    Column("instructions", Text, comment="what a function of the agent made for the turn"),
     Column("tools_left_out", JSONB, comment="names of tools that do not fit its prompts"),
     Column("data", JSONB, comment="the output of the turn, beside the text of its reply"),
     _one_of("status", TURN_STATUSES),

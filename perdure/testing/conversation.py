@@ -102,7 +102,8 @@ class Answer:
         usage: The tokens that this turn has used; `None` if the model did not report any.
         working_variables: The session's working variables.
         error: The error that failed or parked the turn.
-        data: The output of an agent of pydantic-ai whose output is no text, as JSON values.
+        data: The answer of an agent with an `output`, as a value of that type; of an agent of pydantic-ai, as JSON
+            values.
 
     Example:
         >>> answer = ask(Agent("assistant", "You help."), "Hello.", model=Scripted("Hi."))
@@ -251,6 +252,7 @@ class Conversation:
 
     def _next_turn(self) -> TurnRow:
         self._turns += 1
+        self._store.instructions = None
         return TurnRow(
             turn_id=new_id(self._clock),
             session_id=self._session_id,
@@ -352,8 +354,12 @@ class Conversation:
             usage=transcript.usage if verdict is None else verdict.used,
             working_variables=self._store.variables,
             error=error,
-            data=None if verdict is None else verdict.data,
+            data=None if verdict is None else self._output(verdict.data),
         )
+
+    def _output(self, data: Any) -> Any:
+        output = self._agent.output_type
+        return data if output is None or data is None else output.restore(data)
 
     def _calls(self, entries: Sequence[Entry]) -> Iterator[Call]:
         results = {entry.tool_call_id: entry.content for entry in entries if entry.role is Role.TOOL}
@@ -408,5 +414,6 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         message_id=message["message_id"],
         usage=Usage.from_dict(message["usage"]) if message["usage"] else None,
         seq=message["seq"],
+        stop_reason=message["stop_reason"],
         opaque=Opaque.from_dict(message["opaque"]) if message["opaque"] else None,
     )

@@ -57,6 +57,7 @@ class _Row:
     undecided: bool = False
     variables: str | None = None
     ending: bool = False
+    instructions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class MemoryStore(Database):
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
         self.agent = ""
+        self.instructions: str | None = None
+        """Those of the turn at hand."""
         self._lock = threading.RLock()
         self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
             "turns.step": self._step,
@@ -101,6 +104,8 @@ class MemoryStore(Database):
             "turns.make_parts": self._set_parts,
             "turns.set_parts": self._set_parts,
             "turns.leave_out_tools": lambda _: [],
+            "turns.instructions": lambda _: [_Row(instructions=self.instructions)],
+            "turns.keep_instructions": self._keep_instructions,
             "turns.is_ending": lambda _: [_Row()],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],
@@ -165,6 +170,10 @@ class MemoryStore(Database):
         if step["variables"] is not None:
             self.variables = json.loads(step["variables"])
         return [_Row(base)]
+
+    def _keep_instructions(self, made: Mapping[str, Any]) -> Sequence[object]:
+        self.instructions = self.instructions or made["instructions"]
+        return [_Row(instructions=self.instructions)]
 
     def _finish_effect(self, finished: Mapping[str, Any]) -> Sequence[object]:
         effect = self.effects[finished["effect_id"]]

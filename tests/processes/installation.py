@@ -34,6 +34,15 @@ from tests.processes.faults import SCENE, Faults
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 
+NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
+"""The agents of workers: perdure's own, one of pydantic-ai, and one with deps, whose output is repaired."""
+
+_MODULES = {
+    NATIVE: "tests.processes.agents",
+    ADAPTED: "tests.processes.adapted_agents",
+    JUDGING: "tests.processes.agents",
+}
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LEASE_S, HEARTBEAT_S, SWEEP_S, TOOL_TIMEOUT_S = 1.5, 0.5, 0.3, 0.7
@@ -51,7 +60,6 @@ _SETTINGS = {
     "PERDURE_TURN__TOOL_TIMEOUT_S": str(TOOL_TIMEOUT_S),
     "PERDURE_SHUTDOWN__DRAIN_S": str(DRAIN_S),
     "PERDURE_SHUTDOWN__HARD_EXIT_S": "10",
-    "PERDURE_AGENTS": "tests.processes.agents",
     "PERDURE_MODEL": "openai:test",
     "PERDURE_WEBHOOK_SECRET": SECRET,
     "PERDURE_REPLY_TASKS": f"replies.*@{REPLY_QUEUE}",
@@ -72,7 +80,10 @@ class Installation:
         broker_url: str | None = None,
         *,
         pooled_url: str | None = None,
+        agent: str = NATIVE,
     ) -> None:
+        """`agent` is the agent of the accepted messages. The workers have its module."""
+        self._agent = agent
         self._pooled: Database | None = None
         self.redis = redis
         self.model_server = model_server
@@ -81,6 +92,7 @@ class Installation:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "OPENAI_"))},
             **_SETTINGS,
+            "PERDURE_AGENTS": _MODULES[agent],
             "PYTHONPATH": str(ROOT),
             "PERDURE_DATABASE_URL": database_url,
             "PERDURE_REDIS_URL": redis.url,
@@ -95,7 +107,7 @@ class Installation:
             self.environment |= {"PERDURE_DATABASE_URL": pooled_url, "PERDURE_DATABASE_PREPARE": "false"}
             accepting = self._pooled = Database(pooled_url, prepare=False, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
-        agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "adapted")])
+        agents = Agents([Agent(name, "Runs in the workers only.") for name in _MODULES])
         snapshots = PostgresSnapshots(accepting)
         self.runtime = Runtime(settings, SystemClock(), accepting, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
@@ -116,7 +128,7 @@ class Installation:
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
         """Accept a message, as a gateway does."""
-        return accept(self.runtime, Incoming(user=UserKey(user), text=text, **more))
+        return accept(self.runtime, Incoming(**{"user": UserKey(user), "text": text, "agent": self._agent, **more}))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the turns are settled; returns what `read_turn` returns for each turn."""

@@ -27,6 +27,9 @@ PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
 PARTS = 5
 """The number of tasks that one call of the tool `reports` sends."""
 
+REPAIR = "Once more."
+"""What the agent `judging` answers to each reply but the one to this text."""
+
 _LONGEST_S = 60.0
 
 

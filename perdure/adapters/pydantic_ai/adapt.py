@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic_ai import Agent as Bare
@@ -15,12 +16,12 @@ from pydantic_ai.usage import UsageLimits
 
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.own_model import OwnModel
-from perdure.adapters.pydantic_ai.turn import OWN_MODEL, AdaptedTurn
-from perdure.adapters.pydantic_ai.units import Durability
+from perdure.adapters.pydantic_ai.turn import AdaptedTurn
+from perdure.adapters.pydantic_ai.units import OWN_MODEL, Durability
 from perdure.agents import Agent, ErrorMessages
 from perdure.casebank import COMMON
 from perdure.errors import SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, TurnEnding, TurnStarted
+from perdure.hooks import ApprovalWaiting, Hooks, TurnContext, TurnEnding, TurnStarted
 from perdure.models.protocol import Model as Own
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -29,7 +30,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.transcript import Transcript
 
-Deps = Callable[[TurnStarted], Any]
+Deps = Callable[[TurnContext[Any]], Any]
 """Makes the dependencies of a run: a function, `def` or `async def`, of the turn."""
 
 
@@ -38,7 +39,6 @@ class AdaptedAgent(Agent):
     """An agent of pydantic-ai. Made by `adapt`."""
 
     wrapped: Bare[Any, Any] = field(kw_only=True)
-    deps: Deps | None = field(default=None, kw_only=True)
     memory: bool = field(default=True, kw_only=True)
     usage_limits: UsageLimits | None = field(default=None, kw_only=True)
     replaced_model: Model | Own | None = field(default=None, kw_only=True)
@@ -81,6 +81,14 @@ class AdaptedAgent(Agent):
     def given_model(self, model: Model | str) -> Model | None:
         """The argument `model` of a run."""
         return model if isinstance(model, Model) and model is not self.wrapped.model else None
+
+    def durability(self, given: Model | None) -> Durability:
+        """The capability of a run with the model `given`, or with the agent's own if it is `None`."""
+        return self._durability.with_model(given)
+
+    @cached_property
+    def _durability(self) -> Durability:
+        return _bound(self)
 
 
 def adapt(
@@ -169,9 +177,8 @@ def _check_deps(name: str, agent: Bare[Any, Any], deps: object) -> None:
 
 def _check_durable(made: AdaptedAgent) -> None:
     agent = made.wrapped
-    own = {OWN_MODEL: TestModel()} if agent.model is None or made.model is not None else None
     try:
-        bound = Durability(made.name, own)._bind_for_agent(agent)  # noqa: SLF001 (as each run does)
+        bound = _bound(made)
     except UserError as error:
         raise SettingsError(f"agent {made.name!r} cannot be durable: {error}") from error
     if bound.has_units_of_capabilities:
@@ -182,3 +189,10 @@ def _check_durable(made: AdaptedAgent) -> None:
     for toolset in agent.toolsets:
         for name, tool in (getattr(toolset, "tools", None) or {}).items():
             AdaptedTool.of(name, tool.metadata)
+
+
+def _bound(made: AdaptedAgent) -> Durability:
+    """The capability, bound to the agent: scans its capabilities and toolsets."""
+    agent = made.wrapped
+    own = {OWN_MODEL: TestModel()} if agent.model is None or made.model is not None else None
+    return Durability(made.name, own)._bind_for_agent(agent)  # noqa: SLF001 (as pydantic-ai does for a run)

@@ -26,12 +26,12 @@ from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
-from perdure.adapters.pydantic_ai.messages import Unreadable, storable_json
+from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
 from perdure.database.engine import Statement, as_json
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import error_summary, load_object
+from perdure.text.untrusted import error_summary, load_object, storable_json
 from perdure.tools.registry import Effect
 from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet

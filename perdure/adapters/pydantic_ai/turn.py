@@ -42,7 +42,7 @@ from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
-from perdure.adapters.pydantic_ai.units import Body, Durability, current
+from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
     ContentFiltered,
     OutcomeUnknown,
@@ -88,9 +88,6 @@ if TYPE_CHECKING:
     from perdure.adapters.pydantic_ai.adapt import AdaptedAgent
 
 log = logging.getLogger(__name__)
-
-OWN_MODEL = "perdure"
-"""The name by which pydantic-ai knows a model that is not the agent's own."""
 
 
 class _Lacks(Exception):  # raised by a job, to unwind the run
@@ -185,7 +182,6 @@ class AdaptedTurn(Turn):
         current.set(self)
         async with around.surrounded_coroutine():
             given = self._agent.given_model(self._model)
-            own = None if given is None else {OWN_MODEL: given}
             return await self._agent.wrapped.run(
                 prompt,
                 message_history=history,
@@ -196,7 +192,7 @@ class AdaptedTurn(Turn):
                 model_settings=_without_retries,
                 usage=self._usage(),
                 usage_limits=self._agent.usage_limits,
-                capabilities=[ReinjectSystemPrompt(), Durability(self._agent.name, own)],
+                capabilities=[ReinjectSystemPrompt(), self._agent.durability(given)],
                 infer_name=False,
             )
 
@@ -454,7 +450,9 @@ class AdaptedTurn(Turn):
         if not self._agent.memory:
             return None
         limits = self._runtime.settings.memory
-        built = build(self._runtime, self._tenure, self._row, self._agent, self.transcript, limits=limits)
+        built = build(
+            self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=limits
+        )
         self.case_ids = built.case_ids
         return built.system
 

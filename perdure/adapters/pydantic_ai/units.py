@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from itertools import count
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -50,6 +52,9 @@ from perdure.models.endings import is_proper
 Body = Callable[[], Awaitable[Any]]
 
 _numbers = count()
+
+OWN_MODEL = "perdure"
+"""The name by which pydantic-ai knows a model that is not the agent's own."""
 
 CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
 
@@ -129,6 +134,18 @@ class Durability(BaseDurabilityCapability[Any]):
     def has_units_of_capabilities(self) -> bool:
         """Whether a capability of the agent has durable operations of its own, or a workspace."""
         return bool(self._bound_capability_operations) or self._bound_workspace_operation is not None
+
+    def for_agent(self, agent: AbstractAgent[Any, Any]) -> AbstractCapability[Any]:
+        """The capability itself, if it is bound to the agent. Binding scans the agent, so runs share one."""
+        return self if self._agent is agent else super().for_agent(agent)
+
+    def with_model(self, model: Model | None) -> Self:
+        """The bound capability of a run with another model than the agent's own; `None`: with the agent's own."""
+        if model is None:
+            return self
+        made = copy(self)
+        made._models_by_id = {**self._models_by_id, OWN_MODEL: model}  # noqa: SLF001 (a copy of this object)
+        return made
 
     def _effective_event_stream_handler(self) -> Any:
         run = current.get()

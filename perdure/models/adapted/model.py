@@ -39,7 +39,7 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
-from perdure.models import endings
+from perdure.models import endings, output_tool
 from perdure.models.adapted import errors, event_loop, http
 from perdure.models.adapted.chat_repairs import ChatRepairs
 from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
@@ -121,6 +121,8 @@ class AdaptedModel:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         call.remaining()
         model = self._model_of_process()
+        if request.requires_output and (request.tools or not _has_structured_output(model)):
+            return output_tool.as_text(request, self.respond(output_tool.with_tool(request), call), call)
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
         messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)

@@ -404,6 +404,7 @@ class CallExecutor:
                 planned.effect_id,
             ),
             metadata=self._turn.own_metadata(),
+            deps=self._scope.deps,
         )
 
     def _now(self) -> float:

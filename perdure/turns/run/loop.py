@@ -57,11 +57,12 @@ from perdure.turns.outcome import (
     Lacking,
     Outcome,
     Parked,
-    Replied,
     Struck,
 )
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.instructions import instructions_of
+from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.run.turn_hooks import TurnHooks
@@ -417,6 +418,9 @@ class Turn(ABC):
             return self._why_stop() or Failed(broken)
         except Unavailable:
             raise
+        except SettingsError:
+            log.exception("turn %s cannot go on: its agent cannot be used", self._row.turn_id)
+            return Failed(misconfigured())
         except PerdureError as error:
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
@@ -453,6 +457,7 @@ class OwnTurn(Turn):
         self._model = ModelCaller(
             runtime, tenure, self._row, agent, transcript,
             events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
+            instructions=lambda: instructions_of(runtime, tenure, self._hooks),
         )  # fmt: skip
         self._calls = CallRunner(runtime, tenure, agent, variables)
         self._incomplete = 0
@@ -469,17 +474,34 @@ class OwnTurn(Turn):
     def _called_at_s(self) -> float:
         return self._model.called_at_s
 
+    def _before_first_step(self) -> Failed | AwaitsModel | None:
+        if not self._tenure.stopping.is_set():
+            try:
+                self._hooks.make_deps()
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return Failed(error)
+        return super()._before_first_step()
+
     def _step(self) -> Outcome | None:
         """Call the model and execute the calls of its reply, or resume the calls that an earlier worker began."""
         asking = self.transcript.asking()
         return self._call_model() if asking is None else self._execute(asking)
 
     def _call_model(self) -> Outcome | None:
-        """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
+        """Call the model. A reply that requests calls is committed with their intents, before a call begins.
+
+        A reply that is no output of the agent is committed, and the model is called again.
+        """
         made = self._model.call()
         reply = said(self._row.turn_id, made, self.transcript.call_ids)
         if not reply.tool_calls:
-            return Replied(reply)
+            judged = judge(reply, self._hooks)
+            if isinstance(judged, Entry):
+                self._commit(Step([*self.transcript.uncommitted, judged]))
+                return None
+            return judged
         refusal = why_calls_do_not_run(made)
         if refusal is not None:
             self._refuse(reply, refusal)

@@ -141,3 +141,19 @@ LEAVE_OUT_TOOLS = Statement(
     WHERE turn_id = %(turn_id)s::uuid AND EXISTS (SELECT FROM sessions WHERE {HELD})
     """,
 )
+
+# Stores the instructions that a function of the agent made for the turn, and returns those stored first.
+KEEP_INSTRUCTIONS = Statement(
+    "turns.keep_instructions",
+    f"""
+    UPDATE turns SET instructions = coalesce(instructions, %(instructions)s)
+    WHERE turn_id = %(turn_id)s::uuid AND EXISTS (SELECT FROM sessions WHERE {HELD})
+    RETURNING instructions
+    """,
+)
+
+INSTRUCTIONS = Statement(
+    "turns.instructions",
+    "SELECT instructions FROM turns WHERE turn_id = %(turn_id)s",
+    writes=False,
+)

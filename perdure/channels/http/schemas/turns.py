@@ -94,7 +94,7 @@ class Reply(Answer):
     """The reply of a turn.
 
     `stop_reason` tells how the model ended it: `stop`, `length`, `content_filter`, `refusal`, or the provider's own
-    word. `data` is the output of an agent of pydantic-ai whose output is no text; `text` is then its JSON.
+    word. `data` is the answer of an agent with an `output`, and `text` is then its JSON.
     """
 
     text: str
