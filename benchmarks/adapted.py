@@ -28,7 +28,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from sqlalchemy.engine import URL
 
-from benchmarks.agents import ANSWER, QUESTION, assistant
+from benchmarks.agents import ANSWER, INSTRUCTIONS, QUESTION, assistant
 from benchmarks.producer import produce
 from benchmarks.report import Section
 from benchmarks.setup import BenchmarkFailed, Setup, connected, ledger
@@ -67,7 +67,7 @@ async def double(number: int) -> int:
     return number * 2
 
 
-bare = Agent(FunctionModel(_answer), name="bare", instructions=assistant.instructions, tools=[double])
+bare = Agent(FunctionModel(_answer), name="bare", instructions=INSTRUCTIONS, tools=[double])
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _dbos(url: URL) -> Iterator[_Run]:
     durable = Agent(
         FunctionModel(_answer),
         name="bare",
-        instructions=assistant.instructions,
+        instructions=INSTRUCTIONS,
         tools=[made.step(name="double")(double)],
         capabilities=[durability()],
     )

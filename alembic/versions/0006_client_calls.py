@@ -1,14 +1,14 @@
 """A tool call may wait for a client.
 
-Revision: 0005, after 0004.
+Revision: 0006, after 0005.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
