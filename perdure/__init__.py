@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
     from perdure.application.gateway import gateway
     from perdure.application.install import install
-    from perdure.application.results import TurnResult, result
+    from perdure.application.results import TurnResult, answer, result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
     from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
+    from perdure.tools.awaited.external import external_tool
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
@@ -49,6 +50,7 @@ _MODULES = {
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
     "adapt": "perdure.adapters.pydantic_ai.adapt",
+    "answer": "perdure.application.results",
     "effect": "perdure.adapters.pydantic_ai.effects",
     "effect_id": "perdure.adapters.pydantic_ai.effects",
     "Sent": "perdure.application.sending",
@@ -59,6 +61,7 @@ _MODULES = {
     "send": "perdure.application.sending",
     "send_async": "perdure.application.sending",
     "celery_tool": "perdure.tools.awaited.task",
+    "external_tool": "perdure.tools.awaited.external",
     "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
 }
@@ -86,9 +89,11 @@ __all__ = [
     "TurnStarted",
     "Unknown",
     "adapt",
+    "answer",
     "celery_tool",
     "effect",
     "effect_id",
+    "external_tool",
     "gateway",
     "install",
     "required",

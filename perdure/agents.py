@@ -42,6 +42,7 @@ from perdure.settings import OnUnavailable
 from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools import search
+from perdure.tools.awaited.external import ExternalTool
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.mcp.server import McpServer
@@ -102,7 +103,7 @@ class ErrorTexts:
         return self.by_code.get(code)
 
 
-OwnTool = Tool | CeleryTool | SleepUntil
+OwnTool = Tool | CeleryTool | ExternalTool | SleepUntil
 """A tool that an agent declares itself, as opposed to a tool that an MCP server lists."""
 
 
@@ -203,9 +204,11 @@ class Agent:
                 continue
             task = getattr(given, "name", None) if hasattr(given, "apply_async") else None
             hint = f"; for a Celery task, write celery_tool({task!r})" if isinstance(task, str) else ""
-            accepted = f"functions with @tool, plain functions, celery_tool(…), sleep_until, McpServer(…){hint}"
+            accepted = (
+                "functions with @tool, plain functions, celery_tool(…), external_tool(…), sleep_until, McpServer(…)"
+            )
             raise SettingsError(
-                f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}"
+                f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}{hint}"
             )
 
     def _check_values(self) -> None:

@@ -531,7 +531,7 @@ tool_effects = Table(
     Column("payload", JSONB, comment="the result as the agent's library needs it, until the step commits it"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
-    _one_of("waits_for", ("task", "timer")),
+    _one_of("waits_for", ("task", "timer", "client")),
     UniqueConstraint("turn_id", "message_seq", "position"),
     Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
     Index("tool_effects_asked_idx", "effect_id", postgresql_where=text("status = 'asked'")),

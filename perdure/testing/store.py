@@ -92,8 +92,10 @@ class MemoryStore(Database):
             "turns.step": self._step,
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
+            "turns.repeat_effect": self._repeat_effect,
             "turns.effects_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
+            "turns.defer_call": self._defer_call,
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
             "turns.lock_of_call": lambda _: [_Row()],
@@ -187,12 +189,25 @@ class MemoryStore(Database):
             effect.payload = json.loads(finished["payload"])
         return []
 
+    def _repeat_effect(self, repeated: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[repeated["effect_id"]]
+        effect.status, effect.result, effect.payload, effect.finished = "intended", None, None, False
+        return [_Row()]
+
     def _ask_approval(self, asked: Mapping[str, Any]) -> Sequence[object]:
         for call in json.loads(asked["calls"]):
             effect_id = UUID(call["effect_id"])
             columns = {name: call.get(name) for name in _INTENT}
             columns["status"] = "asked"
             self.effects[effect_id] = Effect(effect_id, asked["message_seq"], **columns)
+        return [_Row()]
+
+    def _defer_call(self, deferred: Mapping[str, Any]) -> Sequence[object]:
+        for call in json.loads(deferred["calls"]):
+            effect_id = UUID(call["effect_id"])
+            columns = {**{name: call.get(name) for name in _INTENT}, "status": "intended", "waits_for": "client"}
+            self.effects[effect_id] = made = Effect(effect_id, deferred["message_seq"], **columns)
+            made.payload, made.undecided_s = call["payload"], deferred["expires_s"]
         return [_Row()]
 
     def _note_sent(self, sent: Mapping[str, Any]) -> Sequence[object]:
@@ -207,6 +222,7 @@ class MemoryStore(Database):
     def _finish_task(self, finished: Mapping[str, Any]) -> Sequence[object]:
         effect = self.effects[finished["effect_id"]]
         effect.status, effect.result, effect.finished = finished["status"], finished["result"], True
+        effect.payload = None
         return []
 
     def _set_parts(self, given: Mapping[str, Any]) -> Sequence[object]:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, cast, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -193,6 +193,8 @@ class Tool(Generic[P, R]):
     `probe` finds out whether a call with an unknown outcome took effect. `breaker` names the service that the tool
     calls: the circuit breaker is `tool:` followed by this name. Several tools may use one breaker.
     """
+
+    waits_for: ClassVar[None] = None
 
     name: str
     description: str

@@ -24,7 +24,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from tests.processes.faults import Effect, Fired, Place, wait_until
-from tests.processes.installation import Installation
+from tests.processes.installation import ADAPTED, JUDGING, NATIVE, Installation
 from tests.processes.model_server import PLANS, Gate, ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Delivery, Receiver
@@ -32,9 +32,6 @@ from tests.processes.receiver import Delivery, Receiver
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
-NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
-_MODULES = {NATIVE: "tests.processes.judging_agents", ADAPTED: "tests.processes.adapted_agents"}
-"""The modules of perdure's own agents, and of one of pydantic-ai, which takes a second to import."""
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
@@ -161,12 +158,13 @@ class CaseRunner:
             stack.callback(self.receiver.close)
             redis = RedisContainer("redis", directory / "redis")
             stack.callback(redis.teardown)
-            self.installation = Installation(database_url, redis, self.model_server, directory)
+            module = JUDGING if agent == NATIVE else agent  # it has both
+            self.installation = Installation(database_url, redis, self.model_server, directory, agent=module)
             stack.callback(self.installation.close)
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
             for _ in range(2):
-                self.installation.worker(PERDURE_AGENTS=_MODULES[agent])
+                self.installation.worker()
             self._stack = stack.pop_all()
 
     def close(self) -> None:

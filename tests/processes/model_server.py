@@ -21,8 +21,9 @@ from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step,
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
+OUTSIDE = "outside"
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
-PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
+PLANS = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE)} | {"all": SIDE_BY_SIDE}
 
 PARTS = 5
 """The number of tasks that one call of the tool `reports` sends."""

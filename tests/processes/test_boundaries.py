@@ -18,8 +18,9 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import ADAPTED, CASES, JUDGING, KINDS, NATIVE, Case, CaseOutcome, CaseRunner, passed
+from tests.processes.boundaries import CASES, KINDS, Case, CaseOutcome, CaseRunner, passed
 from tests.processes.faults import done
+from tests.processes.installation import ADAPTED, JUDGING, NATIVE
 from tests.processes.model_server import PLANS, REPAIR, answer_to
 
 LANES = 2
