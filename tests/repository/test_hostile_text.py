@@ -166,7 +166,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         400, given.encode(errors="replace"), {}
     ),
     "perdure.models.providers.endpoint.adapted": lambda given: endpoint.adapted(
-        endpoint.NO_QUIRKS, given.casefold(), {"messages": []}, ()
+        endpoint.NO_QUIRKS, errors.ProviderFailure(400, None, given, {}), {"messages": []}, ()
     ),
     "perdure.models.families.family": families.family,
     "perdure.models.thoughts.ThoughtTags": lambda given: [

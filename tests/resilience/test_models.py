@@ -32,7 +32,7 @@ from perdure.models.protocol import (
     ToolCall,
     ToolSchema,
 )
-from perdure.models.providers.without_tools import flatten_tool_calls
+from perdure.models.without_tools import flatten_tool_calls
 from perdure.models.resilient import FallbackModels, FallbackRequest, GuardedModel, ResilientModel, wait_within
 from perdure.models.resolve import Models
 from perdure.resilience.registry import Breakers
