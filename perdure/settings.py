@@ -241,6 +241,8 @@ class EndpointSettings(_Group):
     `show_received` logs the first 200 characters of what cannot be read; by default, only of a server on loopback.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     url: str | None = None
     key: SecretStr | None = None
     kind: str = "openai"

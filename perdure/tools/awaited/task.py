@@ -240,9 +240,11 @@ def _schema(task: str, parameters: Parameters | None) -> Mapping[str, Any]:
         accepted = "a JSON schema of type object, or a function"
         raise _unfit(task, f"has parameters={declarations.shown(parameters)}; accepted: {accepted}")
     try:
-        json.dumps(parameters)
-    except (TypeError, ValueError) as error:
-        raise _unfit(task, f"has parameters that are not JSON: {untrusted.first_line(str(error))}") from error
+        untrusted.load_object(json.dumps(parameters))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unfit(
+            task, f"has parameters that cannot be sent to a model: {untrusted.first_line(str(error))}"
+        ) from error
     return {"properties": {}, **parameters}
 
 
