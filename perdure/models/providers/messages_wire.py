@@ -25,7 +25,7 @@ from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
 from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
-from perdure.models.schemas import acceptable
+from perdure.models.schemas import acceptable, without_limits
 from perdure.models.settings import NAMES
 
 MAX_TOKENS = 16_384
@@ -41,6 +41,8 @@ _READ_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input
 
 Block = dict[str, Any]
 
+OUTPUT = "output_config"
+"""The option with the schema of the reply."""
 _OPTIONS = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
 """The settings that are options of the request."""
 _TIERS = {"auto": "auto", "default": "standard_only"}
@@ -78,9 +80,9 @@ def _options(request: ModelRequest) -> dict[str, Any]:
     if isinstance(thinking, str) and thinking != "none":
         output["effort"] = _EFFORTS.get(thinking, thinking)
     if request.output is not None:
-        output["format"] = {"type": "json_schema", "schema": request.output}
+        output["format"] = {"type": "json_schema", "schema": without_limits(request.output)}
     if output:
-        options["output_config"] = output
+        options[OUTPUT] = output
     if tier := _TIERS.get(settings.get("service_tier", "")):
         options["service_tier"] = tier
     return options
@@ -320,6 +322,7 @@ WIRE = Wire(
     lambda base_url: "/messages" if base_url.rstrip("/").endswith("/v1") else "/v1/messages",
     required=frozenset({"model", "messages", "stream", "tools", "system", "max_tokens"}),
     settings=frozenset(NAMES) - {"seed", "presence_penalty", "frequency_penalty", "logit_bias"},
+    output=OUTPUT,
     request_body=request_body,
     assembler=ReplyAssembler,
     headers={"anthropic-version": "2023-06-01"},

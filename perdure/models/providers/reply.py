@@ -37,12 +37,14 @@ NO_ORIGIN: Origin = ("", "")
 class Wire:
     """A protocol. `required` are the options that every request has, and `settings` those that agents may set.
 
-    `path` is the path of requests at a base URL. `request_body` creates a request that asks for a stream.
+    `output` is the option with the schema of the reply. `path` is the path of requests at a base URL. `request_body`
+    creates a request that asks for a stream.
     """
 
     path: Callable[[str], str]
     required: frozenset[str]
     settings: frozenset[str]
+    output: str
     request_body: Callable[[str, ModelRequest, Quirks, Origin], dict[str, Any]]
     assembler: type[ReplyDraft]
     headers: Mapping[str, str] = field(default_factory=dict)

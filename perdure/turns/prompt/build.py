@@ -68,7 +68,10 @@ class Prompt:
 
     def messages(self, transcript: Transcript) -> tuple[Message, ...]:
         """The messages for a model. The present turn is always included."""
-        return (Message(Role.SYSTEM, self.system), *(each.message() for each in _history(transcript, self.budget)))
+        return (
+            Message(Role.SYSTEM, self.system),
+            *(said for each in _history(transcript, self.budget) for said in each.messages()),
+        )
 
 
 def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
@@ -99,8 +102,9 @@ _SHRINKING = (
 
 
 def build(
-    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, limits: MemorySettings
-) -> Prompt:
+    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, instructions: str,
+    limits: MemorySettings,
+) -> Prompt:  # fmt: skip
     """Build the prompt within `limits`. The most important part about the past comes last.
 
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
@@ -110,8 +114,8 @@ def build(
         Unavailable: the database cannot be reached.
     """
     quoter = Quoter(runtime.quoting_key)
-    channel = _channel(turn.channel, turn.before.channel)
-    instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
+    channel = f"{_today(runtime, turn)} {_channel(turn.channel, turn.before.channel)}"
+    instructions = cut_to(instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     previous = _previous_session(runtime, turn.before, limits.budget_archive)
     found = _ask(runtime, scope, turn, agent, transcript, limits=limits)
     known = {each.content for each in found.recalled}
@@ -150,7 +154,8 @@ _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:
     turns = latest(transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
-    return [entry for turn in turns for entry in turn]
+    told = [entry for turn in turns for entry in turn]
+    return [entry for entry in told if not entry.is_rejected or entry.turn_id == transcript.turn_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +221,13 @@ def _find_cases(
     except PerdureError as error:
         log.warning("turn %s continues without cases of the CaseBank: %s", turn.turn_id, error.message)
         return []
+
+
+def _today(runtime: Runtime, turn: TurnRow) -> str:
+    """The date on which the turn began, and the time zone. A time would change the beginning of every prompt."""
+    zone = turn.zone(runtime.settings.timezone)
+    began = (turn.started_at or runtime.clock.now()).astimezone(zone)
+    return f"Today is {began:%A}, {began.day} {began:%B %Y}, in the user's time zone {zone.key}."
 
 
 def _channel(present: str, previous: str | None) -> str:
