@@ -44,8 +44,8 @@ from perdure.turns.outcome import (
     Lacking,
     NotSaved,
     Outcome,
-    Parked,
     Replied,
+    ShutDown,
     Struck,
 )
 from perdure.turns.run.loop import RunsItsTurns, turn_of
@@ -303,11 +303,11 @@ class Conversation:
         return all(effect.undecided_s <= 0 for effect in self._store.waiting())
 
     def _decide(self, transcript: Transcript, approve: Approve) -> None:
-        asking = transcript.asking()
-        if asking is None:
+        open_reply = transcript.open_reply()
+        if open_reply is None:
             raise LookupError("no call waits for a decision")
         for effect in self._store.awaiting_decision():
-            call = asking.tool_calls[effect.position]
+            call = open_reply.tool_calls[effect.position]
             approved = approve(call) if callable(approve) else approve
             self._store.decide(effect, approved=approved, denial=approvals.DENIED)
 
@@ -321,7 +321,7 @@ class Conversation:
                 return self._read(transcript, "parked", error)
             case Replied() | Failed() | Cancelled():
                 return self._settle(turn, transcript, outcome)
-            case Parked() | Lacking() | Struck() | NotSaved():
+            case ShutDown() | Lacking() | Struck() | NotSaved():
                 raise RuntimeError("the turn was left to another worker, which does not exist in a test")
             case _:
                 assert_never(outcome)

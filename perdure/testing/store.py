@@ -92,6 +92,7 @@ class MemoryStore(Database):
             "turns.step": self._step,
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
+            "turns.repeat_effect": self._repeat_effect,
             "turns.effects_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
             "turns.defer_call": self._defer_call,
@@ -187,6 +188,11 @@ class MemoryStore(Database):
         if finished.get("payload") is not None:
             effect.payload = json.loads(finished["payload"])
         return []
+
+    def _repeat_effect(self, repeated: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[repeated["effect_id"]]
+        effect.status, effect.result, effect.payload, effect.finished = "intended", None, None, False
+        return [_Row()]
 
     def _ask_approval(self, asked: Mapping[str, Any]) -> Sequence[object]:
         for call in json.loads(asked["calls"]):

@@ -80,7 +80,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ShutDown:
     """The worker shuts down. The next worker continues after the turn's last committed step."""
 
 
@@ -140,5 +140,5 @@ class NotSaved:
 
 Ending = Replied | Failed | Cancelled
 Waiting = AwaitsDecision | AwaitsCalls | AwaitsModel
-Stop = Parked | Waiting | Lacking | Struck | NotSaved
+Stop = ShutDown | Waiting | Lacking | Struck | NotSaved
 Outcome = Ending | Stop

@@ -209,7 +209,7 @@ class Transcript:
         """The ids of the present turn's calls. Approvals refer to calls by id, so the ids must be distinct."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
-    def asking(self) -> Entry | None:
+    def open_reply(self) -> Entry | None:
         """The message whose tool calls have no results yet, if any."""
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
@@ -239,7 +239,7 @@ def total_usage(entries: Sequence[Entry]) -> Usage | None:
     return sum(reported, Usage()) if reported or not steps_in(entries) else None
 
 
-def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
+def reply_entry(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
     """A model's reply as a storable entry, with call ids that are distinct and not in `taken`."""
     return Entry(
         turn_id,

@@ -28,6 +28,7 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import SettlementWatch, read_turn
+from perdure.turns.transcript import REJECTED
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
 from tests.processes.faults import SCENE, Faults
@@ -189,7 +190,9 @@ class Installation:
             "each message is in the transcript once, in the order accepted"
         )
         replies = Counter(
-            message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
+            message.turn_id
+            for message in shown
+            if message.role == "assistant" and not message.tool_calls and message.stop_reason != REJECTED
         )
         assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each turn has one reply"
         order = [message.turn_id for message in shown]

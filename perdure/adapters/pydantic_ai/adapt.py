@@ -21,7 +21,7 @@ from perdure.adapters.pydantic_ai.units import OWN_MODEL, Durability
 from perdure.agents import Agent, ErrorMessages
 from perdure.casebank import COMMON
 from perdure.errors import SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, TurnContext, TurnEnding, TurnStarted
+from perdure.hooks import ApprovalWaiting, Hooks, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted
 from perdure.models.protocol import Model as Own
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -106,6 +106,8 @@ def adapt(
     casebank: str | Literal[False] | None = COMMON,
     before_turn: Hooks[TurnStarted] = (),
     after_turn: Hooks[TurnEnding] = (),
+    before_tool: Hooks[ToolCalling] = (),
+    after_tool: Hooks[ToolCalled] = (),
     on_approval_waiting: Hooks[ApprovalWaiting] = (),
 ) -> AdaptedAgent:
     """An agent of pydantic-ai as an agent of perdure, for the module of `PERDURE_AGENTS`. The agent is not changed.
@@ -124,6 +126,8 @@ def adapt(
         casebank: As for `Agent`.
         before_turn: As for `Agent`.
         after_turn: As for `Agent`.
+        before_tool: As for `Agent`.
+        after_tool: As for `Agent`. A hook receives the text of the result.
         on_approval_waiting: As for `Agent`.
 
     Raises:
@@ -152,6 +156,8 @@ def adapt(
         casebank=casebank,
         before_turn=before_turn,
         after_turn=after_turn,
+        before_tool=before_tool,
+        after_tool=after_tool,
         on_approval_waiting=on_approval_waiting,
         wrapped=agent,
         deps=deps,

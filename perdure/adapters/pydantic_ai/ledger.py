@@ -1,4 +1,4 @@
-"""The tool calls of one reply, on the rows of `tool_effects`. All methods run in the turn's thread.
+"""The tool calls of one reply, on the rows of `tool_effects`. The methods run in the turn's thread, unless they say so.
 
 The intents are committed with the reply. A call begins only if this process has just committed its intent, or if the
 ledger shows that it may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect
@@ -29,10 +29,11 @@ from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
 from perdure.database.engine import Statement, as_json
+from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import error_summary, load_object, storable_json
-from perdure.tools.registry import Effect
+from perdure.text.untrusted import cut, error_summary, load_object, storable_json
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
@@ -81,7 +82,7 @@ def returned(value: Any) -> dict[str, Any]:
 
 
 class Calls:
-    """The calls of the message `asking`. `names` are the ids by which pydantic-ai knows them, in their order."""
+    """The calls of the message `open_reply`. `names` are the ids by which pydantic-ai knows them, in their order."""
 
     def __init__(  # noqa: PLR0917 (the parts of a turn)
         self,
@@ -89,16 +90,16 @@ class Calls:
         tenure: Tenure,
         agent: Agent,
         variables: VariableSet,
-        asking: Entry,
+        open_reply: Entry,
         parts: Sequence[ToolCallPart],
         planned: Mapping[int, Planned],
     ) -> None:
-        self.asking = asking
+        self.open_reply = open_reply
         self._runtime = runtime
         self._tenure = tenure
         self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
         self._planned = dict(planned)
-        hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
+        self._hooks = hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
         self._ledger = CallLedger(runtime, tenure)
         self._executor = CallExecutor(
             runtime, tenure, tenure.at_hand, hooks=hooks, ledger=self._ledger, variables=variables
@@ -106,6 +107,8 @@ class Calls:
         self._rows: dict[int, Row[Any]] = {}
         self._fresh: set[int] = set()
         """The positions of calls whose intents this process has just committed, and that have not begun."""
+        self._begun_here: set[int] = set()
+        """The positions of calls that this process has begun. A wrapper of a toolset may run a call again."""
         self._repeated: set[int] = set()
         self._statuses: dict[int, str] = {}
         self._texts: dict[int, str] = {}
@@ -166,12 +169,15 @@ class Calls:
             self._lost[position] = UNKNOWN_OUTCOME if row.status == "intended" else row.result or ""
         return self._planned[missing[0]].call.name if missing else None
 
-    def begin(self, name: str, definition: ToolDefinition | None, *, approved: bool) -> Begin | Recorded:
+    def begin(  # noqa: PLR0911 (a table)
+        self, name: str, arguments: Mapping[str, Any], definition: ToolDefinition | None, *, approved: bool
+    ) -> Begin | Recorded:
         """Begin the call that pydantic-ai knows as `name`, or return its result. `approved`: a person approved it.
+
+        A call that this process has begun before begins again, with the same row: its tool's last result counts.
 
         Raises:
             LeaseLost: another worker has the session.
-            LookupError: the reply has no such call.
             Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
@@ -180,14 +186,17 @@ class Calls:
             return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
         if definition is not None and planned.tool is None:
             tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
-            self._planned[position] = planned = replace(planned, tool=tool)
+            planned = replace(planned, tool=tool)
+        self._planned[position] = planned = replace(planned, arguments=dict(arguments))
         if position in self._fresh:
             self._fresh.discard(position)
             return self._begun(planned)
-        if row is None:
-            raise LookupError(f"the call {name} of {planned.call.name} began twice")
-        if row.status == "intended" and row.waits_for is not None:
+        if row is not None and row.status == "intended" and row.waits_for is not None:
             return Recorded(row.payload)
+        if row is None or position in self._begun_here:
+            self._statuses.pop(position, None)
+            self._ledger.extend(planned, queries.REPEAT)
+            return self._begun(planned)
         if row.approver is not None and not approved:
             return Recorded({"kind": _APPROVAL} if row.payload is None else row.payload)
         if row.status != "intended":
@@ -212,13 +221,36 @@ class Calls:
             return Recorded(returned(text))
         return self._decided(position, effect, message)
 
-    def finish(self, position: int, payload: Any) -> None:
+    def check_call(self, position: int) -> dict[str, Any] | None:
+        """Call the `before_tool` hooks, in a thread of the call; returns the result of a call that one rejects."""
+        try:
+            self._hooks.check_call(self._planned[position])
+        except ToolError as error:
+            return _refused(error)
+        return None
+
+    def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
+        """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
+        if payload.get("kind") not in _DONE:
+            return payload
+        planned, text = self._planned[position], _text(payload)
+        longest = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
+        if len(text) > longest and not _has_file(payload):
+            text = cut(text, longest)
+            payload = returned(text)
+        try:
+            self._hooks.check_result(planned, text)
+        except ToolError as error:
+            return _refused(error)
+        return payload
+
+    def finish(self, position: int, payload: dict[str, Any]) -> None:
         """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.
 
         Raises:
             LeaseLost: the call is deferred, and another worker has the session.
         """
-        kind = payload.get("kind") if isinstance(payload, dict) else None
+        kind = payload.get("kind")
         if kind == _APPROVAL:
             return
         if kind == _DEFERRED:
@@ -226,8 +258,7 @@ class Calls:
             self._wait(queries.DEFER, [self._row(position, planned.runnable, storable_json(payload))])
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
-        found = storable_json(payload.get("result") if status == "done" else payload.get("message"))
-        self._texts[position] = text = found if isinstance(found, str) else as_json(found)
+        self._texts[position] = text = _text(payload)
         if len(self._positions) > 1:
             self._record(position, status, text, payload)
 
@@ -275,7 +306,7 @@ class Calls:
         return any(row.status == "intended" and row.waits_for is not None for row in rows)
 
     @property
-    def asks(self) -> bool:
+    def runs_tools(self) -> bool:
         """Whether each call of the reply is one of a tool that acts: no call is the run's output."""
         return len(self._planned) == len(self._positions)
 
@@ -306,7 +337,7 @@ class Calls:
             "effect_id": new_id(self._runtime.clock) if known is None else known.effect_id,
             "position": position,
             "tool": tool.name,
-            "arguments": self.asking.tool_calls[position].arguments,
+            "arguments": self.open_reply.tool_calls[position].arguments,
             "effect": tool.effect,
             "payload": payload,
         }
@@ -318,7 +349,7 @@ class Calls:
                 **self._tenure.fenced,
                 "lease_s": self._tenure.lease_s,
                 "turn_id": self._tenure.at_hand.turn_id,
-                "message_seq": self.asking.seq,
+                "message_seq": self.open_reply.seq,
                 "expires_s": self._runtime.settings.approval.expires_s,
                 "calls": as_json(list(calls)),
             },
@@ -332,7 +363,7 @@ class Calls:
             for position, row in self._rows.items()
             if row.status in approvals.UNBEGUN
         }
-        if not self._ledger.begin(self.asking.seq or 0, list(unbegun.values())):
+        if not self._ledger.begin(self.open_reply.seq or 0, list(unbegun.values())):
             raise Undecided
         self._rows = self.rows()
         for position, planned in unbegun.items():
@@ -363,14 +394,14 @@ class Calls:
         if row.status == "denied":
             self._statuses[position] = "denied"
             return ToolDenied(row.result or approvals.DENIED)
-        edited = row.arguments != self.asking.tool_calls[position].arguments
+        edited = row.arguments != self.open_reply.tool_calls[position].arguments
         return ToolApproved(override_args=_object(row.arguments) if edited else None)
 
     def _planned_at(self, position: int) -> Planned:
         return self._planned.get(position) or self._plan(position, None)
 
     def _plan(self, position: int, tool: AdaptedTool | None) -> Planned:
-        call = self.asking.tool_calls[position]
+        call = self.open_reply.tool_calls[position]
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
 
     def _timeout_s(self, position: int) -> float:
@@ -380,6 +411,7 @@ class Calls:
 
     def _begun(self, planned: Planned) -> Begin:
         now = self._runtime.clock.monotonic()
+        self._begun_here.add(planned.position)
         if not self._tenure.still_valid() or now >= self._ledger.until(planned):
             self._ledger.extend(planned)
         left_s = self._ledger.until(planned) - now
@@ -427,7 +459,24 @@ class Calls:
 
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
-        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.asking)
+        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.open_reply)
+
+
+def _text(payload: Mapping[str, Any]) -> str:
+    """The text of a `CallToolResult`: of what the tool returned, or of its error."""
+    found = storable_json(payload.get("result") if payload.get("kind") in _DONE else payload.get("message"))
+    return found if isinstance(found, str) else as_json(found)
+
+
+def _has_file(value: Any) -> bool:
+    """Whether JSON values have a file of pydantic-ai, such as an image, which half of would be no file."""
+    if isinstance(value, list):
+        return any(map(_has_file, value))
+    return isinstance(value, dict) and (value.get("kind") == "binary" or any(map(_has_file, value.values())))
+
+
+def _refused(error: ToolError) -> dict[str, Any]:
+    return {"kind": "tool_failed", "message": error.message}
 
 
 def _declared(part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> AdaptedTool:

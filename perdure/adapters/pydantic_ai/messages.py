@@ -40,7 +40,7 @@ from pydantic_core import to_jsonable_python
 from perdure.models import endings
 from perdure.models.protocol import ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.text.untrusted import storable, storable_json
-from perdure.turns.transcript import Entry, said
+from perdure.turns.transcript import Entry, reply_entry
 
 ENDPOINT = "pydantic-ai"
 """The endpoint in `opaque`, so that no wire sends these parts."""
@@ -65,7 +65,7 @@ def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterabl
         response.finish_reason or endings.STOP,
         opaque=_opaque({RESPONSE: record}),
     )
-    return made, said(turn_id, made, frozenset(taken))
+    return made, reply_entry(turn_id, made, frozenset(taken))
 
 
 def with_requests(entry: Entry, requests: Sequence[ModelMessage]) -> Entry:

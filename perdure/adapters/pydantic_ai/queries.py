@@ -1,4 +1,4 @@
-"""The statement with which the tool calls of adapted agents ask, on the rows of `tool_effects`."""
+"""The statements of the tool calls of adapted agents that native calls do not need, on the rows of `tool_effects`."""
 
 from __future__ import annotations
 
@@ -53,5 +53,23 @@ DEFER = Statement(
         WHERE tool_effects.status = 'intended' AND tool_effects.finished_at IS NULL
     )
     SELECT session_id FROM fenced
+    """,  # noqa: S608 (constants)
+)
+
+# Begins a call again within its own tool, which a wrapper of the toolset repeats. The result of the last run counts.
+REPEAT = Statement(
+    "turns.repeat_effect",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
+        RETURNING session_id
+    )
+    UPDATE tool_effects
+    SET status = 'intended', result = NULL, payload = NULL, finished_at = NULL, intended_at = perdure_now(),
+        decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    FROM fenced
+    WHERE effect_id = %(effect_id)s
+    RETURNING effect_id
     """,  # noqa: S608 (constants)
 )

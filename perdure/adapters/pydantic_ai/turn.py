@@ -20,6 +20,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -45,21 +46,24 @@ from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
     ContentFiltered,
+    ContextTooLong,
+    GuardRejected,
     OutcomeUnknown,
     PerdureError,
     ProviderError,
     SettingsError,
     ToolError,
     Unavailable,
+    loggable,
 )
-from perdure.hooks import TurnStarted
 from perdure.ids import new_id
-from perdure.models import endings
+from perdure.models import endings, prices
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelCall, Role
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
+from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import storable
 from perdure.tools import around
 from perdure.tools.variables import VariableSet
@@ -77,11 +81,12 @@ from perdure.turns.outcome import (
     Outcome,
     Replied,
 )
-from perdure.turns.prompt.build import build
+from perdure.turns.prompt.build import build, halved, within_window
 from perdure.turns.prompt.parts import latest
+from perdure.turns.run.call_model import MOST_HALVINGS
 from perdure.turns.run.commit import Step
 from perdure.turns.run.loop import Turn
-from perdure.turns.run.verdict import closings, misconfigured
+from perdure.turns.run.verdict import misconfigured, result_entries
 from perdure.turns.transcript import Entry, Transcript
 
 if TYPE_CHECKING:
@@ -92,6 +97,14 @@ log = logging.getLogger(__name__)
 
 class _Lacks(Exception):  # raised by a job, to unwind the run
     """This worker lacks something that the turn needs."""
+
+
+class _Rejected(Exception):  # raised by the run
+    """The function `deps` failed, and with it the turn."""
+
+    def __init__(self, error: PerdureError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class AdaptedTurn(Turn):
@@ -116,6 +129,14 @@ class AdaptedTurn(Turn):
         self._calls: Calls | None = None
         self._definitions: Mapping[str, ToolDefinition] = {}
         self._tool_error: Exception | None = None
+        self._model_error: tuple[Exception | None, Exception | None] = (None, None)
+        """The last error of the model as the run sees it, and as perdure knows it."""
+        self._limits = within_window(runtime.settings.memory, prices.window(self._model_name, runtime.settings))
+        self._halvings = 0
+        self._too_long: ContextTooLong | None = None
+        self._size: tuple[int, str | None] = (0, None)
+        self._tokens = 0
+        self._fallback_waits = False
 
     def _step(self) -> Outcome | None:
         """Run the agent until the turn ends or stops.
@@ -126,10 +147,9 @@ class AdaptedTurn(Turn):
         """
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
         try:
-            prompt, history = self._read_history()
-            instructions = self._recalled()
+            given = self._given()
             self._resume()
-            work = contextvars.copy_context().run(lambda: lambda: self._run_agent(prompt, history, instructions))
+            work = contextvars.copy_context().run(lambda: lambda: self._run_agent(*given))
             self._tenure.step_within(self._timeout_s)
             found = self._thread.run(work, self._tenure)
             return None if found is None else self._conclude(found)
@@ -144,8 +164,8 @@ class AdaptedTurn(Turn):
         except Exception as error:  # noqa: BLE001 (raised again unless the agent caused it)
             return self._failed(error)
 
-    def _failed(self, error: Exception) -> Failed | AwaitsCalls:
-        """The outcome for an error that ended the run, if it is no failure of the model.
+    def _failed(self, error: Exception) -> Failed | AwaitsCalls | None:
+        """The outcome for an error that ended the run, if it is no failure of the model; `None`: the agent runs again.
 
         Raises:
             PerdureError: the model failed.
@@ -156,18 +176,48 @@ class AdaptedTurn(Turn):
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
         if isinstance(error, UserError) and self._calls is not None and self._calls.waits:
             return self._awaits_client()  # an approved call was deferred, for which no handler is asked again
+        if isinstance(error, _Rejected):
+            return Failed(error.error)
         if isinstance(error, UserError | SettingsError):
             log.error("turn %s: its agent cannot run", self._row.turn_id, exc_info=error)
             return Failed(misconfigured())
         if isinstance(error, Aborted) and self._tenure.stopping.is_set():
             raise Interrupted from error
-        raise errors.of_run(error) or error
+        raised, known = self._model_error
+        found = known if error is raised and known is not None else errors.of_run(error)
+        if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
+            log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
+            self._events.rewind()
+            self._halvings += 1
+            self._too_long = found
+            return None
+        raise found or error
+
+    def _given(self) -> tuple[str | None, list[ModelMessage], str | None]:
+        """The prompt, the messages before it, and the instructions of a run: smaller ones after one was too long.
+
+        Raises:
+            ContextTooLong: half of the budgets leaves nothing out.
+        """
+        if self._too_long is not None:
+            self._limits = halved(self._limits, self._tokens)
+        prompt, history = self._read_history()
+        instructions = self._recalled()
+        size = (len(history), instructions)
+        if self._too_long is not None and size == self._size:
+            if not self._fallback_waits:
+                raise self._too_long
+            self._halvings = MOST_HALVINGS  # the same prompt, for the fallback
+        entries = (entry for turn in self.transcript.turns for entry in turn)
+        self._tokens = sum(entry.token_count for entry in entries) + estimate_tokens(instructions or "")
+        self._too_long, self._size = None, size
+        return prompt, history, instructions
 
     def _awaits_client(self) -> AwaitsCalls:
-        asking = self.transcript.asking()
-        if asking is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             raise LookupError("no call waits for a client")
-        return AwaitsCalls(asking.seq or 0, ())
+        return AwaitsCalls(open_reply.seq or 0, ())
 
     def _end(self, ending: Ending) -> Ending:
         if self._calls is not None:  # the run ended in the middle of a round
@@ -197,11 +247,23 @@ class AdaptedTurn(Turn):
             )
 
     async def _deps(self) -> Any:
+        """The dependencies of the run. A factory has the time limit of a hook, and fails the turn as a required one.
+
+        Raises:
+            _Rejected: the factory failed.
+        """
         factory = self._agent.deps
         if factory is None:
             return None
-        found = await anyio.to_thread.run_sync(factory, self._started())
-        return await found if asyncio.iscoroutine(found) else found
+        try:
+            async with asyncio.timeout(self._runtime.settings.turn.hook_timeout_s):
+                found = await anyio.to_thread.run_sync(factory, self._hooks.seen(), abandon_on_cancel=True)
+                return await found if asyncio.iscoroutine(found) else found
+        except PerdureError as error:
+            raise _Rejected(error) from error
+        except Exception as error:
+            log.exception("turn %s: the function deps of its agent failed", self._row.turn_id)
+            raise _Rejected(GuardRejected("A guard of this installation refused this.")) from error
 
     async def request_model(
         self,
@@ -230,13 +292,15 @@ class AdaptedTurn(Turn):
             raise found
         return found
 
-    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+    async def call_tool(
+        self, body: Body, arguments: Mapping[str, Any], context: RunContext[Any], definition: ToolDefinition | None
+    ) -> Any:
         """Run one tool call, or return its recorded result; see `units.Run`."""
         name, calls = context.tool_call_id, self._calls
         if name is None or calls is None:
             raise UserError("perdure runs a tool only for a call of a model's reply")
         approved = bool(context.tool_call_approved)
-        found = await self._thread.do(lambda: calls.begin(name, definition, approved=approved))
+        found = await self._thread.do(lambda: calls.begin(name, arguments, definition, approved=approved))
         while isinstance(found, Begin):
             found = await self._attempt(calls, body, found)
         return found.payload
@@ -245,7 +309,7 @@ class AdaptedTurn(Turn):
         """Run the tool once, for at most the time that is left for the call."""
         position = begun.position
         running.set(begun.effect_id)
-        task = asyncio.ensure_future(_contained(body))
+        task = asyncio.ensure_future(_contained(partial(self._hooked, calls, position, body)))
         running.set(None)
         try:
             await asyncio.wait({task}, timeout=begun.left_s)
@@ -269,6 +333,13 @@ class AdaptedTurn(Turn):
             raise failure from error.__cause__
         await self._thread.do(lambda: calls.finish(position, payload))
         return Recorded(payload)
+
+    async def _hooked(self, calls: Calls, position: int, body: Body) -> Any:
+        """Run the tool between the agent's hooks."""
+        refused = await anyio.to_thread.run_sync(calls.check_call, position) if self._agent.before_tool else None
+        if refused is not None:
+            return refused
+        return await anyio.to_thread.run_sync(calls.check_result, position, await body())
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
         """The answers for calls that wait for a person or a client; see `units.Run`."""
@@ -301,7 +372,9 @@ class AdaptedTurn(Turn):
         except CallAborted:
             raise
         except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
-            return errors.as_raised(error)
+            raised = errors.as_raised(error)
+            self._model_error = raised, error
+            return raised
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
@@ -319,6 +392,7 @@ class AdaptedTurn(Turn):
         self._called_at_s = self._tenure.spent_s
         limit_s = max(self._timeout_s - self._called_at_s, 0.001)
         call = ModelCall(runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
         model = _unwrapped(context.model)
         with self._tenure.calling(call):
@@ -327,6 +401,8 @@ class AdaptedTurn(Turn):
                     reply = model.own.respond(model.prompt(messages, settings, parameters), call)
                 except Unavailable as error:
                     raise ProviderError(error.message) from error
+                finally:
+                    self._fallback_waits = call.fallback_waits
                 return JSON_CODEC.dump(ModelResponse, model.response(reply))
             with call.part(runtime.settings.model_timeout_s) as part:
                 window = CallWindow(part, wait_within)
@@ -384,7 +460,7 @@ class AdaptedTurn(Turn):
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
-        entries = closings(calls.asking, texts)
+        entries = result_entries(calls.open_reply, texts)
         return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
 
     def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
@@ -413,12 +489,12 @@ class AdaptedTurn(Turn):
         }
         intents = [each.intent() for each in planned.values()]
         # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
-        asks = all(call.name in self._definitions for call in reply.tool_calls)
-        at = self._commit(Step([*self.transcript.uncommitted, reply], asks=asks, intents=intents))
-        asking = self.transcript.asking()
-        if asking is None:
+        runs_tools = all(call.name in self._definitions for call in reply.tool_calls)
+        at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents))
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             raise LookupError("the committed reply has no open calls")
-        self._calls = self._made_calls(asking, response, planned)
+        self._calls = self._made_calls(open_reply, response, planned)
         self._calls.committed(at)
 
     def _plan(self, position: int, reply: Entry, definition: ToolDefinition) -> Planned:
@@ -427,8 +503,10 @@ class AdaptedTurn(Turn):
         timeout_s = tool.timeout_s or self._runtime.settings.turn.tool_timeout_s
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=timeout_s)
 
-    def _made_calls(self, asking: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
-        return Calls(self._runtime, self._tenure, self._agent, self._variables, asking, response.tool_calls, planned)
+    def _made_calls(self, open_reply: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
+        return Calls(
+            self._runtime, self._tenure, self._agent, self._variables, open_reply, response.tool_calls, planned
+        )
 
     # --- before and after the run -----------------------------------------------------------
 
@@ -438,7 +516,7 @@ class AdaptedTurn(Turn):
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
-        budget = self._runtime.settings.memory.budget_working
+        budget = self._limits.budget_working
         turns = latest(self.transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
         strictly = None if self._tenure.overdue else self._row.turn_id
         if all(entry.role is Role.USER for entry in self.transcript.present):
@@ -449,21 +527,20 @@ class AdaptedTurn(Turn):
         """What perdure remembers of the user, as instructions."""
         if not self._agent.memory:
             return None
-        limits = self._runtime.settings.memory
         built = build(
-            self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=limits
+            self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=self._limits
         )
         self.case_ids = built.case_ids
         return built.system
 
     def _resume(self) -> None:
         """Read the rows of the open calls, and wait until those in doubt can be decided."""
-        asking = self.transcript.asking()
-        if asking is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             return
         turns = messages.history([self.transcript.present], strictly=None)
         response = next(each for each in reversed(turns) if isinstance(each, ModelResponse))
-        self._calls = self._made_calls(asking, response, {})
+        self._calls = self._made_calls(open_reply, response, {})
         wait_s = self._calls.read()
         if wait_s > 0:
             self._tenure.step_within(wait_s)
@@ -478,7 +555,7 @@ class AdaptedTurn(Turn):
             return Replied(self._pending, data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests)
-        if calls is not None and calls.asks:
+        if calls is not None and calls.runs_tools:
             self._commit(Step(closing, results=results))
             closing = []
         elif calls is not None:
@@ -487,17 +564,17 @@ class AdaptedTurn(Turn):
 
     def _announce_waiting(self) -> AwaitsDecision | Failed:
         """Call the agent's hooks for the calls that wait for a person."""
-        asking = self.transcript.asking()
-        if asking is None or self._calls is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None or self._calls is None:
             raise LookupError("no call waits for a decision")
         if self._agent.on_approval_waiting:
             try:
-                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(asking, self._calls.rows())
+                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(open_reply, self._calls.rows())
             except Unavailable:
                 raise
             except PerdureError as error:
                 return Failed(error)
-        return AwaitsDecision(asking.seq or 0)
+        return AwaitsDecision(open_reply.seq or 0)
 
     @property
     def _model_name(self) -> str:
@@ -511,9 +588,6 @@ class AdaptedTurn(Turn):
         if (used := self.transcript.usage) is not None:
             found.input_tokens, found.output_tokens = used.input_tokens, used.output_tokens
         return found
-
-    def _started(self) -> TurnStarted:
-        return self._hooks.seen()
 
 
 def _model_id(context: RunContext[Any]) -> str | None:

@@ -78,7 +78,9 @@ class Run(Protocol):
         """Run one model request; returns the response as JSON values."""
         ...
 
-    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+    async def call_tool(
+        self, body: Body, arguments: Mapping[str, Any], context: RunContext[Any], definition: ToolDefinition | None
+    ) -> Any:
         """Run one tool call, or return its recorded result; returns a `CallToolResult` as JSON values."""
         ...
 
@@ -105,8 +107,8 @@ class _Backend(JournalCallableOperationBackend[None]):
             _, messages, settings, parameters, context = cache_key
             return await run.request_model(body, messages, settings, parameters, context)
         if run is not None and isinstance(operation_id, ToolsetCallToolId):
-            _, _, context, tool = cache_key
-            return await run.call_tool(body, context, getattr(tool, "tool_def", tool))
+            _, arguments, context, tool = cache_key
+            return await run.call_tool(body, arguments, context, getattr(tool, "tool_def", tool))
         return await body()
 
 

@@ -19,7 +19,6 @@ from uuid import UUID
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
-from perdure.hooks import ToolCalled, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
@@ -205,7 +204,7 @@ class CallExecutor:
         return results
 
     def decide(self, planned: Planned, effect: Effect) -> Result | None:
-        """The result of a call whose outcome is unknown; `None` if the call may run again."""
+        """The result of a call whose outcome is unknown; `None` if it may run, perhaps a second time."""
         match effect:
             case Effect.PURE | Effect.IDEMPOTENT:
                 return None
@@ -308,11 +307,7 @@ class CallExecutor:
             ToolError: the tool failed, or a required hook rejects the call or its result.
             NotBegun: the lease or the time limit had expired before the function was called.
         """
-        agent, seen = self._hooks.agent, self._hooks.calling(planned.effect_id, tool.name, planned.arguments)
-        # A hook that hangs must not use up the call's time limit.
-        within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
-        leaks = self._runtime.leaks
-        self._call_hooks(lambda: call_hooks(agent.before_tool, seen, within_s, leaks))
+        self._hooks.check_call(planned)
         # Checked immediately before the tool runs: if the process was paused, another worker may have the session.
         if not self._may_begin(planned):
             raise NotBegun
@@ -324,16 +319,8 @@ class CallExecutor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._call_hooks(lambda: call_hooks(agent.after_tool, ToolCalled(seen, text), within_s, leaks))
+        self._hooks.check_result(planned, text)
         return text
-
-    def _call_hooks(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except ToolError:
-            raise
-        except PerdureError as error:
-            raise ToolError(storable(error.message)) from error
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
         self._ledger.extend(planned)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _LOGGED_CHARS = 2_000
 
-_MOST_HALVINGS = 2
+MOST_HALVINGS = 2
 """How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
 
 
@@ -83,7 +83,7 @@ class ModelCaller:
         """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
 
         Raises:
-            ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
+            ContextTooLong: after `MOST_HALVINGS`, or if a smaller budget leaves nothing out.
             PerdureError: the model failed.
             CallAborted: the turn must stop; the scope has the reason.
         """
@@ -144,7 +144,7 @@ class ModelCaller:
         Raises:
             ContextTooLong: `error`, because nothing is left to try.
         """
-        while self._halvings < _MOST_HALVINGS:
+        while self._halvings < MOST_HALVINGS:
             self._halvings += 1
             self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
             self._prompt = None
@@ -162,7 +162,7 @@ class ModelCaller:
         # A reply that may be rejected is not shown before.
         delta = None if self._agent.judges_replies else self._events.delta
         call = ModelCall(self._runtime.clock, limit_s, delta, self._events.rewind)
-        call.may_shorten = self._halvings < _MOST_HALVINGS
+        call.may_shorten = self._halvings < MOST_HALVINGS
         self._scope.step_within(limit_s)
         with self._scope.calling(call):
             try:

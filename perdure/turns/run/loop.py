@@ -17,9 +17,10 @@ model's reply together with the intents of its tool calls, before a tool begins;
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
 transcript, either a message of the user or results of tools, and the model is called; or a reply with open calls, and
 the model is not called again for it. A killed worker leaves each open call in doubt: its intent does not tell whether
-its tool had begun. A `pure` or `idempotent` tool runs again, with the same effect id; an `unsafe` one runs again only
-if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease expires after `lease_s`,
-and a sweeper's wake-up leads to the next claim. No database connection is held during a model call or a tool call.
+its tool had begun. A `pure` or `idempotent` tool runs, perhaps for the second time, with the same effect id; an
+`unsafe` one runs only if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease
+expires after `lease_s`, and a sweeper's wake-up leads to the next claim. No database connection is held during a model
+call or a tool call.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from perdure.turns.outcome import (
     Failed,
     Lacking,
     Outcome,
-    Parked,
+    ShutDown,
     Struck,
 )
 from perdure.turns.run.call_model import ModelCaller
@@ -69,16 +70,16 @@ from perdure.turns.run.turn_hooks import TurnHooks
 from perdure.turns.run.verdict import (
     Verdict,
     abandoned_verdict,
-    closings,
     conclude,
     log_failure,
     misconfigured,
     out_of_time,
     render_error,
+    result_entries,
     unknown_agent,
     unrun_verdict,
 )
-from perdure.turns.transcript import Entry, Transcript, said
+from perdure.turns.transcript import Entry, Transcript, reply_entry
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """The numbers of turns that were settled and parked since the process started."""
+        """The numbers of turns that were settled and left since the process started."""
         return self._leaving.turns
 
     def start(self) -> None:
@@ -135,22 +136,22 @@ class Runner:
                 return Ran(settled + 1)
             if not isinstance(tenure, Tenure):
                 return Ran(settled) if settled else tenure
-            left, until = Left(is_kept=True), self._runtime.clock.monotonic() + _SLICE_S
+            left, until = Left(still_held=True), self._runtime.clock.monotonic() + _SLICE_S
             with self.keeper.keep(tenure):
                 try:
                     while tenure.turn is not None:
                         left = self._run_turn(tenure)
                         settled += left.settled
-                        if not left.is_kept or tenure.draining or self._runtime.clock.monotonic() >= until:
+                        if not left.still_held or tenure.draining or self._runtime.clock.monotonic() >= until:
                             break
                         read_patiently(self._runtime, tenure)  # begins the next turn
-                    if left.is_kept:
+                    if left.still_held:
                         left = self._leaving.leave(tenure, SliceOver())
                 except LeaseLost:
                     log.warning("session %s was claimed by another worker: this one stops running it", session_id)
                     left = Left()
-            if not left.is_unwoken:
-                return Ran(settled) if settled or left.lacking is None else left.lacking
+            if not left.wake_up_failed:
+                return Ran(settled) if settled or left.unequipped is None else left.unequipped
 
     def _run_turn(self, tenure: Tenure) -> Left:
         """Run the turn at hand until it is settled or left to a later worker.
@@ -177,7 +178,7 @@ class Runner:
             except Exception as error:
                 log.exception("turn %s raised an error", turn_id)
                 return self._leaving.leave(tenure, Struck(error))
-        return Left(is_kept=True)  # the turn was settled, although its commit had raised an error
+        return Left(still_held=True)  # the turn was settled, although its commit had raised an error
 
     def _attempt(self, tenure: Tenure) -> Left:  # noqa: C901 (from the transcript to the settled turn)
         """Read the transcript, run the steps, write the verdict, save the snapshot, and settle the turn."""
@@ -197,7 +198,7 @@ class Runner:
                 if isinstance(outcome, Ending):
                     break
                 left = self._leaving.leave(tenure, outcome)
-                if not left.goes_on:
+                if not left.turn_continues:
                     if not isinstance(turn, Cancelled | Failed):
                         turn.announce(outcome)
                     return left
@@ -230,9 +231,9 @@ class Runner:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
 
-    def child_left(self, session_id: UUID, lacking: Unequipped) -> None:
+    def child_left(self, session_id: UUID, unequipped: Unequipped) -> None:
         """Record that a child of this process has left the session to another worker (see `lease.claim`)."""
-        self._claims.leave(session_id, lacking, publish=False)
+        self._claims.leave(session_id, unequipped, publish=False)
 
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
         """Settle a turn whose process was killed while it held the session under `fence`.
@@ -274,7 +275,7 @@ class Runner:
             if tenure.turn is None:
                 self._leaving.leave(tenure, SliceOver())
             elif tenure.turn.turn_id != turn_id:
-                self._leaving.leave(tenure, Parked())
+                self._leaving.leave(tenure, ShutDown())
             else:
                 self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.turn, ending)))
                 return True
@@ -324,7 +325,7 @@ class Turn(ABC):
         self._variables = variables
         self._max_steps = agent.max_steps or settings.max_steps
         self._timeout_s = agent.timeout_s or settings.timeout_s
-        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
+        self._waits_for_models = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
         committed = sum(entry.seq is not None for entry in transcript.present)
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
@@ -382,7 +383,7 @@ class Turn(ABC):
         The user's messages are committed after the hooks, which then do not run again.
         """
         stopping = self._tenure.stopping.is_set()
-        may_wait = self._may_park and not stopping and self.transcript.asking() is None
+        may_wait = self._waits_for_models and not stopping and self.transcript.open_reply() is None
         if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
             busy = ProviderError("Earlier turns wait for the model.", transient=True)
             return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
@@ -394,17 +395,17 @@ class Turn(ABC):
             self._commit(Step(uncommitted))
         return failed
 
-    def _why_stop(self) -> Cancelled | Parked | Failed | None:
+    def _why_stop(self) -> Cancelled | ShutDown | Failed | None:
         """The reason not to take another step, if there is one."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
             return Cancelled()
         if self._tenure.draining:
-            return Parked()
+            return ShutDown()
         if self._tenure.spent_s >= self._timeout_s:
             return Failed(out_of_time(self._timeout_s))
-        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
+        if self.transcript.steps >= self._max_steps and self.transcript.open_reply() is None:
             return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
         return None
 
@@ -424,7 +425,7 @@ class Turn(ABC):
         except PerdureError as error:
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
-            if wait_s is None or not (self._may_park and in_time):
+            if wait_s is None or not (self._waits_for_models and in_time):
                 return Failed(error)
             return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
 
@@ -436,7 +437,7 @@ class Turn(ABC):
 
     def _refuse(self, reply: Entry, refusal: str) -> None:
         """Commit a reply of which no call runs."""
-        refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+        refused = result_entries(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
         self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
 
     def _end(self, ending: Ending) -> Ending:
@@ -486,8 +487,8 @@ class OwnTurn(Turn):
 
     def _step(self) -> Outcome | None:
         """Call the model and execute the calls of its reply, or resume the calls that an earlier worker began."""
-        asking = self.transcript.asking()
-        return self._call_model() if asking is None else self._execute(asking)
+        open_reply = self.transcript.open_reply()
+        return self._call_model() if open_reply is None else self._execute(open_reply)
 
     def _call_model(self) -> Outcome | None:
         """Call the model. A reply that requests calls is committed with their intents, before a call begins.
@@ -495,7 +496,7 @@ class OwnTurn(Turn):
         A reply that is no output of the agent is committed, and the model is called again.
         """
         made = self._model.call()
-        reply = said(self._row.turn_id, made, self.transcript.call_ids)
+        reply = reply_entry(self._row.turn_id, made, self.transcript.call_ids)
         if not reply.tool_calls:
             judged = judge(reply, self._hooks)
             if isinstance(judged, Entry):
@@ -517,20 +518,20 @@ class OwnTurn(Turn):
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
-        asking = self.transcript.asking()
-        if waits or asking is None or self._tenure.unwanted.is_set():
+        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=True, intents=intents))
+        open_reply = self.transcript.open_reply()
+        if waits or open_reply is None or self._tenure.unwanted.is_set():
             return None
         self._calls.intended(planned, sent_at)
-        return self._execute(asking, planned)
+        return self._execute(open_reply, planned)
 
-    def _execute(self, asking: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
-        """Execute the calls of the message `asking`, and commit their results.
+    def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
+        """Execute the calls of the message `open_reply`, and commit their results.
 
         `planned` are the calls whose intents this process has just committed; `None`: those of an earlier worker.
         """
-        answered = self._calls.answer(asking, planned)
+        answered = self._calls.answer(open_reply, planned)
         if not isinstance(answered, Sequence):
             return answered
-        self._commit(Step(closings(asking, [result.text for result in answered]), results=answered))
+        self._commit(Step(result_entries(open_reply, [result.text for result in answered]), results=answered))
         return None

@@ -29,7 +29,7 @@ STEP = Statement(
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
-            state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
+            state = CASE WHEN %(runs_tools)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
             claims = CASE WHEN {_SUSPECT} THEN claims ELSE 1 END,
             deaths = CASE WHEN {_SUSPECT} THEN deaths ELSE 0 END,
