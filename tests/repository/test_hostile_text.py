@@ -61,7 +61,6 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.text.declarations.require": "takes an author's declaration",
     "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
-    "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.models.adapted.vendors.vendor": "takes a setting",
     "perdure.access.keys.parse_entry": "takes an entry of a setting",
