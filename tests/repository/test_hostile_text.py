@@ -59,6 +59,7 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
     "perdure.tools.registry.who_approves": "passes arguments to the author's function",
     "perdure.text.declarations.require": "takes an author's declaration",
+    "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.settings.check_server_url": "takes a setting",
