@@ -173,7 +173,7 @@ def _insert_with_django(own: Parts, connection: Any, turn_id: UUID, message: Inc
 
 
 def _fields(message: Incoming) -> Mapping[str, Any]:
-    return message.model_dump(mode="json", exclude={"user"}, exclude_none=True)
+    return message.model_dump(mode="json", exclude={"user"}, exclude_none=True)  # the text is also that of the parts
 
 
 def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noqa: FBT001 (a row's columns)

@@ -404,4 +404,5 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         usage=Usage.from_dict(message["usage"]) if message["usage"] else None,
         seq=message["seq"],
         opaque=Opaque.from_dict(message["opaque"]) if message["opaque"] else None,
+        parts=tuple(message["parts"] or ()),
     )

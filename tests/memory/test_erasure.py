@@ -33,7 +33,7 @@ from perdure.turns.run.loop import Runner
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.statistics import forget_samples
-from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
+from perdure.users.tables import ERASURE_TABLES, SHARED_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
 from tests.memory.archive import Archive, Echo
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -213,14 +213,15 @@ def lived(harness: Harness, redis_memory: RedisMemory, redis_url: str) -> Harnes
 
 
 def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
-    return Eraser(harness.database, harness.clock, harness.snapshots, redis_memory, harness.settings.turn.lease_s)
+    lease_s, files = harness.settings.turn.lease_s, harness.runtime.files
+    return Eraser(harness.database, harness.clock, harness.snapshots, redis_memory, lease_s, files)
 
 
 def test_every_table_is_personal_or_not() -> None:
     """Each table must be in one of three lists: with users' data, without users' data, or with records of erasures."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
-    assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
+    assert {*named, *SHARED_TABLES, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
     assert not TABLES_WITHOUT_USER_DATA & {*named}
     for table in metadata.tables.values():  # a referencing table is erased before the referenced one
         for key in table.foreign_keys:

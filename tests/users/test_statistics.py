@@ -12,6 +12,8 @@ from sqlalchemy import Engine, create_engine
 from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
+from perdure.files.store import Files
+from perdure.settings import FileSettings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.users.erase import Eraser
 from perdure.users.statistics import forget_samples
@@ -20,6 +22,11 @@ from perdure.users.tables import USER_TABLES
 SAMPLED = Statement("tests.sampled", "SELECT tablename FROM pg_stats WHERE schemaname = current_schema()", writes=False)
 STALE = Statement("tests.stale", "SELECT table_name FROM stale_statistics ORDER BY 1", writes=False)
 MINE = Statement("tests.role", "SELECT rolsuper FROM pg_roles WHERE rolname = current_user", writes=False)
+
+
+def _eraser(database: Database, clock: MovedClock) -> Eraser:
+    files = Files(database, FileSettings(), clock)
+    return Eraser(database, clock, PostgresSnapshots(database), None, 30, files)
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def _erased(database: Database, clock: MovedClock) -> None:
         connection.exec_driver_sql("INSERT INTO users (user_id, created_at) VALUES ('cli:ana', now()), ('bob', now())")
         connection.exec_driver_sql("INSERT INTO link_attempts VALUES ('', 'cli', 'ana', 1, now())")
         connection.exec_driver_sql("ANALYZE users, link_attempts")
-    Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("cli:ana"))
+    _eraser(database, clock).erase(UserKey("cli:ana"))
 
 
 def _sampled(database: Database) -> set[str]:
@@ -101,7 +108,9 @@ def test_users_who_are_erased_meanwhile_are_not_forgotten(database: Database, cl
     def erasing(table: str) -> None:
         analyze(table)
         if table == "users":
-            Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("bob"))
+            Eraser(
+                database, clock, PostgresSnapshots(database), None, 30, Files(database, FileSettings(), clock)
+            ).erase(UserKey("bob"))
 
     database.analyze = erasing  # type: ignore[method-assign]
     try:

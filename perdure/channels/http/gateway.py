@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from perdure.access.tenants import UserKey
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.limits.reading import UNREAD_S
-from perdure.channels.http.limits.shares import CHUNKED_BYTES, Newcomers, Shares, Unsent
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_BODIES, MOST_UPLOADS, Newcomers, Shares, Unsent
 from perdure.channels.http.middleware import reader_of, resources_of
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
@@ -89,6 +89,8 @@ class Gateway:
         """Whether the server has room for short requests only; the server sets this."""
         self._streams = Shares(share, "streams")
         self._unsent = Unsent(UNREAD_S)
+        self._bodies = Unsent(UNREAD_S, MOST_BODIES, MOST_BODIES // 2)
+        self.uploads = Shares(MOST_UPLOADS, "uploads")
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     async def caller(self, request: Request) -> Caller:
@@ -127,6 +129,14 @@ class Gateway:
             RateLimited: the clients of `user`, or all clients, have too many unread responses.
         """
         resources_of(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
+
+    async def reserve_body(self, request: Request, user: UserKey | None, size: int) -> None:
+        """Wait until there are `size` bytes of memory for a long body, and reserve them until its request ends.
+
+        Raises:
+            RateLimited: the clients of `user`, or all clients, send too many long bodies.
+        """
+        resources_of(request).callback(await self._bodies.reserve(user, size, reader_of(request)))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._threads.run(work)

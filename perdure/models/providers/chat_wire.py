@@ -6,12 +6,13 @@ omit fields, and differ in how they split and repeat tool calls.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perdure.models import endings
-from perdure.models.protocol import ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import Origin, ReplyDraft, SentBefore, ToolCallDraft
@@ -136,7 +137,7 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             yield {"role": "tool", "tool_call_id": call_id, "content": message.content}
             continue
         sent = SentBefore.of(message, origin, quirks)
-        wire: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        wire: dict[str, Any] = {"role": message.role.value, "content": _content(message, quirks)}
         if message.tool_calls:
             wire_ids = ids.assign((call.id for call in message.tool_calls), sent.ids)
             wire |= quirks.message_members
@@ -149,6 +150,21 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             text = [{"type": "text", "text": message.content}] if message.content else []
             wire["content"] = [*as_array(sent.message["content"]), *text]
         yield wire
+
+
+def _content(message: Message, quirks: Quirks) -> str | list[dict[str, Any]]:
+    """The message's text, or its parts if it has files that the model reads."""
+    pieces = message.pieces(quirks.reads)
+    if not any(isinstance(each, Attachment) for each in pieces):
+        return message.content
+    return [{"type": "text", "text": each} if isinstance(each, str) else _file(each) for each in pieces]
+
+
+def _file(file: Attachment) -> dict[str, Any]:
+    url = f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}"
+    if file.media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": {"filename": file.name or "file.pdf", "file_data": url}}
 
 
 def _wire_call(call: ToolCall, wire_id: str, names: WireNames) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Quirks:
     options. `ids` is the form of call ids that it accepts, if it is not the protocol's. `translates_own_ids`: it
     refuses ids that it gave itself. `message_members` and `call_members` complete the messages with calls, and the
     calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
-    out. `forgets`: it refuses its own opaque parts.
+    out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads.
     """
 
     omits: frozenset[str] = frozenset()
@@ -41,6 +41,7 @@ class Quirks:
     call_members: Mapping[str, Any] = field(default_factory=dict)
     thinks_first: bool = False
     forgets: bool = False
+    reads: frozenset[str] = frozenset()
 
 
 NO_QUIRKS = Quirks()
@@ -72,7 +73,8 @@ _VENDOR_HEADERS = {OPENAI: {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJ
 class Endpoint:
     """A server: its name, such as `openai` or `vllm`, its URL, key and protocol, and what differs there.
 
-    `thinks` and `show_received` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each request.
+    `thinks`, `show_received` and `reads` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each
+    request.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Endpoint:
     kind: str = OPENAI
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     quirks: Quirks = NO_QUIRKS
+    reads: tuple[str, ...] | None = None
 
     @property
     def authorization(self) -> Mapping[str, str]:
@@ -118,7 +121,14 @@ class Endpoint:
         for prefixes, quirks in _OF_FAMILIES.items():
             if family.startswith(prefixes):
                 known = _joined(known, quirks)
-        return _joined(known, replace(self.quirks, thinks_first=self.thinks or self.quirks.thinks_first))
+        own = replace(self.quirks, thinks_first=self.thinks or self.quirks.thinks_first, reads=self._reads())
+        return _joined(known, own)
+
+    def _reads(self) -> frozenset[str]:
+        """As the setting says, else what the protocol has: PDFs are no part of what most servers of OpenAI's read."""
+        has_pdf = self.kind == ANTHROPIC or self.base_url.startswith(VENDORS[OPENAI])
+        kinds = ("images", *(["pdf"] if has_pdf else [])) if self.reads is None else self.reads
+        return frozenset(media_type for kind in kinds for media_type in _MEDIA_TYPES.get(kind, ()))
 
 
 def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
@@ -158,7 +168,7 @@ def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
     key = (given.key.get_secret_value().strip() if given.key is not None else "") or _NO_KEY
     _check_key(key, endpoints.variable(name, "KEY"))
     kind = given.kind if given.kind in OWN_KINDS else OPENAI
-    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind)
+    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind, reads=given.reads)
 
 
 def _check_key(key: str, variable: str) -> None:
@@ -189,6 +199,14 @@ _UNSUPPORTED = (
     "invalid argument", "cannot find", "not implemented", "deprecated", "not available", "forbidden",
 )  # fmt: skip
 """Parts of messages that refuse an option itself, and not only its value."""
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_MEDIA_TYPES = {"images": _IMAGES, "pdf": frozenset({"application/pdf"})}
+"""The media types of each kind of files that `PERDURE_ENDPOINTS__NAME__READS` may name."""
+_ATTACHED = {
+    "images": ({"image", "image_url"}, ("image", "vision", "multimodal", "multi-modal", "mmproj", "content")),
+    "pdf": ({"document", "file"}, ("pdf", "document", "file", "content")),
+}
+"""By kind of files: the types of their parts in a body, and parts of messages that refuse them."""
 _UNREQUESTED = frozenset({"stream_options", "response_format", "output_config"})
 """The options that perdure adds to those that agents set."""
 
@@ -198,6 +216,21 @@ def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collec
 
     The options `required` are always sent. Returns `None` if the refusal names nothing that could be sent otherwise.
     """
+    return _without_files(quirks, said, body) or _without_members(quirks, said, body, required)
+
+
+def _without_files(quirks: Quirks, said: str, body: Mapping[str, Any]) -> Adaptation | None:
+    for kind, (types, parts) in _ATTACHED.items():
+        refused = quirks.reads & _MEDIA_TYPES[kind]
+        if refused and any(each in said for each in parts) and types & _types_of_parts(body):
+            never = any(each in said for each in _UNSUPPORTED)  # else it refuses this one, such as a too large one
+            return Adaptation(replace(quirks, reads=quirks.reads - refused), kind, lasting=never)
+    return None
+
+
+def _without_members(
+    quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]
+) -> Adaptation | None:
     needs_nine, is_long = "length of 9" in said, "too long" in said and ("].id" in said or "tool_call_id" in said)
     if (needs_nine or is_long) and not quirks.translates_own_ids:
         form = NINE_CHARACTERS if needs_nine else quirks.ids
@@ -234,7 +267,14 @@ def _joined(quirks: Quirks, more: Quirks) -> Quirks:
         {**quirks.call_members, **more.call_members},
         quirks.thinks_first or more.thinks_first,
         quirks.forgets or more.forgets,
+        quirks.reads | more.reads,
     )
+
+
+def _types_of_parts(body: Mapping[str, Any]) -> set[str]:
+    """The types of the parts of the messages in `body`."""
+    contents = [message.get("content") for message in body["messages"]]
+    return {str(part.get("type")) for each in contents if isinstance(each, list) for part in each}
 
 
 def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:

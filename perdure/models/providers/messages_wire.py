@@ -14,13 +14,14 @@ Replies are untrusted.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import Origin, ReplyDraft, SentBefore, ToolCallDraft
@@ -149,9 +150,9 @@ def _blocks(
     ids = WireIds(quirks.ids or PLAIN_CHARACTERS)
     for message in messages:
         if message.role is Role.TOOL:
-            yield "user", [_result(message, ids.of_result(message.tool_call_id or ""))]
+            yield "user", [_result(message, ids.of_result(message.tool_call_id or ""), quirks)]
         elif message.role is Role.USER:
-            yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
+            yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
         else:
             sent = SentBefore.of(message, origin, quirks)
             wire_ids = ids.assign((call.id for call in message.tool_calls), sent.ids)
@@ -207,9 +208,22 @@ def _text_blocks(content: str) -> list[Block]:
     return [{"type": "text", "text": content}] if content.strip() else []
 
 
-def _result(message: Message, wire_id: str) -> Block:
+def _content(message: Message, quirks: Quirks) -> list[Block]:
+    pieces = message.pieces(quirks.reads)
+    return [{"type": "text", "text": each} if isinstance(each, str) else _file(each) for each in pieces]
+
+
+def _file(file: Attachment) -> Block:
+    source = {"type": "base64", "media_type": file.media_type, "data": base64.b64encode(file.data).decode()}
+    if file.media_type.startswith("image/"):
+        return {"type": "image", "source": source}
+    return {"type": "document", "source": source, **({"title": file.name} if file.name else {})}
+
+
+def _result(message: Message, wire_id: str, quirks: Quirks) -> Block:
     block = {"type": "tool_result", "tool_use_id": wire_id}
-    return {**block, "content": message.content} if message.content.strip() else block
+    content = _content(message, quirks) if message.files else message.content
+    return {**block, "content": content} if message.content.strip() else block
 
 
 def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from perdure.agents import Agent
 from perdure.casebank.search import FoundCase, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
+from perdure.files.store import Files
 from perdure.memory.recall.past import Dated, Past, Surroundings, read_past, read_surroundings
 from perdure.memory.recall.search import Layer, PromptWindow, Recalled
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
@@ -34,6 +35,7 @@ from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
+from perdure.turns.prompt.files import FileLimits, messages
 from perdure.turns.prompt.parts import Part, fitting, latest, render
 from perdure.turns.transcript import Entry, Transcript
 
@@ -66,17 +68,26 @@ class Prompt:
     case_ids: tuple[str, ...]
     budget: int
 
-    def messages(self, transcript: Transcript) -> tuple[Message, ...]:
-        """The messages for a model. The present turn is always included."""
-        return (Message(Role.SYSTEM, self.system), *(each.message() for each in _history(transcript, self.budget)))
+    def messages(self, transcript: Transcript, files: Files, limits: FileLimits) -> tuple[Message, ...]:
+        """The messages for a model, with their `files` within `limits`. The present turn is always included.
+
+        Raises:
+            ProviderError, Unavailable: a file cannot be read.
+        """
+        spoken = messages(_history(transcript, self.budget), files, limits, transcript.turn_id)
+        return (Message(Role.SYSTEM, self.system), *spoken)
 
 
 def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
     """The limits for a model with a window of `window` tokens; `None`: it is not known.
 
+    Files have a quarter of the window at most.
+
     Instructions, tools and the reply need room, too. The other budgets therefore have half of the window at most,
     together. If they are greater, they shrink in proportion.
     """
+    if window is not None:
+        limits = limits.model_copy(update={"budget_files": min(limits.budget_files, window // 4)})
     given = sum(getattr(limits, name) for name in _SHRINKING)
     if window is None or given <= window // 2:
         return limits
@@ -90,7 +101,8 @@ def halved(limits: MemorySettings, prompt_tokens: int) -> MemorySettings:
     might leave nothing out. The agent's instructions and tools keep their budgets: an agent without them is another
     agent, and a long message must not remove a rule that the agent is to keep.
     """
-    return limits.model_copy(update={name: min(getattr(limits, name), prompt_tokens) // 2 for name in _SHRINKING})
+    names = (*_SHRINKING, "budget_files")
+    return limits.model_copy(update={name: min(getattr(limits, name), prompt_tokens) // 2 for name in names})
 
 
 _SHRINKING = (
@@ -149,7 +161,7 @@ _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:
-    turns = latest(transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
+    turns = latest(transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
     return [entry for turn in turns for entry in turn]
 
 

@@ -10,7 +10,7 @@ from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
 from perdure.models import endpoints, prices
 from perdure.models.endings import checked
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Role, name_of
+from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role, name_of, read_by
 from perdure.models.settings import of_call
 from perdure.runtime import Runtime
 from perdure.text.tokens import estimate_tokens
@@ -19,6 +19,7 @@ from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt.build import Prompt, build, halved, within_window
+from perdure.turns.prompt.files import FileLimits
 from perdure.turns.prompt.tools import Offered, budget, offered
 from perdure.turns.transcript import Transcript
 
@@ -107,7 +108,16 @@ class ModelCaller:
             self._runtime.settings.model_settings, self._agent.settings,
             tools={each.name for each in tools.sent}, has_results=any(entry.role is Role.TOOL for entry in present),
         )  # fmt: skip
-        return ModelRequest(self._prompt.messages(self._transcript), tools.sent, settings)
+        return ModelRequest(self._messages(self._prompt), tools.sent, settings)
+
+    def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
+        limits = FileLimits(
+            read_by(self._model),
+            self._limits.budget_files,
+            self._runtime.settings.files.prompt_bytes,
+            is_strict=self._halvings > 0,
+        )
+        return prompt.messages(self._transcript, self._runtime.files, limits)
 
     def _report(self, tools: Offered) -> None:
         """Report the names of tools that are left out. Each process logs them once for each agent.
