@@ -118,9 +118,9 @@ class Message:
         found, at = list[str | Attachment](), 0
         for each in self.files:
             if each.media_type in media_types:
-                found += [self.content[at : each.start], each]
+                found += [self.content[at : each.start].strip("\n"), each]
                 at = each.end
-        found.append(self.content[at:])
+        found.append(self.content[at:].strip("\n") if found else self.content)
         return [each for each in found if isinstance(each, Attachment) or each.strip()]
 
 
