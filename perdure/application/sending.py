@@ -68,12 +68,12 @@ class Sent:
     status: str = "accepted"
 
 
-def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Any) -> Sent:
+def send(connection: Any, *, user_id: str, text: str | None = None, tenant: str | None = None, **fields: Any) -> Sent:
     """Insert a message in the transaction of `connection`. The message is accepted when this transaction commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
     (`django.db.connection`), and must be connected to the database of `PERDURE_DATABASE_URL`. `fields` are further
-    fields of `POST /v1/messages`.
+    fields of `POST /v1/messages`, such as `parts` in place of `text`.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused. Rules that need other rows (rate limits, `on_busy`, a repeated
@@ -90,7 +90,8 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         'Good day.'
     """
     own = parts()
-    message = parse_incoming({"user_id": user_id, "text": text, **fields}, tenant=parse_tenant(tenant))
+    given = fields if text is None else {"text": text, **fields}
+    message = parse_incoming({"user_id": user_id, **given}, tenant=parse_tenant(tenant))
     check_settings(own.settings, message)
     turn_id = new_id(own.clock)
     if isinstance(connection, scoped_session):
@@ -119,7 +120,7 @@ async def send_async(
     connection: AsyncConnection | AsyncSession | async_scoped_session[AsyncSession],
     *,
     user_id: str,
-    text: str,
+    text: str | None = None,
     tenant: str | None = None,
     **fields: Any,
 ) -> Sent:

@@ -34,6 +34,9 @@ TEXT_CHARS = 20_000
 """The most characters of a text file that a prompt contains."""
 
 DESCRIPTION_TOKENS = 40
+"""An estimate of the tokens of a file's description."""
+
+_SHOWN = ("type", "file_id", "media_type", "name", "size", "sha256", "width", "height", "pages")
 
 _ABSENT: JsonValue = {"type": "null"}
 _SOURCES = ("file_id", "url", "data")
@@ -167,4 +170,4 @@ def as_given(text: str, stored: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 def shown(stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Stored records as the routes return them."""
-    return [{name: value for name, value in each.items() if name not in ("at", "tokens")} for each in stored]
+    return [{name: each[name] for name in _SHOWN if name in each} for each in stored]

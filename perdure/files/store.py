@@ -239,7 +239,7 @@ def use(transaction: Transaction, clock: Clock, user: UserKey, file_ids: Sequenc
     """Mark the files `file_ids` as used by a message of `user` in this transaction; returns their rows in this order.
 
     Raises:
-        InvalidRequest: the user has no such file.
+        NotFound: the user has no such file.
     """
     given = {
         "user_id": user,
@@ -250,7 +250,7 @@ def use(transaction: Transaction, clock: Clock, user: UserKey, file_ids: Sequenc
     rows = list(transaction.run(queries.USE, given))
     missing = set(range(1, len(file_ids) + 1)) - {row.position for row in rows}
     if missing:
-        raise InvalidRequest(f"file_id: this user has no file {file_ids[min(missing) - 1]}.")
+        raise NotFound(f"file_id: this user has no file {file_ids[min(missing) - 1]}.")
     return rows
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
@@ -133,7 +134,7 @@ def test_unusable_parts_are_refused(message: dict[str, Any], said: str, client: 
 @pytest.fixture
 def keyed(runtime: Runtime, settings: Settings) -> Iterator[TestClient]:
     """A client of a gateway with a service key."""
-    given = settings.model_copy(update={"api_keys": Settings(_env_file=None, api_keys=SERVICE_KEY).api_keys})
+    given = settings.model_copy(update={"api_keys": (SecretStr(SERVICE_KEY),)})
     with TestClient(
         create_app(Runtime(**{**vars(runtime), "settings": given}), lambda: True), base_url=BASE_URL
     ) as made:
@@ -155,5 +156,5 @@ def test_a_user_reaches_only_own_files(keyed: TestClient) -> None:
     assert [keyed.get(path, headers=each).status_code for each in (ann, eve, service)] == [200, 404, 200]
     assert keyed.post("/v1/files?user_id=ann", content=png(), headers=eve).status_code == 404
     message = {"parts": [{"type": "image", "file_id": file_id}]}
-    assert keyed.post("/v1/messages", json=message, headers=eve).status_code == 400
+    assert keyed.post("/v1/messages", json=message, headers=eve).status_code == 404
     assert keyed.post("/v1/messages", json=message, headers=ann).status_code == 202

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from perdure.access.tenants import UserKey, user_key
-from perdure.errors import Conflict, InvalidRequest, TooLarge
+from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from perdure.files.store import UNUSED_S, Owner, Stored
 from perdure.settings import FileSettings
 from perdure.users.export import export_user
@@ -100,7 +100,7 @@ def test_a_file_of_no_user_becomes_that_of_each_user(harness: Harness, stored: C
     assert len({str(shared.file_id), *ids}) == 3
     assert erase(harness, ANA) == {"files": 1, "file_contents": 0}
     assert read(harness, UUID(ids[1])) == PDF
-    with pytest.raises(InvalidRequest, match="has no file"):
+    with pytest.raises(NotFound, match="has no file"):
         harness.ask("", user_id=user_key("acme", "eve"), parts=[part(shared)])
 
 
@@ -163,7 +163,7 @@ def test_a_repeated_message_has_the_same_files(harness: Harness) -> None:
 )
 def test_a_file_that_cannot_be_used_is_refused(harness: Harness, parts: list[dict[str, Any]], refusal: str) -> None:
     """Nothing is accepted."""
-    with pytest.raises(InvalidRequest, match=refusal):
+    with pytest.raises((InvalidRequest, NotFound), match=refusal):
         harness.send("", parts=parts)
     assert harness.counts()["turns"] == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import threading
 from collections.abc import Callable, Collection
@@ -140,11 +141,11 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         return f"noted {what}"
 
     harness.agents = Agents([Agent("assistant", "You help.", [note])])
-    user = f"user {word}"
+    user, encoded = f"user {word}", base64.b64encode(f"file of {word}".encode()).decode()
     for number in range(2):
         harness.script(calls(("note", {"what": f"{word} thing"})), says(f"I know of {word}"))
         sent = harness.send(
-            f"my name is {word}",
+            parts=[{"type": "text", "text": f"my name is {word}"}, {"type": "file", "data": encoded, "name": word}],
             user_id=user,
             reply_to={"url": f"https://a.example/{word}"},
             metadata={"of": word},
@@ -262,7 +263,7 @@ def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisM
     _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
-    assert forget_samples(lived.database) == len(USER_TABLES)
+    assert forget_samples(lived.database) == len(USER_TABLES) + len(SHARED_TABLES)
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
     assert lived.sql("SELECT * FROM stale_statistics") == []
 

@@ -102,7 +102,8 @@ def _is_part(part: Any) -> bool:
             return url.startswith("data:image/") and not rest
         case {"type": "file", "file": {"filename": str(name), "file_data": str(data)}, **rest}:
             return bool(name) and data.startswith("data:application/pdf;base64,") and not rest
-    return False
+        case _:
+            return False
 
 
 def _result_problems(where: str, message: Wire, open_ids: list[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from perdure.settings import FileSettings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.users.erase import Eraser
 from perdure.users.statistics import forget_samples
-from perdure.users.tables import USER_TABLES
+from perdure.users.tables import SHARED_TABLES, USER_TABLES
 
 SAMPLED = Statement("tests.sampled", "SELECT tablename FROM pg_stats WHERE schemaname = current_schema()", writes=False)
 STALE = Statement("tests.stale", "SELECT table_name FROM stale_statistics ORDER BY 1", writes=False)
@@ -59,7 +59,7 @@ def test_an_owner_forgets_the_samples(database: Database, clock: MovedClock) -> 
     """The owner of the tables, who is no superuser, updates the statistics of each table, and clears empty tables'."""
     _erased(database, clock)
     assert "link_attempts" in _sampled(database)
-    assert forget_samples(database) == len(USER_TABLES)
+    assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES)
     assert "users" in _sampled(database)
     assert not {"link_attempts", "link_attempts_pkey"} & _sampled(database)
     assert database.run(STALE, {}) == []
@@ -74,7 +74,7 @@ def test_a_table_that_is_being_maintained_delays_no_other(
     _erased(database, clock)
     with other.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE users IN SHARE UPDATE EXCLUSIVE MODE")
-        assert forget_samples(database) == len(USER_TABLES) - 1
+        assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES) - 1
     assert [row.table_name for row in database.run(STALE, {})] == ["users"]
     assert "the statistics of users are updated later: UNAVAILABLE: The database is busy (a lock" in caplog.text
     assert forget_samples(database) == 0
@@ -129,7 +129,7 @@ def test_a_role_with_grants_only_says_what_it_may_not_do(
     for _ in range(3):
         assert forget_samples(granted) == 0
     assert [each.getMessage().partition(",")[0] for each in caplog.records] == [
-        f"the role may not analyze {len(USER_TABLES)} tables"
+        f"the role may not analyze {len(USER_TABLES) + len(SHARED_TABLES)} tables"
     ]
     clock.advance(timedelta(days=1.1))
-    assert forget_samples(database) == len(USER_TABLES), "the owner may"
+    assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES), "the owner may"

@@ -113,8 +113,8 @@ def accept(
     Raises:
         SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
         InvalidRequest, TooLarge: the message is invalid or too long, or a file of it cannot be used.
-        NotFound: the user has no session `session_id`.
-        Conflict: `message_id` was used for another text, or the session is busy or has ended.
+        NotFound: the user has no session `session_id`, or no file `file_id`.
+        Conflict: `message_id` was used for another text or other files, or the session is busy or has ended.
         RateLimited: the user has reached a rate limit.
         ProviderError: a file cannot be stored where `PERDURE_FILES__URL` says.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
@@ -158,6 +158,9 @@ def check_settings(settings: Settings, message: Incoming) -> None:
     longest = settings.guard.max_chars
     if len(message.text) > longest:
         raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
+    for part in files_in(message.parts or ()):
+        if len(part.data or "") * 3 // 4 > settings.files.max_bytes + 1_000:  # a `data:` URL has a head
+            raise TooLarge(f"parts: a file is longer than {settings.files.max_bytes} bytes.")
     if message.reply_to is not None:
         _check_receiver(settings, message.reply_to)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from perdure.channels.http.schemas.answer import Answer, examples
+from perdure.channels.http.schemas.answer import FILE_ID, Answer, examples
 
 
 class StoredFile(Answer):
@@ -12,7 +12,7 @@ class StoredFile(Answer):
 
     model_config = examples(
         {
-            "file_id": "01931e72-77a1-7f3d-a5de-40c7b02d9e31",
+            "file_id": FILE_ID,
             "media_type": "image/png",
             "size": 81_204,
             "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
