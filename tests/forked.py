@@ -20,21 +20,36 @@ from pathlib import Path
 from perdure.servers.process import launch
 
 _IMPORTED = [
+    "alembic.command",
     "celery.apps.worker",
     "celery.backends.redis",
     "celery.bin.celery",
     "celery.concurrency.thread",
+    "celery.worker.components",
+    "celery.worker.consumer",
     "kombu.transport.redis",
+    "numpy",
+    "perdure.adapters.pydantic_ai.adapt",
     "perdure.builtin",
     "perdure.channels.http.app",
+    "perdure.cli",
+    "perdure.models.embedders.resolve",
     "perdure.models.offline",
     "perdure.models.providers.model",
-    "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
+    "perdure.schedules.beat",
+    "perdure.snapshots.resolve",
+    "perdure.tasks.casebank",
     "perdure.tasks.deliveries",
+    "perdure.tasks.maintenance",
+    "perdure.tasks.memory",
+    "perdure.tasks.sessions",
     "perdure.tasks.turns",
-    "tests.forked",
-    "perdure.cli",
+    "perdure.workers.consumer.consumer",
+    "perdure.workers.control",
     "perdure.workers.lifecycle",
+    "pydantic_ai",
+    "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
+    "tests.forked",
 ]
 
 _READ, _WRITTEN = os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT
