@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 _MAX_THREADS = 32
 _POLL_S = 0.25
 _JSON = "application/json"
+_BODY = "perdure.body"
+"""The key in `request.scope` of the memory that `reserve_body` has reserved."""
 _SHUTTING_DOWN = "This gateway is shutting down. Send the message again, to another gateway or a little later."
 _CROWDED = "This gateway has too many open connections. Try again later."
 _INTAKE_CLOSED = "This installation takes no messages while it is drained. Send the message again later."
@@ -136,7 +138,15 @@ class Gateway:
         Raises:
             RateLimited: the clients of `user`, or all clients, send too many long bodies.
         """
-        resources_of(request).callback(await self._bodies.reserve(user, size, reader_of(request)))
+        memory = resources_of(request).enter_context(ExitStack())
+        memory.callback(await self._bodies.reserve(user, size, reader_of(request)))
+        request.scope[_BODY] = memory
+
+    @staticmethod
+    def release_body(request: Request) -> None:
+        """Release the memory of a long body, if any was reserved. The caller has forgotten what it has read."""
+        if (memory := request.scope.get(_BODY)) is not None:
+            memory.close()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._threads.run(work)
