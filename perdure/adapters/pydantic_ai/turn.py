@@ -27,7 +27,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -54,11 +54,12 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.events.writer import TurnEvents
+from perdure.files.kinds import IMAGES, PDF
 from perdure.hooks import TurnStarted
 from perdure.ids import new_id
 from perdure.models import endings
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted, ModelCall, Role
+from perdure.models.protocol import CallAborted, ModelCall, Role, read_by
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
@@ -84,6 +85,8 @@ from perdure.turns.outcome import (
     Replied,
 )
 from perdure.turns.prompt.build import build
+from perdure.turns.prompt.files import FileLimits
+from perdure.turns.prompt.files import messages as messages_of_prompt
 from perdure.turns.prompt.parts import latest
 from perdure.turns.run.commit import Step, commit_step
 from perdure.turns.run.turn_hooks import TurnHooks
@@ -240,7 +243,7 @@ class AdaptedTurn:
     # --- the run, on the event loop ---------------------------------------------------------
 
     async def _run_agent(
-        self, prompt: str | None, history: list[ModelMessage], instructions: str | None
+        self, prompt: str | list[UserContent] | None, history: list[ModelMessage], instructions: str | None
     ) -> AgentRunResult[Any]:
         current.set(self)
         async with around.surrounded_coroutine():
@@ -497,18 +500,34 @@ class AdaptedTurn:
 
     # --- before and after the run -----------------------------------------------------------
 
-    def _read_history(self) -> tuple[str | None, list[ModelMessage]]:
+    def _read_history(self) -> tuple[str | list[UserContent] | None, list[ModelMessage]]:
         """The prompt, if the model has not answered it, and the messages before it.
 
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
         budget = self._runtime.settings.memory.budget_working
-        turns = latest(self.transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
+        turns = latest(self.transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
+        told = self._told([entry for turn in turns for entry in turn])
         strictly = None if self._tenure.overdue else self._row.turn_id
         if all(entry.role is Role.USER for entry in self.transcript.present):
-            return self.transcript.asked, messages.history(turns[:-1], strictly=None)
-        return None, messages.history(turns, strictly=strictly)
+            asked = [told(entry) for entry in self.transcript.present]
+            files = [each for content in asked if not isinstance(content, str) for each in content]
+            texts = [content for content in asked if isinstance(content, str) and content]
+            prompt = [*texts, *files] if files else self.transcript.asked
+            return prompt, messages.history(turns[:-1], strictly=None, told=told)
+        return None, messages.history(turns, strictly=strictly, told=told)
+
+    def _told(self, entries: Sequence[Entry]) -> Callable[[Entry], str | list[UserContent]]:
+        """What a user's message tells the model: its text, and the files that fit (`turns.prompt.files`)."""
+        if not any(entry.parts for entry in entries):
+            return lambda entry: entry.content
+        settings, model = self._runtime.settings, self._model
+        media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
+        limits = FileLimits(media_types, settings.memory.budget_files, settings.files.prompt_bytes)
+        rendered = messages_of_prompt(entries, self._runtime.files, limits, self._row.turn_id)
+        found = {id(entry): message for entry, message in zip(entries, rendered, strict=True)}
+        return lambda entry: messages.content_of(found[id(entry)], media_types)
 
     def _recalled(self) -> str | None:
         """What perdure remembers of the user, as instructions."""

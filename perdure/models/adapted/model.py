@@ -7,6 +7,7 @@ no text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` a
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint
+from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint, media_types
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
@@ -55,6 +56,11 @@ from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireNames
 from perdure.models.schemas import acceptable
 from perdure.settings import Settings
 from perdure.text import untrusted
+
+log = logging.getLogger(__name__)
+
+DEFAULT_READS = ("images", "pdf")
+"""The kinds of files that models are sent, unless they have refused some."""
 
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
@@ -79,7 +85,8 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
     """
     scheme, _, model = name.partition(":")
     create = partial(vendor, kind or scheme, model, name, variable, endpoint)
-    return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks)
+    reads = media_types(DEFAULT_READS if endpoint is None or endpoint.reads is None else endpoint.reads)
+    return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks, reads=reads)
 
 
 def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
@@ -87,13 +94,21 @@ def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
 
     The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
     """
-    return AdaptedModel(name_of(model), lambda: Vendor(model), clock)
+    return AdaptedModel(name_of(model), lambda: Vendor(model), clock, reads=media_types(DEFAULT_READS))
 
 
 class AdaptedModel:
     """A model of pydantic-ai. Thread-safe."""
 
-    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock, *, thinks: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        create: Callable[[], Vendor],
+        clock: Clock,
+        *,
+        thinks: bool = False,
+        reads: frozenset[str] = frozenset(),
+    ) -> None:
         """`create` is called here, and again after a fork, because a client belongs to one event loop.
 
         `thinks`: the server omits the opening tag of the model's thoughts.
@@ -105,6 +120,8 @@ class AdaptedModel:
         self._create = create
         self._clock = clock
         self._thinks = thinks
+        self.reads = reads
+        """The media types of the files that the model reads."""
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,8 +139,9 @@ class AdaptedModel:
         model = self._model_of_process()
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
-        messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)
+        has_files, reads = any(each.files for each in request.messages), self.reads
         while True:
+            messages = model.prepare_messages(prompt(request.messages, names, self._sender, reads), parameters)
             exchange = http.HttpExchange(call, Exchange(self.name), self._repairs)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
             try:
@@ -131,6 +149,10 @@ class AdaptedModel:
             except Exception as error:
                 call.check()  # raises if the engine has ended the call
                 if errors.refuses_an_option(error, exchange):
+                    continue
+                if has_files and errors.refuses_files(error):
+                    log.warning("%s refused the files of a message, and is asked again without", self.name)
+                    has_files, reads = False, frozenset()
                     continue
                 raise errors.mapped(error, exchange, self._clock) from error
             exchange.exchange.log_success()

@@ -127,8 +127,12 @@ class Endpoint:
     def _reads(self) -> frozenset[str]:
         """As the setting says, else what the protocol has: PDFs are no part of what most servers of OpenAI's read."""
         has_pdf = self.kind == ANTHROPIC or self.base_url.startswith(VENDORS[OPENAI])
-        kinds = ("images", *(["pdf"] if has_pdf else [])) if self.reads is None else self.reads
-        return frozenset(media_type for kind in kinds for media_type in _MEDIA_TYPES.get(kind, ()))
+        return media_types(("images", *(["pdf"] if has_pdf else [])) if self.reads is None else self.reads)
+
+
+def media_types(kinds: Collection[str]) -> frozenset[str]:
+    """The media types of `kinds`, which are those of `PERDURE_ENDPOINTS__NAME__READS`."""
+    return frozenset(media_type for kind in kinds for media_type in _MEDIA_TYPES.get(kind, ()))
 
 
 def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
