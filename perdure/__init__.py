@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.application.results import result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
+    from perdure.files.results import File
     from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
@@ -33,6 +34,7 @@ _MODULES = {
     "DidNotHappen": "perdure.tools.registry",
     "Effect": "perdure.tools.registry",
     "ErrorTexts": "perdure.agents",
+    "File": "perdure.files.results",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
     "McpServer": "perdure.tools.mcp.server",
@@ -66,6 +68,7 @@ __all__ = [
     "DidNotHappen",
     "Effect",
     "ErrorTexts",
+    "File",
     "GuardRejected",
     "Happened",
     "McpServer",

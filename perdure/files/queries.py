@@ -49,8 +49,9 @@ KEEP_CONTENT = Statement(
 ADD_FILE = Statement(
     "files.add_file",
     """
-    INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at)
-    VALUES (%(file_id)s::uuid, %(tenant)s, %(user_id)s, %(content_id)s::uuid, %(media_type)s, %(name)s, perdure_now())
+    INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at, used_at)
+    VALUES (%(file_id)s::uuid, %(tenant)s, %(user_id)s, %(content_id)s::uuid, %(media_type)s, %(name)s, perdure_now(),
+            CASE WHEN %(used)s THEN perdure_now() END)
     """,
 )
 

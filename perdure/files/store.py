@@ -28,9 +28,11 @@ from perdure.files import objects, queries
 from perdure.files.fetching import Fetching
 from perdure.files.kinds import Kind
 from perdure.files.parts import FilePart
+from perdure.files.results import File, describe_result
 from perdure.files.spool import Spool
 from perdure.ids import new_id
 from perdure.settings import FileSettings
+from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +82,12 @@ class Files:
         """An empty content, to be written and stored."""
         return Spool(self._settings.max_bytes)
 
-    def put(self, content: Spool, owner: Owner, *, named: str | None = None, name: str | None = None) -> Stored:
+    def put(
+        self, content: Spool, owner: Owner, *, named: str | None = None, name: str | None = None, used: bool = False
+    ) -> Stored:
         """Store a file. `named` is the media type that its sender gave, and `name` its name.
+
+        `used`: the file is kept although no message has it.
 
         Raises:
             InvalidRequest: the content is empty, damaged, or would grow too large; see `kind_of`.
@@ -95,6 +101,7 @@ class Files:
             "user_id": owner.user,
             "media_type": kind.media_type,
             "name": name,
+            "used": used,
             "sha256": content.sha256,
             **self._content(content, kind),
         }
@@ -106,6 +113,18 @@ class Files:
             except IntegrityError:  # the content was stored or deleted concurrently
                 log.debug("a content is being stored or deleted concurrently; retrying")
         raise Unavailable("The same file is being stored and deleted; please try again.")
+
+    def attach(self, user: UserKey, file: File) -> str:
+        """Store a file that a tool returns; returns the line that describes it.
+
+        Raises:
+            InvalidRequest, TooLarge, ProviderError: as `put`.
+        """
+        name = None if file.name is None else first_line(file.name, 200)
+        with self.spool() as content:
+            content.write(file.data)
+            stored = self.put(content, Owner.of(user), named=file.media_type, name=name, used=True)
+        return describe_result(self.rows([stored.file_id])[stored.file_id])
 
     def _content(self, content: Spool, kind: Kind) -> dict[str, Any]:
         content_id = new_id(self._clock)

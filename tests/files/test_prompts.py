@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,13 +45,26 @@ def openai_server() -> Iterator[OpenAIServer]:
         yield server
 
 
-def endpoint(server: Any, kind: str = "openai", **given: Any) -> EndpointModel:
-    return EndpointModel(Endpoint("test", server.base_url, kind=kind, **given), "m", MovedClock())
+@pytest.fixture
+def endpoint() -> Iterator[Callable[..., EndpointModel]]:
+    """Makes models of a server, which are closed after the test."""
+    made: list[EndpointModel] = []
+
+    def make(server: Any, kind: str = "openai", **given: Any) -> EndpointModel:
+        made.append(EndpointModel(Endpoint("test", server.base_url, kind=kind, **given), "m", MovedClock()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def asked(server: Any) -> Any:
     """The content of the last request's last message."""
     return server.requests[-1]["messages"][-1]["content"]
+
+
+Making = Callable[..., EndpointModel]
 
 
 class Reader:
@@ -78,7 +91,7 @@ class Reader:
         return self.requests[-1].messages[-1]
 
 
-def test_chat_completions(harness: Harness, openai_server: OpenAIServer) -> None:
+def test_chat_completions(harness: Harness, openai_server: OpenAIServer, endpoint: Making) -> None:
     """Images and PDFs are parts of the message, in the order of the user's parts."""
     harness.any_model = endpoint(openai_server, reads=("images", "pdf"))
     harness.ask("", parts=PARTS)
@@ -93,7 +106,7 @@ def test_chat_completions(harness: Harness, openai_server: OpenAIServer) -> None
     ]
 
 
-def test_messages(harness: Harness) -> None:
+def test_messages(harness: Harness, endpoint: Making) -> None:
     """The same of Anthropic's protocol."""
     with AnthropicServer(player=lambda _: Answer("ok")) as server:
         harness.any_model = endpoint(server, "anthropic")
@@ -104,14 +117,18 @@ def test_messages(harness: Harness) -> None:
     assert (found[3]["source"]["data"], found[3]["title"]) == (ENCODED["pdf"], "bill.pdf")
 
 
-def test_a_server_of_unknown_models_gets_images_but_no_pdf(harness: Harness, openai_server: OpenAIServer) -> None:
+def test_a_server_of_unknown_models_gets_images_but_no_pdf(
+    harness: Harness, openai_server: OpenAIServer, endpoint: Making
+) -> None:
     """The PDF is described in its place."""
     harness.any_model = endpoint(openai_server)
     harness.ask("", parts=PARTS)
     assert asked(openai_server)[2] == {"type": "text", "text": f"and:\n{BILL[:-1]}; its content is not shown here]"}
 
 
-def test_a_server_that_refuses_images_is_asked_without(harness: Harness, openai_server: OpenAIServer) -> None:
+def test_a_server_that_refuses_images_is_asked_without(
+    harness: Harness, openai_server: OpenAIServer, endpoint: Making
+) -> None:
     """The next request is made without them at once."""
     harness.any_model = endpoint(openai_server)
     openai_server.script(Status(400, message="image input is not supported - you may need to provide the mmproj"))
@@ -123,7 +140,9 @@ def test_a_server_that_refuses_images_is_asked_without(harness: Harness, openai_
     assert len(openai_server.requests) == sent + 1
 
 
-def test_a_server_that_refuses_one_image_gets_the_next(harness: Harness, openai_server: OpenAIServer) -> None:
+def test_a_server_that_refuses_one_image_gets_the_next(
+    harness: Harness, openai_server: OpenAIServer, endpoint: Making
+) -> None:
     """A refusal that concerns an image itself does not concern all images."""
     harness.any_model = endpoint(openai_server)
     openai_server.script(Status(400, message="the image exceeds 5 MB"))

@@ -8,6 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.files.store import Files
@@ -85,7 +86,9 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
     transcript = Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn])
-    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(transcript, UNUSED, FileLimits((), 0, 0))
+    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(
+        transcript, UNUSED, FileLimits((), 0, 0), UserKey("ana")
+    )
 
 
 @given(transcripts())

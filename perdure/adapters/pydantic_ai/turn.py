@@ -525,7 +525,8 @@ class AdaptedTurn:
         settings, model = self._runtime.settings, self._model
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
         limits = FileLimits(media_types, settings.memory.budget_files, settings.files.prompt_bytes)
-        rendered = messages_of_prompt(entries, self._runtime.files, limits, self._row.turn_id)
+        row = self._row
+        rendered = messages_of_prompt(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
         found = {id(entry): message for entry, message in zip(entries, rendered, strict=True)}
         return lambda entry: messages.content_of(found[id(entry)], media_types)
 

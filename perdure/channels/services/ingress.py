@@ -230,12 +230,12 @@ class Ingress:
                 try:
                     self._channel.download(shared, content.write)
                 except Undeliverable as error:
-                    log.info("a file on %s cannot be read: %s", self._channel.name, error)
+                    log.info("a file on %s cannot be read: %s", self._channel.name, loggable(error))
                     raise InvalidRequest(_UNREAD_FILE) from error
                 except DeliveryFailed as error:
                     raise Unavailable(f"A file on {self._channel.name} cannot be read: {error}.") from error
-                given = {"named": shared.media_type, "name": shared.name and first_line(shared.name, MAX_NAME_CHARS)}
-                stored = self._runtime.files.put(content, Owner.of(user), **given)
+                name = shared.name and first_line(shared.name, MAX_NAME_CHARS)
+                stored = self._runtime.files.put(content, Owner.of(user), named=shared.media_type, name=name)
             kind = "image" if stored.media_type in IMAGES else "file"
             parts.append({"type": kind, "file_id": str(stored.file_id)})
         return {"parts": parts}

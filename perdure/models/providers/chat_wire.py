@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.models import endings
@@ -44,6 +44,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking")
 """The members with thoughts. Servers that send several send the same thoughts in each."""
 _READ = frozenset({"role", "content", "tool_calls", "function_call", "refusal"})
 _READ_OF_CALLS = frozenset({"index", "id", "type", "function"})
+_RETURNED = "[The files that the tools returned]"
 _NO_ORIGIN: Origin = ("", "")
 
 
@@ -131,11 +132,16 @@ def _is_strict(schema: Any) -> bool:
 
 def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, origin: Origin) -> Iterator[dict[str, Any]]:
     ids = WireIds(quirks.ids or ANY_CHARACTERS)
+    returned = list[Attachment]()
     for message in request.messages:
         if message.role is Role.TOOL:
             call_id = ids.of_result(message.tool_call_id or "")
             yield {"role": "tool", "tool_call_id": call_id, "content": message.content}
+            returned += [each for each in message.files if each.media_type in quirks.reads]
             continue
+        if returned:
+            yield _returned(returned)
+            returned = []
         sent = SentBefore.of(message, origin, quirks)
         wire: dict[str, Any] = {"role": message.role.value, "content": _content(message, quirks)}
         if message.tool_calls:
@@ -150,6 +156,14 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             text = [{"type": "text", "text": message.content}] if message.content else []
             wire["content"] = [*as_array(sent.message["content"]), *text]
         yield wire
+
+    if returned:
+        yield _returned(returned)
+
+
+def _returned(files: Sequence[Attachment]) -> dict[str, Any]:
+    """The files of tools' results, in a message of their own: a result is only text here."""
+    return {"role": "user", "content": [{"type": "text", "text": _RETURNED}, *map(_file, files)]}
 
 
 def _content(message: Message, quirks: Quirks) -> str | list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent
 from perdure.casebank.search import FoundCase, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
@@ -68,13 +69,13 @@ class Prompt:
     case_ids: tuple[str, ...]
     budget: int
 
-    def messages(self, transcript: Transcript, files: Files, limits: FileLimits) -> tuple[Message, ...]:
-        """The messages for a model, with their `files` within `limits`. The present turn is always included.
+    def messages(self, transcript: Transcript, files: Files, limits: FileLimits, user: UserKey) -> tuple[Message, ...]:
+        """The messages for a model, with the files of `user` within `limits`. The present turn is always included.
 
         Raises:
             ProviderError, Unavailable: a file cannot be read.
         """
-        spoken = messages(_history(transcript, self.budget), files, limits, transcript.turn_id)
+        spoken = messages(_history(transcript, self.budget), files, limits, present=transcript.turn_id, user=user)
         return (Message(Role.SYSTEM, self.system), *spoken)
 
 

@@ -117,7 +117,7 @@ class ModelCaller:
             self._runtime.settings.files.prompt_bytes,
             is_strict=self._halvings > 0,
         )
-        return prompt.messages(self._transcript, self._runtime.files, limits)
+        return prompt.messages(self._transcript, self._runtime.files, limits, self._turn.user_id)
 
     def _report(self, tools: Offered) -> None:
         """Report the names of tools that are left out. Each process logs them once for each agent.

@@ -53,9 +53,10 @@ def test_an_agent_with_a_model_of_pydantic_ai(harness: Harness) -> None:
 def test_an_agent_with_a_model_of_perdure(harness: Harness) -> None:
     """The model's wire has the files that it reads, and a line about the others."""
     with OpenAIServer(player=lambda _: Answer("ok")) as server:
-        harness.any_model = model_of(server)
+        model = harness.any_model = model_of(server)
         harness.agents = Agents([adapt(PydanticAgent(name="assistant"), name="assistant")])
         harness.ask("", parts=PARTS)
+        model.close()
         content = server.requests[-1]["messages"][-1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url", "text"]
     assert "bill.pdf" in content[2]["text"]
