@@ -56,8 +56,9 @@ def test_an_upload_takes_little_memory(runtime: Runtime) -> None:
             yield PDF[at : at + 2**16]
 
     async def send() -> int:
-        transport = httpx2.ASGITransport(create_app(runtime, lambda: True))
-        async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+        app = create_app(runtime, lambda: True)
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=BASE_URL)
+        async with app.router.lifespan_context(app), client:
             return (await client.post("/v1/files", content=pieces())).status_code
 
     with peak() as used:

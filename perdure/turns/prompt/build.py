@@ -87,8 +87,8 @@ def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
     Instructions, tools and the reply need room, too. The other budgets therefore have half of the window at most,
     together. If they are greater, they shrink in proportion.
     """
-    if window is not None:
-        limits = limits.model_copy(update={"budget_files": min(limits.budget_files, window // 4)})
+    if window is not None and limits.budget_files > window // 4:
+        limits = limits.model_copy(update={"budget_files": window // 4})
     given = sum(getattr(limits, name) for name in _SHRINKING)
     if window is None or given <= window // 2:
         return limits
