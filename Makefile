@@ -17,7 +17,8 @@ PYTEST_ARGS ?=
 # The packages of which `make coverage` requires 95 %.
 COVERED := turns sessions memory casebank
 # The tests that `make check` runs a second time with unprepared statements, as behind a pooler.
-UNPREPARED := tests/turns tests/sessions tests/memory tests/casebank tests/users tests/schedules
+UNPREPARED := tests/turns tests/sessions tests/memory tests/casebank tests/users tests/schedules \
+	tests/adapters/pydantic_ai/test_both_kinds.py
 # Write bytecode even if the environment forbids it: otherwise each test process compiles all modules again.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) \
 	--dist loadfile --no-loadscope-reorder

@@ -15,6 +15,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks import (
+    adapted,
     breaker,
     casebank,
     context,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
         breaker,
         gateway,
         models,
+        adapted,
         streaming,
         context,
         recall,

@@ -29,7 +29,8 @@ def double(number: int) -> int:
     return number * 2
 
 
-assistant = Agent("assistant", instructions="You double numbers.", tools=[double])
+INSTRUCTIONS = "You double numbers."
+assistant = Agent("assistant", INSTRUCTIONS, tools=[double])
 
 
 class InProcessModel:

@@ -24,10 +24,10 @@ from perdure.agents import Agents
 from perdure.clock import SystemClock
 from perdure.database.engine import Database, Moment, Statement
 from perdure.models.protocol import Model
-from perdure.runtime import Runtime
+from perdure.runtime import Runtime, Waker
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
-from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Ran
 from perdure.turns.run.loop import Runner
@@ -90,32 +90,35 @@ class CountingDatabase(Database):
 
 
 class Bench:
-    """Accepts messages and runs their turns in this process, one turn at a time. The turns call `model`."""
+    """Accepts messages and runs their turns in this process. perdure's own agents call `model`."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, agents: Agents, waker: Waker) -> None:
         self.database = CountingDatabase(url)
         self.model: Model = InProcessModel()
         self._runtime = Runtime(
             settings=Settings(_env_file=None),
             clock=SystemClock(),
             database=self.database,
-            agents=Agents([assistant]),
+            agents=agents,
             models=lambda _name: self.model,
-            wake=SilentWaker(),
+            wake=waker,
             snapshots=PostgresSnapshots(self.database),
         )
         self._runner = Runner(self._runtime, "benchmark")
 
-    def turn(self, user_id: str = "ana") -> None:
+    def accept(self, user_id: str, agent: str = assistant.name) -> Accepted:
+        """Accept a message."""
+        return accept(self._runtime, Incoming(user=UserKey(user_id), text=QUESTION, agent=agent))
+
+    def turn(self, user_id: str = "ana", agent: str = assistant.name) -> None:
         """Accept a message and run its turn."""
-        accepted = accept(self._runtime, Incoming(user=UserKey(user_id), text=QUESTION))
-        assert self._runner.run(accepted.session_id) == Ran(1)
+        assert self._runner.run(self.accept(user_id, agent).session_id) == Ran(1)
 
 
 @contextmanager
-def bench(url: URL) -> Iterator[Bench]:
-    """Yield a `Bench`, and close its database after the block."""
-    made = Bench(url)
+def bench(url: URL, agents: Agents | None = None, waker: Waker | None = None) -> Iterator[Bench]:
+    """Yield a `Bench`, by default of the benchmarks' agent, and close its database after the block."""
+    made = Bench(url, agents or Agents([assistant]), waker or SilentWaker())
     yield made
     made.database.close()
 

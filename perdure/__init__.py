@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
     from perdure.application.gateway import gateway
     from perdure.application.install import install
-    from perdure.application.results import result
+    from perdure.application.results import answer, result
     from perdure.application.sending import Sent, send, send_async
-    from perdure.errors import GuardRejected, OutcomeUnknown, ToolError
+    from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
     from perdure.files.results import File
-    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
+    from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
+    from perdure.tools.awaited.external import external_tool
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
@@ -37,6 +38,7 @@ _MODULES = {
     "File": "perdure.files.results",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
+    "ModelRetry": "perdure.errors",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
     "SleepUntil": "perdure.tools.awaited.timer",
@@ -44,10 +46,12 @@ _MODULES = {
     "ToolCalling": "perdure.hooks",
     "ToolContext": "perdure.tools.registry",
     "ToolError": "perdure.errors",
+    "TurnContext": "perdure.hooks",
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
     "adapt": "perdure.adapters.pydantic_ai.adapt",
+    "answer": "perdure.application.results",
     "effect": "perdure.adapters.pydantic_ai.effects",
     "effect_id": "perdure.adapters.pydantic_ai.effects",
     "Sent": "perdure.application.sending",
@@ -58,6 +62,7 @@ _MODULES = {
     "send": "perdure.application.sending",
     "send_async": "perdure.application.sending",
     "celery_tool": "perdure.tools.awaited.task",
+    "external_tool": "perdure.tools.awaited.external",
     "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
 }
@@ -72,6 +77,7 @@ __all__ = [
     "GuardRejected",
     "Happened",
     "McpServer",
+    "ModelRetry",
     "OutcomeUnknown",
     "Sent",
     "SleepUntil",
@@ -79,13 +85,16 @@ __all__ = [
     "ToolCalling",
     "ToolContext",
     "ToolError",
+    "TurnContext",
     "TurnEnding",
     "TurnStarted",
     "Unknown",
     "adapt",
+    "answer",
     "celery_tool",
     "effect",
     "effect_id",
+    "external_tool",
     "gateway",
     "install",
     "required",

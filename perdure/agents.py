@@ -17,20 +17,31 @@ from __future__ import annotations
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, Required, ToolCalled, ToolCalling, TurnEnding, TurnStarted
+from perdure.hooks import (
+    ApprovalWaiting,
+    Hooks,
+    Required,
+    ToolCalled,
+    ToolCalling,
+    TurnContext,
+    TurnEnding,
+    TurnStarted,
+)
 from perdure.models.protocol import ForeignModel
 from perdure.models.settings import check as check_settings
+from perdure.output import OutputType
 from perdure.settings import OnUnavailable
 from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools import search
+from perdure.tools.awaited.external import ExternalTool
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.mcp.server import McpServer
@@ -91,7 +102,7 @@ class ErrorTexts:
         return self.by_code.get(code)
 
 
-OwnTool = Tool | CeleryTool | SleepUntil
+OwnTool = Tool | CeleryTool | ExternalTool | SleepUntil
 """A tool that an agent declares itself, as opposed to a tool that an MCP server lists."""
 
 
@@ -104,6 +115,14 @@ class Agent:
     `tools` becomes a tool with the effect `unsafe`. An `McpServer` among `tools` adds all tools of the server, and is
     moved to `servers`. `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`.
     `error_messages` has the messages that users receive when a turn fails.
+
+    `instructions` may be a function, `def` or `async def`, of the `TurnContext`. What it returns is stored with the
+    turn. `deps` is such a function, too: it makes what `ToolContext.deps` and `TurnContext.deps` are, once for each run
+    of a turn by a worker.
+
+    `output` is the type of the agent's answers: a model of pydantic, a dataclass, a TypedDict, or any other type that
+    pydantic knows. The turn's reply has the answer as `data`. `check_output` is a function of the answer, which is text
+    without an `output`; if it raises `ModelRetry`, the model answers again (`perdure.output`).
 
     `casebank` names a bank of cases. The bank supplies cases to the agent's prompts, and stores the agent's positively
     rated turns as cases. The default is the common bank; `None` and `False` mean no bank. `perdure.hooks` describes the
@@ -120,7 +139,7 @@ class Agent:
     """
 
     name: str
-    instructions: str
+    instructions: str | Callable[[TurnContext[Any]], str | Awaitable[str]] = field(hash=False)
     tools: Sequence[OwnTool | McpServer | Callable[..., Any]] = ()
     model: str | ForeignModel | None = field(default=None, hash=False)
     max_steps: int | None = None
@@ -134,6 +153,10 @@ class Agent:
     after_tool: Hooks[ToolCalled] = ()
     on_approval_waiting: Hooks[ApprovalWaiting] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    deps: Callable[[TurnContext[Any]], Any] | None = field(default=None, hash=False)
+    output: Any = field(default=None, hash=False)
+    check_output: Callable[[Any], object] | None = None
+    output_type: OutputType | None = field(init=False, repr=False, compare=False)
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
     _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
@@ -157,6 +180,9 @@ class Agent:
                 f"agent {self.name!r} has two tools with the same name: {sorted(each.name for each in made)}"
             )
         self._check_values()
+        is_text = self.output is None or self.output is str
+        output = None if is_text else OutputType(self.output, f"agent {self.name!r}")
+        object.__setattr__(self, "output_type", output)
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "servers", servers)
         object.__setattr__(self, "_by_name", by_name)
@@ -168,14 +194,18 @@ class Agent:
                 continue
             task = getattr(given, "name", None) if hasattr(given, "apply_async") else None
             hint = f"; for a Celery task, write celery_tool({task!r})" if isinstance(task, str) else ""
-            accepted = f"functions with @tool, plain functions, celery_tool(…), sleep_until, McpServer(…){hint}"
+            accepted = (
+                "functions with @tool, plain functions, celery_tool(…), external_tool(…), sleep_until, McpServer(…)"
+            )
             raise SettingsError(
-                f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}"
+                f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}{hint}"
             )
 
     def _check_values(self) -> None:
-        instructions = "text" if not callable(self.instructions) else "text, and no function"
-        self._require("instructions", declarations.is_text(self.instructions), instructions)
+        is_text = declarations.is_text(self.instructions)
+        of_turn = "a function of the turn (TurnContext)"
+        self._require("instructions", is_text or declarations.takes_one(self.instructions), f"text, or {of_turn}")
+        self._require("deps", self.deps is None or declarations.takes_one(self.deps), f"{of_turn}, or None")
         given: Any = self.model
         model = "a name such as 'openai:gpt-5', a model of pydantic-ai, or None for PERDURE_MODEL"
         is_name = declarations.is_text(given) and bool(given.strip())
@@ -198,6 +228,10 @@ class Agent:
         given = self.casebank
         bank = given is None or given is False or (isinstance(given, str) and is_identifier(given))
         self._require("casebank", bank, f"{IDENTIFIER}, or None for no bank")
+        check = self.check_output
+        self._require(
+            "check_output", check is None or declarations.takes_one(check), "a function of the answer, or None"
+        )
         for point in ("before_turn", "after_turn", "before_tool", "after_tool", "on_approval_waiting"):
             hooks = getattr(self, point)
             fit = declarations.is_list(hooks) and all(
@@ -207,6 +241,11 @@ class Agent:
 
     def _require(self, argument: str, fits: bool, accepted: str) -> None:  # noqa: FBT001 (as assert)
         declarations.require(fits, f"agent {self.name!r}", argument, getattr(self, argument), accepted)
+
+    @property
+    def judges_replies(self) -> bool:
+        """Whether a reply of the model may be no answer of the agent."""
+        return self.output_type is not None or self.check_output is not None
 
     @property
     def bank(self) -> str | None:

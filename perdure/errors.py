@@ -16,6 +16,7 @@
     ├── Conflict                     CONFLICT              409
     ├── TooLarge                     TOO_LARGE             413
     ├── InvalidResponse              INVALID_RESPONSE      502
+    │   └── ModelRetry               INVALID_RESPONSE      502
     ├── ProviderError                PROVIDER_ERROR        502
     ├── CircuitBreakerOpen           CIRCUIT_BREAKER_OPEN  503
     ├── Unavailable                  UNAVAILABLE           503
@@ -208,6 +209,23 @@ class InvalidResponse(PerdureError):
     code = "INVALID_RESPONSE"
     http_status = 502
     transient = True
+
+
+class ModelRetry(InvalidResponse):
+    """The model's answer is not what the agent wants; the model receives the message, and answers again.
+
+    Raised by a function `check_output` of an agent.
+
+    Example:
+        >>> def in_stock(item: str) -> None:
+        ...     if item != "tea":
+        ...         raise ModelRetry("Only tea is in stock.")
+        >>> shop = Agent("shop", "You sell drinks.", check_output=in_stock)
+        >>> ask(shop, "What do you have?", model=Scripted("coffee", "tea")).reply
+        'tea'
+    """
+
+    transient = False
 
 
 class ProviderError(PerdureError):

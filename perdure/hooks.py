@@ -31,14 +31,16 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
-from perdure.errors import GuardRejected, PerdureError, loggable
+from perdure.errors import GuardRejected, ModelRetry, PerdureError, loggable
 from perdure.text import declarations
 from perdure.tools import event_loop
 from perdure.tools.leaks import Leaks
+from perdure.tools.registry import Deps
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +48,20 @@ Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True, slots=True)
-class TurnStarted:
-    """A turn before its first model call.
+class TurnContext(Generic[Deps]):
+    """A turn, for functions of the agent's author: `instructions`, `deps` and the hooks.
 
-    `text` is the user's message, `metadata` the message's metadata, and `tenant` the user's tenant.
+    `text` is the user's message, `metadata` the message's metadata, and `tenant` the user's tenant. `now` is the time
+    at which the turn began, in the user's time zone `timezone`, such as `Europe/Paris`. `deps` is what the agent's
+    function `deps` made; it is `None` in this function itself.
 
     Example:
-        >>> def log_turn(turn: TurnStarted) -> None:
-        ...     print(f"{turn.user_id} says {turn.text!r}")
-        >>> assistant = Agent("assistant", "You help.", before_turn=[log_turn])
-        >>> answer = ask(assistant, "Hello.", model=Scripted("Hi."), user_id="ana")
-        ana says 'Hello.'
+        >>> def instructions(turn: TurnContext) -> str:
+        ...     return f"You help {turn.user_id}. It is {turn.now:%A}."
+        >>> model = Scripted("Hi.")
+        >>> answer = ask(Agent("assistant", instructions), "Hello.", model=model, user_id="ana")
+        >>> model.requests[0].messages[0].content.startswith("You help ana. It is ")
+        True
     """
 
     user_id: str
@@ -67,13 +72,29 @@ class TurnStarted:
     text: str
     tenant: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    now: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
+    timezone: str = "UTC"
+    deps: Deps = field(default=cast("Deps", None), compare=False)
+
+
+TurnStarted = TurnContext
+"""A turn before its first model call, for `before_turn` hooks.
+
+Example:
+    >>> def log_turn(turn: TurnStarted) -> None:
+    ...     print(f"{turn.user_id} says {turn.text!r}")
+    >>> assistant = Agent("assistant", "You help.", before_turn=[log_turn])
+    >>> answer = ask(assistant, "Hello.", model=Scripted("Hi."), user_id="ana")
+    ana says 'Hello.'
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnding:
     """A turn that is about to end: its end is not committed yet.
 
-    `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply.
+    `status` is `done`, `failed` or `cancelled`. `reply` is `None` if the turn has no reply. `data` is the answer of an
+    agent with an `output`, as JSON values.
 
     Example:
         >>> def log_end(ending: TurnEnding) -> None:
@@ -86,6 +107,7 @@ class TurnEnding:
     turn: TurnStarted
     status: str
     reply: str | None
+    data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +218,7 @@ def required(function: Callable[[Seen], object]) -> Required[Seen]:
 
 
 class _Unfinished(Exception):
-    """A hook exceeded its time limit, or raised an exception that ends its thread, such as `SystemExit`."""
+    """A function exceeded its time limit, or raised an exception that ends its thread, such as `SystemExit`."""
 
 
 def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
@@ -209,7 +231,9 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
         function = hook.function if isinstance(hook, Required) else hook
         name = getattr(function, "__qualname__", repr(function))
         try:
-            _call(function, seen, name, within_s, leaks)
+            evaluate(partial(function, seen), f"the hook {name}", within_s, leaks)
+        except ModelRetry:
+            raise
         except Exception as error:
             if not isinstance(hook, Required):
                 log.exception("the hook %s failed; the turn continues", name)
@@ -220,33 +244,38 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
             raise GuardRejected("A guard of this installation refused this.") from error
 
 
-def _call(function: Callable[[Seen], object], seen: Seen, name: str, within_s: float, leaks: Leaks) -> None:
-    """Call one hook in a new thread, with a copy of the caller's context variables.
+def evaluate(work: Callable[[], Any], what: str, within_s: float, leaks: Leaks) -> Any:
+    """Call a function of the agent's author, `def` or `async def`, in a new thread; returns its value.
+
+    The thread has a copy of the caller's context variables. `what` names the function in the log.
 
     Raises:
-        Exception: raised by the hook.
-        _Unfinished: the hook exceeded its time limit, or raised an exception such as `SystemExit`.
+        Exception: raised by the function.
+        _Unfinished: the function exceeded its time limit, or raised an exception such as `SystemExit`.
     """
-    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     context, late = contextvars.copy_context(), threading.Event()
 
-    def work() -> None:
+    def run() -> None:
         try:
-            context.run(event_loop.call, f"the hook {name}", partial(function, seen), late.is_set)
+            value = context.run(event_loop.call, what, work, late.is_set)
         except BaseException as error:  # noqa: BLE001 (the caller raises it)
-            ended.put(error)
+            ended.put((None, error))
         else:
-            ended.put(None)
+            ended.put((value, None))
 
-    thread = threading.Thread(target=work, name=f"perdure-hook-{name[:40]}", daemon=True)
+    thread = threading.Thread(
+        target=run, name=f"perdure-{what.removeprefix('the ')[:40]}".replace(" ", "-"), daemon=True
+    )
     thread.start()
     try:
-        error = ended.get(timeout=within_s)
+        value, error = ended.get(timeout=within_s)
     except queue.Empty:
         late.set()
         leaks.add(thread)
-        raise _Unfinished(f"it did not return within {within_s:g} s") from None
+        raise _Unfinished(f"{what} did not return within {within_s:g} s") from None
     if isinstance(error, Exception):
         raise error
     if error is not None:
-        raise _Unfinished(f"it ended its thread with {type(error).__name__}") from error
+        raise _Unfinished(f"{what} ended its thread with {type(error).__name__}") from error
+    return value

@@ -18,7 +18,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -36,6 +35,7 @@ from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import make_secret, parse_secrets
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import load_object
+from perdure.text.zones import find_zone
 
 log = logging.getLogger(__name__)
 
@@ -576,10 +576,8 @@ class Settings(BaseSettings):
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise ValueError("accepted: a name of the IANA time zone database, such as Europe/Paris") from error
+        if find_zone(value) is None:
+            raise ValueError("accepted: a name of the IANA time zone database, such as Europe/Paris")
         return value
 
     @field_validator("database_schema")

@@ -55,7 +55,7 @@ class Parts:
         return SettlementWatch(self.database)
 
     @property
-    def _waker(self) -> BackgroundWaker | None:
+    def waker(self) -> BackgroundWaker | None:
         """The publisher of wake-ups. If it cannot be created, logs the error and returns `None`."""
         if self._publishing is not None:
             return self._publishing
@@ -75,7 +75,7 @@ class Parts:
     def wake(self, *users: UserKey) -> None:
         """Publish a wake-up (a `turns.route` task) for each user key. Does not wait for the broker. Never raises."""
         try:
-            if (waker := self._waker) is not None:
+            if (waker := self.waker) is not None:
                 for user in users:
                     waker.publish("turns.route", {"user": user}, queue="ingress")
         except Exception:

@@ -1,4 +1,4 @@
-"""`perdure.result`: waits for the reply of a turn."""
+"""`perdure.result` waits for the reply of a turn; `perdure.answer` brings the result of one of its calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from perdure.application.process import parts
 from perdure.application.sending import Sent
 from perdure.errors import DeadlineExceeded, InvalidRequest
 from perdure.tools import around
+from perdure.turns.calls import outside
 from perdure.turns.reading import SETTLED, read_turn
 
 _ROUND_S = 0.5
@@ -62,6 +63,33 @@ def result(turn: Sent | UUID | str, *, timeout: float | None = None) -> dict[str
         except NotInTime:
             settled.cancel()
     return found
+
+
+def answer(turn: Sent | UUID | str, call_id: str, result: Any = None, *, error: str | None = None) -> dict[str, Any]:
+    """Bring the result of a call of `external_tool`, and return the turn in the format of `GET /v1/turns/{id}`.
+
+    `call_id` is that of an item of the turn's `pending_calls`. `result` is any JSON value; `error` says instead why the
+    call failed. The first result of a call counts: a repeated one changes nothing. The turn goes on when each of its
+    calls has its result.
+
+    Raises:
+        NotFound: there is no such turn, or no such call in it.
+        Conflict: the call is not run outside, has not begun, or the turn no longer waits for it.
+        InvalidRequest: there is both a result and an error, or the result has no JSON form.
+        Unavailable: the database cannot be reached.
+
+    Example:
+        >>> with engine.begin() as connection:
+        ...     sent = send(connection, user_id="ana", text="Where am I?")
+        >>> for pending in result(sent, timeout=30)["pending_calls"]:  # of the tool get_location
+        ...     turn = answer(sent, pending["call_id"], {"city": "Paris"})
+    """
+    own, turn_id = parts(), _parse(turn)
+    brought = {"error": error} if error is not None and result is None else {"result": result}
+    brought |= {} if error is None else {"error": error}
+    given = outside.parse_result({"call_id": call_id, **brought})
+    outside.bring(own.database, own.waker, None, turn_id, given)
+    return read_turn(own.database, turn_id)
 
 
 def _parse(turn: Sent | UUID | str) -> UUID:

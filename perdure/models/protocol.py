@@ -187,13 +187,15 @@ class ModelRequest:
     """One prompt: the system message first, then the conversation, oldest first.
 
     `settings` has the settings of the call, with the names of pydantic-ai, such as `temperature`. `output` is the JSON
-    schema that the reply's text should fit. A model without structured output ignores it.
+    schema that the reply's text should fit. A model without structured output ignores it, unless `requires_output` is
+    true: it then gets the schema as a tool (`perdure.models.output_tool`).
     """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     output: Mapping[str, Any] | None = None
+    requires_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,7 @@ class FallbackModels:
             CallAborted: the call was aborted.
             ContentFiltered: a model's content filter refuses the input.
         """
-        settings, output = without_tools(asked.request.settings), asked.request.output
-        request = replace(flatten_tool_calls(asked.request), settings=settings, output=output)
+        request = replace(flatten_tool_calls(asked.request), settings=without_tools(asked.request.settings))
         for model in self._models:
             try:
                 return _named(model, model.respond(request, asked.call))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -56,8 +55,10 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
         SettingsError: there is no such model, or it cannot be set up.
     """
     if not isinstance(model, str):
-        adapt: Callable[[ForeignModel, Clock], Model] = _adapted(name_of(model), variable).adapt_model
-        return adapt(model, clock)
+        _require_pydantic_ai(name_of(model), variable)
+        from perdure.models.adapted import adapt_model  # noqa: PLC0415 (pydantic-ai is optional, and slow to import)
+
+        return adapt_model(model, clock)
     name = endpoints.canonical(model, settings)
     scheme, _, rest = name.partition(":")
     if name == _OFFLINE:
@@ -73,8 +74,10 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
         factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
         return factory(rest, settings, clock)
     if rest and kind in endpoints.PROVIDERS:
-        make: Callable[..., Model] = _adapted(name, variable).adapted_model
-        return make(name, settings, clock, variable, _server(name, settings), kind)
+        _require_pydantic_ai(name, variable)
+        from perdure.models.adapted import adapted_model  # noqa: PLC0415 (the same)
+
+        return adapted_model(name, settings, clock, variable, _server(name, settings), kind)
     accepted = ["offline", "openai:NAME", "anthropic:NAME"]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
@@ -100,17 +103,16 @@ def _server(name: str, settings: Settings) -> Endpoint | None:
     return None if found is None else named_endpoint(*found)
 
 
-def _adapted(name: str, variable: str) -> Any:
-    """The module that makes models through pydantic-ai. Only this function imports pydantic-ai.
+def _require_pydantic_ai(name: str, variable: str) -> None:
+    """Check that pydantic-ai is installed, which the model `name` needs.
 
     Raises:
-        SettingsError: pydantic-ai is not installed.
+        SettingsError: it is not.
     """
     if find_spec("pydantic_ai") is None:
         raise SettingsError(
             f"{variable} is {name!r}: it needs the extra pydantic-ai, pip install 'perdure[pydantic-ai]'"
         )
-    return import_module("perdure.models.adapted")
 
 
 def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> ModelFallback | None:

@@ -44,11 +44,11 @@ from perdure.turns.outcome import (
     Lacking,
     NotSaved,
     Outcome,
-    Parked,
     Replied,
+    ShutDown,
     Struck,
 )
-from perdure.turns.run.loop import RunsItsTurns, steps_of
+from perdure.turns.run.loop import RunsItsTurns, turn_of
 from perdure.turns.run.verdict import Verdict, conclude, render_error
 from perdure.turns.transcript import LEFT_OUT, Entry, Transcript
 
@@ -93,7 +93,8 @@ class Answer:
     Attributes:
         status: `done`, `failed`, `waiting_approval` or `parked`. A turn is `waiting_approval` if a call needs approval
             and the conversation's `approve` is `None`. A turn is `parked` if no model replies and the agent has
-            `on_unavailable="park"`, or if the turn waits for a Celery task that has no function in `tasks`.
+            `on_unavailable="park"`, or if the turn waits for a Celery task or an external
+            tool that has no function in `tasks`.
         reply: The text that the user receives: the error's message if the turn failed, `None` while the turn waits.
         calls: The tool calls of this turn.
         transcript: The messages of this turn.
@@ -101,7 +102,8 @@ class Answer:
         usage: The tokens that this turn has used; `None` if the model did not report any.
         working_variables: The session's working variables.
         error: The error that failed or parked the turn.
-        data: The output of an agent of pydantic-ai whose output is no text, as JSON values.
+        data: The answer of an agent with an `output`, as a value of that type; of an agent of pydantic-ai, as JSON
+            values.
 
     Example:
         >>> answer = ask(Agent("assistant", "You help."), "Hello.", model=Scripted("Hi."))
@@ -171,8 +173,8 @@ class Conversation:
         clock: The turns' clock. If a turn calls the tool `sleep_until`, this clock advances and the test does not wait.
             Defaults to the clock of a `Scripted` model, or to a new clock.
         settings: Default to perdure's defaults. The environment is not read.
-        tasks: Functions that replace Celery tasks, by the task's name. A turn that waits for any other task ends as
-            `parked`.
+        tasks: Functions that replace Celery tasks, by the task's name, and external tools, by the tool's name. A turn
+            that waits for any other ends as `parked`.
 
     Example:
         >>> conversation = Conversation(Agent("assistant", "You help."), model=Scripted("Hi.", "I am well."))
@@ -237,7 +239,7 @@ class Conversation:
         while True:
             tenure = self._tenure(turn, self._clock.monotonic() - began)
             variables = VariableSet(self._store.variables)
-            outcome = steps_of(self._runtime, tenure, self._agent, transcript, variables).run()
+            outcome = turn_of(self._runtime, tenure, self._agent, transcript, variables).run()
             if isinstance(outcome, AwaitsCalls):
                 self._store.record(outcome.results)
                 asleep_since = self._clock.monotonic()
@@ -251,6 +253,7 @@ class Conversation:
 
     def _next_turn(self) -> TurnRow:
         self._turns += 1
+        self._store.instructions = None
         return TurnRow(
             turn_id=new_id(self._clock),
             session_id=self._session_id,
@@ -283,25 +286,29 @@ class Conversation:
         return tenure
 
     def _wait(self) -> bool:
-        """Run the tasks that the turn waits for. If the turn waits in the tool `sleep_until`, advance the clock.
+        """Run the tasks and external calls that the turn waits for. If it waits in `sleep_until`, advance the clock.
 
-        Returns False if the turn still waits because a task has no function.
+        Returns False if the turn still waits because a task or an external tool has no function.
         """
         timers = [effect for effect in self._store.waiting() if effect.waits_for == "timer"]
         self._clock.advance(timedelta(seconds=max((0.0, *(timer.undecided_s for timer in timers)))))
         for timer in timers:
             timer.undecided_s = 0.0
+        for effect in self._store.waiting():
+            if effect.waits_for == "client" and self._tasks.has(effect.tool):
+                ended_call = self._tasks.call(effect.tool, load_object(effect.arguments))
+                finish(self._runtime, effect.effect_id, ended_call)
         while (ended := self._tasks.run()) is not None:
             call, outcome = ended
             finish(self._runtime, call.effect_id, outcome, call.part)
         return all(effect.undecided_s <= 0 for effect in self._store.waiting())
 
     def _decide(self, transcript: Transcript, approve: Approve) -> None:
-        asking = transcript.asking()
-        if asking is None:
+        open_reply = transcript.open_reply()
+        if open_reply is None:
             raise LookupError("no call waits for a decision")
         for effect in self._store.awaiting_decision():
-            call = asking.tool_calls[effect.position]
+            call = open_reply.tool_calls[effect.position]
             approved = approve(call) if callable(approve) else approve
             self._store.decide(effect, approved=approved, denial=approvals.DENIED)
 
@@ -315,7 +322,7 @@ class Conversation:
                 return self._read(transcript, "parked", error)
             case Replied() | Failed() | Cancelled():
                 return self._settle(turn, transcript, outcome)
-            case Parked() | Lacking() | Struck() | NotSaved():
+            case ShutDown() | Lacking() | Struck() | NotSaved():
                 raise RuntimeError("the turn was left to another worker, which does not exist in a test")
             case _:
                 assert_never(outcome)
@@ -348,8 +355,12 @@ class Conversation:
             usage=transcript.usage if verdict is None else verdict.used,
             working_variables=self._store.variables,
             error=error,
-            data=None if verdict is None else verdict.data,
+            data=None if verdict is None else self._output(verdict.data),
         )
+
+    def _output(self, data: Any) -> Any:
+        output = self._agent.output_type
+        return data if output is None or data is None else output.restore(data)
 
     def _calls(self, entries: Sequence[Entry]) -> Iterator[Call]:
         results = {entry.tool_call_id: entry.content for entry in entries if entry.role is Role.TOOL}
@@ -404,6 +415,7 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         message_id=message["message_id"],
         usage=Usage.from_dict(message["usage"]) if message["usage"] else None,
         seq=message["seq"],
+        stop_reason=message["stop_reason"],
         opaque=Opaque.from_dict(message["opaque"]) if message["opaque"] else None,
         parts=tuple(message["parts"] or ()),
     )

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from perdure.clock import MovedClock
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
 
 Respond = Callable[[ModelRequest, ModelCall], ModelReply]
 
-Reply = str | ToolCall | list[ToolCall] | ModelReply | Exception | Respond
-"""A text, one or several tool calls, a whole `ModelReply`, an error to raise, or a function that makes the reply."""
+Reply = str | ToolCall | list[ToolCall] | ModelReply | Exception | Respond | Any
+"""A text, one or several tool calls, a whole `ModelReply`, an error to raise, or a function that makes the reply.
+
+Any other value, such as a model of pydantic, is an output: its JSON is the text.
+"""
 
 _NAME = "scripted"
 
@@ -126,5 +131,7 @@ def _reply(reply: Reply, request: ModelRequest, call: ModelCall) -> ModelReply:
             return ModelReply("", (reply,), Usage(), _NAME, "tool_calls")
         case _ if callable(reply):
             return reply(request, call)
-        case _:
+        case list() if reply and all(isinstance(each, ToolCall) for each in reply):
             return ModelReply("", tuple(reply), Usage(), _NAME, "tool_calls")
+        case _:
+            return ModelReply(json.dumps(to_jsonable_python(reply)), usage=Usage(), model=_NAME, stop_reason="stop")

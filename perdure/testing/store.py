@@ -110,6 +110,7 @@ class _Row:
     undecided: bool = False
     variables: str | None = None
     ending: bool = False
+    instructions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +138,17 @@ class MemoryStore(Database):
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
         self.agent = ""
+        self.instructions: str | None = None
+        """Those of the turn at hand."""
         self._lock = threading.RLock()
         self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
             "turns.step": self._step,
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
+            "turns.repeat_effect": self._repeat_effect,
             "turns.effects_of_step": self._effects_of_step,
-            "turns.finish_unit": self._finish_effect,
-            "turns.units_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
+            "turns.defer_call": self._defer_call,
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
             "turns.lock_of_call": lambda _: [_Row()],
@@ -155,6 +158,8 @@ class MemoryStore(Database):
             "turns.make_parts": self._set_parts,
             "turns.set_parts": self._set_parts,
             "turns.leave_out_tools": lambda _: [],
+            "turns.instructions": lambda _: [_Row(instructions=self.instructions)],
+            "turns.keep_instructions": self._keep_instructions,
             "turns.is_ending": lambda _: [_Row()],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],
@@ -220,6 +225,10 @@ class MemoryStore(Database):
             self.variables = json.loads(step["variables"])
         return [_Row(base)]
 
+    def _keep_instructions(self, made: Mapping[str, Any]) -> Sequence[object]:
+        self.instructions = self.instructions or made["instructions"]
+        return [_Row(instructions=self.instructions)]
+
     def _finish_effect(self, finished: Mapping[str, Any]) -> Sequence[object]:
         effect = self.effects[finished["effect_id"]]
         if effect.finished:
@@ -233,12 +242,25 @@ class MemoryStore(Database):
             effect.payload = json.loads(finished["payload"])
         return []
 
+    def _repeat_effect(self, repeated: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[repeated["effect_id"]]
+        effect.status, effect.result, effect.payload, effect.finished = "intended", None, None, False
+        return [_Row()]
+
     def _ask_approval(self, asked: Mapping[str, Any]) -> Sequence[object]:
         for call in json.loads(asked["calls"]):
             effect_id = UUID(call["effect_id"])
             columns = {name: call.get(name) for name in _INTENT}
             columns["status"] = "asked"
             self.effects[effect_id] = Effect(effect_id, asked["message_seq"], **columns)
+        return [_Row()]
+
+    def _defer_call(self, deferred: Mapping[str, Any]) -> Sequence[object]:
+        for call in json.loads(deferred["calls"]):
+            effect_id = UUID(call["effect_id"])
+            columns = {**{name: call.get(name) for name in _INTENT}, "status": "intended", "waits_for": "client"}
+            self.effects[effect_id] = made = Effect(effect_id, deferred["message_seq"], **columns)
+            made.payload, made.undecided_s = call["payload"], deferred["expires_s"]
         return [_Row()]
 
     def _note_sent(self, sent: Mapping[str, Any]) -> Sequence[object]:
@@ -253,6 +275,7 @@ class MemoryStore(Database):
     def _finish_task(self, finished: Mapping[str, Any]) -> Sequence[object]:
         effect = self.effects[finished["effect_id"]]
         effect.status, effect.result, effect.finished = finished["status"], finished["result"], True
+        effect.payload = None
         return []
 
     def _set_parts(self, given: Mapping[str, Any]) -> Sequence[object]:

@@ -1,4 +1,7 @@
-"""Replaces the tasks of Celery tools by functions in a test. A function runs when the turn waits for its task."""
+"""Replaces the tasks of Celery tools, and what runs external tools, by functions in a test.
+
+A function runs when the turn waits for its call.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskSent
 
 Tasks = Mapping[str, Callable[..., Any]]
-"""Functions that replace Celery tasks, by the task's name."""
+"""Functions that replace Celery tasks, by the task's name, and external tools, by the tool's name."""
 
 
 class InlineCalls:
@@ -44,7 +47,15 @@ class InlineCalls:
         if call is None:
             return None
         del self._sent[call.task_id]
+        return call, self.call(call.task, call.arguments)
+
+    def has(self, name: str) -> bool:
+        """Whether a function replaces the task or the tool `name`."""
+        return name in self._tasks
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> TaskEnded:
+        """Run the function that replaces the task or the tool `name`, and return its outcome."""
         try:
-            return call, TaskEnded(failed=False, value=self._tasks[call.task](**call.arguments))
+            return TaskEnded(failed=False, value=self._tasks[name](**arguments))
         except Exception as error:  # noqa: BLE001 (as a worker records it)
-            return call, TaskEnded(failed=True, value=error_summary(error))
+            return TaskEnded(failed=True, value=error_summary(error))

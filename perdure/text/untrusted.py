@@ -63,6 +63,19 @@ def storable(text: str) -> str:
     return joined.replace("\x00", _REPLACEMENT)
 
 
+def storable_json(value: Any) -> Any:
+    """The JSON values of `value` as PostgreSQL stores them: without NUL, lone surrogates, NaN and infinities."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [storable_json(each) for each in value]
+    if isinstance(value, dict):
+        return {storable(name): storable_json(each) for name, each in value.items()}
+    return value
+
+
 def load_object(text: str) -> dict[str, Any]:
     """Parse one JSON object, more strictly than `json.loads`. Returns `{}` for blank text.
 

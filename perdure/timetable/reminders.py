@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import Row
 
@@ -20,6 +20,7 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import Settings
+from perdure.text.zones import find_zone
 from perdure.timetable import reminder_queries as queries
 from perdure.timetable.cadence import instant
 from perdure.timetable.cron import Cron
@@ -202,10 +203,10 @@ def _read(executor: Executor, schedule_id: UUID) -> Row[Any]:
 
 
 def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidRequest("timezone: must be a name of the IANA time zone database, such as Europe/Paris.") from None
+    found = find_zone(name)
+    if found is None:
+        raise InvalidRequest("timezone: must be a name of the IANA time zone database, such as Europe/Paris.")
+    return found
 
 
 def _parse_at(at: str, zone: ZoneInfo) -> datetime:

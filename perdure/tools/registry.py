@@ -19,17 +19,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, cast, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
+from typing_extensions import TypeVar
 
 from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
 from perdure.files.results import File
 from perdure.models.protocol import ToolSchema
+from perdure.models.schemas import WithoutTitles
 from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools import around, event_loop
@@ -50,6 +51,10 @@ _FIELD = "argument_"
 """Prefix of the pydantic model's fields. Without the prefix, no parameter could be named `copy` or `_x`."""
 
 
+Deps = TypeVar("Deps", default=Any)
+"""The type of an agent's dependencies."""
+
+
 class Effect(StrEnum):
     """The kind of a tool's side effect, which decides whether a call with an unknown outcome is repeated.
 
@@ -68,8 +73,11 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolContext:
+class ToolContext(Generic[Deps]):
     """The context of a call. The engine passes it to the parameter that is annotated with this class.
+
+    `deps` is what the agent's function `deps` made for this run of the turn. The annotation `ToolContext[Shop]` gives
+    it a type.
 
     `effect_id` is the idempotency key, which is the same for every attempt at a call. `cancelled` is set when the turn
     no longer needs the result. `metadata` is the metadata of the user's message. `working_variables` persist until the
@@ -100,6 +108,7 @@ class ToolContext:
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
     attach: Callable[[File], str] | None = field(default=None, compare=False)
     """Stores a file and returns the line that describes it; the engine calls it for each `File` that a tool returns."""
+    deps: Deps = field(default=cast("Deps", None), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,8 @@ class Tool:
     `probe` finds out whether a call with an unknown outcome took effect. `breaker` names the service that the tool
     calls: the circuit breaker is `tool:` followed by this name. Several tools may use one breaker.
     """
+
+    waits_for: ClassVar[None] = None
 
     name: str
     description: str
@@ -472,7 +483,7 @@ def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) ->
     for parameter in inspect.signature(function).parameters.values():
         _check_parameter(function, parameter)
         annotation = hints[parameter.name]
-        if annotation is ToolContext:
+        if annotation is ToolContext or typing.get_origin(annotation) is ToolContext:
             context_parameters.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -501,18 +512,9 @@ def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter)
                 raise _unfit(function, f"has the parameter {parameter.name} without a type annotation")
 
 
-class _WithoutTitles(GenerateJsonSchema):
-    """Generates JSON schemas without titles. Titles would repeat the names, and cost tokens in every prompt."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 (the parent's signature)
-        return False
-
-
 def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
     try:
-        schema = arguments.model_json_schema(schema_generator=_WithoutTitles)
+        schema = arguments.model_json_schema(schema_generator=WithoutTitles)
     except PydanticUserError as error:
         raise _unfit(function, f"has a parameter without a JSON schema: {untrusted.first_line(str(error))}") from error
     schema.pop("title", None)

@@ -45,6 +45,11 @@ class RunnableTool(Protocol):
         ...
 
     @property
+    def waits_for(self) -> str | None:
+        """What the turn waits for without a worker: `task`, `timer` or `client`; None if a worker runs the call."""
+        ...
+
+    @property
     def max_result_chars(self) -> int:
         """The most characters of a result in the transcript."""
         ...

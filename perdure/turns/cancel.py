@@ -23,8 +23,8 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     """Request the cancellation of a turn. A settled turn is not changed.
 
     A running turn stops between steps or during a model call. A turn that has not begun, or that waits for an approval,
-    a task or a time, is settled at once. Its calls that wait for approval are denied, and the sweeper revokes its
-    tasks. For any other begun turn that no worker runs, a wake-up is published, and a worker settles the turn.
+    a task, a client or a time, is settled at once. Its calls that wait for approval are denied, and the sweeper revokes
+    its tasks. For any other begun turn that no worker runs, a wake-up is published, and a worker settles the turn.
 
     Raises:
         NotFound: there is no such turn.

@@ -80,7 +80,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ShutDown:
     """The worker shuts down. The next worker continues after the turn's last committed step."""
 
 
@@ -93,7 +93,10 @@ class AwaitsDecision:
 
 @dataclass(frozen=True, slots=True)
 class AwaitsCalls:
-    """Calls of the message at `message_seq` wait for a task or a time. `results` are the rows of its other calls."""
+    """Calls of the message at `message_seq` wait for a task, a client or a time.
+
+    `results` are the rows of its other calls.
+    """
 
     message_seq: int
     results: Sequence[Mapping[str, Any]]
@@ -137,5 +140,5 @@ class NotSaved:
 
 Ending = Replied | Failed | Cancelled
 Waiting = AwaitsDecision | AwaitsCalls | AwaitsModel
-Stop = Parked | Waiting | Lacking | Struck | NotSaved
+Stop = ShutDown | Waiting | Lacking | Struck | NotSaved
 Outcome = Ending | Stop

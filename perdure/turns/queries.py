@@ -257,6 +257,14 @@ _TURN = """
                 WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
+           CASE WHEN t.status IN ('parked', 'waiting_approval') THEN (
+                SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+                                                    'arguments', e.arguments, 'expires_at', e.decide_at,
+                                                    'metadata', e.payload -> 'metadata')
+                                 ORDER BY e.position)
+                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for = 'client')
+                END AS pending_calls,
            (SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                 'decision', CASE e.status WHEN 'denied' THEN 'deny' ELSE 'approve' END,
                                                 'decided_by', e.decided_by, 'decided_at', e.decided_at)

@@ -36,7 +36,7 @@ DELAYED = "The answer is delayed: no model is available at present. The answer i
 """The message of a turn that is parked until a model may answer."""
 
 _WAITS = "The answer waits for {name}, until {until} at the latest."
-"""The message of a turn that is parked until a task ends or a time comes."""
+"""The message of a turn that is parked until a task ends, a client brings a result or a time comes."""
 
 _UNROUTED_STATUS = {None: "accepted", TurnCancelled.code: "cancelled"}
 _ROUND_S = 0.05
@@ -79,6 +79,7 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "waiting_for": None,
         "usage": None,
         "pending_approvals": [],
+        "pending_calls": [],
         "decisions": [],
         "accepted_at": _instant(row.accepted_at),
         "started_at": None,
@@ -179,9 +180,8 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "error": _error(row) if row.settled_at is not None else None,
         "delayed": _delay(row) if row.settled_at is None else None,
         "usage": row.usage,
-        "pending_approvals": [
-            {**each, "arguments": load_object(each["arguments"])} for each in row.pending_approvals or ()
-        ],
+        "pending_approvals": _calls(row.pending_approvals),
+        "pending_calls": _calls(row.pending_calls),
         "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
         "waiting_for": row.waiting_for,
         "accepted_at": _instant(row.accepted_at),
@@ -190,6 +190,10 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         **({} if row.tools_left_out is None else {"tools_left_out": row.tools_left_out}),
         **_metadata(row.metadata),
     }
+
+
+def _calls(stored: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    return [{**each, "arguments": load_object(each["arguments"])} for each in stored or ()]
 
 
 def _reply(row: Row[Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from perdure.errors import ContentFiltered, ContextTooLong, loggable
 from perdure.files.parts import text_tokens
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import cut, storable
 from perdure.turns.lease.tenure import TurnRow
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,13 @@ WINDOW_TURNS = 20
 This is the default of `PERDURE_MEMORY__WORKING_TURNS`.
 """
 
+REJECTED = "rejected"
+"""The `stop_reason` of a reply that is no output of its agent."""
+
+_OWN = "perdure"
+_TEXT, _CORRECTION = "text", "correction"
+_MOST_REJECTED_CHARS = 16_000
+
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 """Errors that are raised when this release cannot parse a row."""
 
@@ -110,8 +117,20 @@ class Entry:
         opaque = 0 if self.opaque is None else len(as_json(self.opaque.parts))
         return (len(self.content.encode()) + calls + opaque) // 3 + 4 + sum(map(text_tokens, self.parts))
 
+    @property
+    def is_rejected(self) -> bool:
+        return self.stop_reason == REJECTED
+
     def message(self) -> Message:
-        return Message(self.role, self.content, self.tool_calls, self.tool_call_id, self.opaque)
+        opaque = None if self.is_rejected else self.opaque
+        return Message(self.role, self.content, self.tool_calls, self.tool_call_id, opaque)
+
+    def messages(self) -> tuple[Message, ...]:
+        """The entry in a prompt: one message, or a rejected reply with what is wrong with it."""
+        if not self.is_rejected or self.opaque is None:
+            return (self.message(),)
+        text, correction = self.opaque.parts[_TEXT], self.opaque.parts[_CORRECTION]
+        return Message(Role.ASSISTANT, text or "(nothing)"), Message(Role.USER, correction)
 
     def to_dict(self, position: int) -> dict[str, Any]:
         """The entry as a record for the statements that append messages; `position` counts from 1."""
@@ -200,7 +219,7 @@ class Transcript:
         """The ids of the present turn's calls. Approvals refer to calls by id, so the ids must be distinct."""
         return frozenset(call.id for entry in self.present for call in entry.tool_calls)
 
-    def asking(self) -> Entry | None:
+    def open_reply(self) -> Entry | None:
         """The message whose tool calls have no results yet, if any."""
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
@@ -230,7 +249,7 @@ def total_usage(entries: Sequence[Entry]) -> Usage | None:
     return sum(reported, Usage()) if reported or not steps_in(entries) else None
 
 
-def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
+def reply_entry(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry:
     """A model's reply as a storable entry, with call ids that are distinct and not in `taken`."""
     return Entry(
         turn_id,
@@ -243,6 +262,15 @@ def said(turn_id: UUID, reply: ModelReply, taken: Collection[str] = ()) -> Entry
         stop_reason=endings.recorded(reply),
         opaque=reply.opaque,
     )
+
+
+def rejected(reply: Entry, correction: str) -> Entry:
+    """The entry of a reply that is no output of its agent. `correction` tells the model what is wrong with it.
+
+    Its text is no content, because nobody but the model reads it: no user, no summary, no memory and no later turn.
+    """
+    parts = {_TEXT: cut(reply.content, _MOST_REJECTED_CHARS), _CORRECTION: storable(correction)}
+    return replace(reply, content="", stop_reason=REJECTED, opaque=Opaque(_OWN, "", parts))
 
 
 def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:

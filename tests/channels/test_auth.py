@@ -147,6 +147,7 @@ ROUTES = [
     ("POST", "/v1/sessions/here/end"),
     ("POST", "/v1/sessions/here/fork"),
     ("POST", "/v1/turns/here/approval"),
+    ("POST", "/v1/turns/here/results"),
     ("POST", "/v1/memory/search"),
     ("POST", "/v1/memory/consolidate"),
     ("GET", "/v1/users/here/export"),

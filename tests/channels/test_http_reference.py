@@ -11,7 +11,7 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from perdure import Agent, tool
+from perdure import Agent, external_tool, tool
 from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.casebank import cases
@@ -79,8 +79,8 @@ def pay(amount: int) -> str:
 
 @pytest.fixture
 def agents() -> Agents:
-    """An agent whose tool needs an approval."""
-    return Agents([Agent("assistant", "You pay.", [pay])])
+    """An agent with a tool that needs an approval, and one that a client runs."""
+    return Agents([Agent("assistant", "You pay.", [pay, external_tool("scan", "Scan a barcode.")])])
 
 
 class ExampleGateway:
@@ -89,8 +89,8 @@ class ExampleGateway:
     def __init__(self, runtime: Runtime, example: Example) -> None:
         decided = example.path.endswith(("/approve", "/reject"))
         limits = CasebankSettings(load_percent=100, approval=PruneApproval.MANUAL if decided else PruneApproval.AUTO)
-        pays = example.path.endswith("/approval")
-        model = Scripted(calls(("pay", {"amount": 5})) if pays else says("12 * 7 is 84."))
+        wanted = {"approval": calls(("pay", {"amount": 5})), "results": calls(("scan", {}))}
+        model = Scripted(wanted.get(example.path.rpartition("/")[2], says("12 * 7 is 84.")))
         waker = Working()
         settings = runtime.settings.model_copy(update={"casebank": limits})
         self.runtime = replace(runtime, settings=settings, wake=waker, models=lambda _name: model)
@@ -102,7 +102,8 @@ class ExampleGateway:
     def fill(self) -> None:
         """Create a schedule, and a turn that is settled.
 
-        For an example of the approval route, the turn waits for an approval instead.
+        For an example of the approval route, the turn waits for an approval instead, and for one of the results, for a
+        client.
         """
         named = {"conversation": PATH["conversation"], "metadata": {"page": "/calendar"}}
         message = {"user_id": "ann", "text": "pay", **named}
@@ -116,7 +117,7 @@ class ExampleGateway:
         uploaded = self.client.post("/v1/files?user_id=ann", content=png()).json()
         self.ids |= {TURN_ID: sent["turn_id"], SESSION_ID: sent["session_id"]}
         self.ids |= {PATH["schedule_id"]: scheduled["schedule_id"], PATH["file_id"]: uploaded["file_id"]}
-        self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"])
+        self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"] + turn["pending_calls"])
 
     def add_case(self, status: str) -> None:
         """Add the case that the examples name, with `ann` as its author."""

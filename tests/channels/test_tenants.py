@@ -170,6 +170,9 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("POST", "/v1/turns/{turn_id}/approval"): ById(
         lambda ana: f"/v1/turns/{ana.turn_id}/approval", lambda _: {"call_id": "a", "decision": "deny"}
     ),
+    ("POST", "/v1/turns/{turn_id}/results"): ById(
+        lambda ana: f"/v1/turns/{ana.turn_id}/results", lambda _: {"call_id": "a", "result": 1}
+    ),
     ("GET", "/v1/approvals"): ByUser("/v1/approvals?user_id=ana", shows=False),
     ("POST", "/v1/turns/{turn_id}/feedback"): ById(
         lambda ana: f"/v1/turns/{ana.turn_id}/feedback", lambda _: {"score": -1}

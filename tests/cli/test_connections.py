@@ -148,8 +148,8 @@ def test_requests_get_503_while_all_connections_are_busy(runtime: Runtime) -> No
 
 
 @pytest.mark.long
-def test_twenty_thousand_upgrades(runtime: Runtime) -> None:
-    """After 20,000 upgrades without a key, refused, unanswered or abandoned, no connection counts any more."""
+def test_five_thousand_upgrades(runtime: Runtime) -> None:
+    """After 5,000 upgrades without a key, refused, unanswered or abandoned, no connection counts any more."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192) if hard > 0 else 8_192, hard))
     kinds = list(UPGRADES.values())
@@ -170,10 +170,10 @@ def test_twenty_thousand_upgrades(runtime: Runtime) -> None:
 
     async def upgrade_all(address: tuple[str, int]) -> None:
         places = asyncio.Semaphore(150)
-        await asyncio.gather(*(upgrade(number, address, places) for number in range(20_000)))
+        await asyncio.gather(*(upgrade(number, address, places) for number in range(5_000)))
 
     with serving(runtime, Door(400)) as served:
         asyncio.run(upgrade_all(served.address))
-        assert next(answered) > 1_000
+        assert next(answered) > 500
         served.until_connections(0)
         assert httpx2.get(served.url("/healthz")).status_code == 200

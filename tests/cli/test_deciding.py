@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Agent, celery_tool, tool
+from perdure import Agent, celery_tool, external_tool, tool
 from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ProviderError
@@ -93,6 +93,31 @@ def test_what_a_turn_waits_for_is_shown(perdure: Perdure, runtime: Runtime) -> N
     assert "the task shop_export, until 20" in shown.stdout
     assert "half" in shown.stdout
     assert "\x1b" not in shown.stdout
+
+
+def test_an_operator_brings_a_result(perdure: Perdure, runtime: Runtime) -> None:
+    """`turns show` prints the call that waits, and `turns answer` brings its result."""
+    model = Scripted(calls(("scan", {}), ("scan", {})), says("scanned"))
+    scanning = replace(
+        runtime,
+        agents=Agents([Agent("assistant", "You scan.", [external_tool("scan", "Scan a barcode.")])]),
+        models=lambda _name: model,
+    )
+    sent = accept.accept(scanning, Incoming(user=UserKey("ann"), text="scan"))
+    runner = Runner(scanning, "test")
+    runner.run(sent.session_id)
+    turn_id = str(sent.turn_id)
+    shown = perdure("turns", "show", turn_id)
+    neither = perdure("turns", "answer", turn_id, "call_0")
+    brought = perdure("turns", "answer", turn_id, "call_0", '{"code": 7}')
+    failed = perdure("turns", "answer", turn_id, "call_1", "--error", "No camera.")
+    assert "the client scan, until 20" in shown.stdout
+    assert "call_0: scan({}) until" in shown.stdout
+    assert (neither.returncode, brought.returncode, failed.returncode) == (2, 0, 0), brought.stderr + failed.stderr
+    assert "1 calls of the turn still wait" in brought.stderr
+    assert "The turn continues." in failed.stderr
+    runner.run(sent.session_id)
+    assert read_turn(runtime.database, sent.turn_id)["reply"]["text"] == "scanned"
 
 
 def test_breakers_are_listed_and_reset(perdure: Perdure, runtime: Runtime, redis_url: str) -> None:

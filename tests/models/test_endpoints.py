@@ -247,7 +247,7 @@ def test_own_models_do_not_import_pydantic_ai() -> None:
     assert importlib.util.find_spec("pydantic_ai") is not None, "without the extra, the test could not fail"
     program = """
 import sys
-import perdure.workers.celery_application, perdure.turns.run.loop
+import perdure.cli, perdure.workers.celery_application, perdure.workers.lifecycle, perdure.turns.run.loop
 from perdure.assembly import check
 from perdure.settings import Settings
 check(Settings(model="openai:gpt-5", fallback_models=("anthropic:claude-x", "vllm:qwen3"), embedder="openai:small",

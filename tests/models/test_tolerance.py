@@ -29,7 +29,7 @@ from perdure.models.protocol import (
 from perdure.models.providers.endpoint import Endpoint, Quirks
 from perdure.models.providers.model import Client, EndpointModel
 from perdure.testing.suites.models import QUESTION, ask, new_call, turn
-from perdure.turns.transcript import Entry, said
+from perdure.turns.transcript import Entry, reply_entry
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Status, Step, chunk
@@ -890,7 +890,7 @@ def test_a_signature_comes_back_beside_an_id_that_repeats(lenient: Lenient) -> N
     conversation = [QUESTION]
     for _ in steps:
         taken = [call.id for entry in entries for call in entry.tool_calls]
-        entries.append(said(turn_id, ask(model, *conversation), taken))
+        entries.append(reply_entry(turn_id, ask(model, *conversation), taken))
         conversation.append(entries[-1].message())
         conversation += [Message(Role.TOOL, "1", tool_call_id=call.id) for call in entries[-1].tool_calls]
     ask(model, *conversation)

@@ -24,7 +24,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from tests.processes.faults import Effect, Fired, Place, wait_until
-from tests.processes.installation import Installation
+from tests.processes.installation import ADAPTED, JUDGING, NATIVE, Installation
 from tests.processes.model_server import PLANS, Gate, ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Delivery, Receiver
@@ -32,9 +32,6 @@ from tests.processes.receiver import Delivery, Receiver
 ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
-NATIVE, ADAPTED = "tester", "adapted"
-_MODULES = {NATIVE: "tests.processes.agents", ADAPTED: "tests.processes.adapted_agents"}
-"""The modules of perdure's own agent, and of one of pydantic-ai, which takes a second to import."""
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
@@ -81,9 +78,9 @@ def is_unrelated(name: str) -> bool:
 def commits(kind: str, agent: str = NATIVE) -> list[str]:
     """The names of the commits of one undisturbed turn, in order."""
     tools = PLANS[kind]
-    finish = "turns.finish_effect" if agent == NATIVE else "turns.finish_unit"
-    finished = [finish] * len(tools) if len(tools) > 1 else []
-    return [*_TO_CLAIM, "turns.step", *finished, "turns.step", *_FROM_SETTLE]
+    finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
+    begun, repaired = (["turns.keep_instructions"], ["turns.step"]) if agent == JUDGING else ([], [])
+    return [*_TO_CLAIM, *begun, "turns.step", *finished, "turns.step", *repaired, *_FROM_SETTLE]
 
 
 def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
@@ -96,18 +93,26 @@ def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:
 def places(kind: str, agent: str = NATIVE) -> list[Place]:
     """The places at which the tests kill the worker of a turn.
 
-    These are the places of `passed`, and one place within each model call. The first of the `KINDS` also has the
-    moments before and after each `PERIODIC` commit.
+    These are the places of `passed`, and one place within each model call. Up to the claim and from the settlement on,
+    a turn does the same whatever its tools are: of the `KINDS`, only `SIDE_BY_SIDE` has these places. The first of the
+    `KINDS` also has the moments before and after each `PERIODIC` commit.
     """
     if (kind, agent) == (KINDS[0], NATIVE):
         return [*_ways(kind, agent), *(Place(moment, name) for name in PERIODIC for moment in ("before", "after"))]
     return _ways(kind, agent)
 
 
+def places_of_judging() -> list[Place]:
+    """The places that a turn of `JUDGING` has in addition to those of a turn of `NATIVE`."""
+    others = _ways(KINDS[0], NATIVE)
+    return [place for place in _ways(KINDS[0], JUDGING) if place not in others]
+
+
 def _ways(kind: str, agent: str) -> list[Place]:
     found = passed(kind, agent)
     ways = [Place(*each, nth=found[:number].count(each) + 1) for number, each in enumerate(found)]
-    return [*ways, *(Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1))]
+    ways += [Place("within", "model", nth) for nth in range(1, MODEL_CALLS + 1)]
+    return [each for each in ways if kind == SIDE_BY_SIDE or each.name not in (*_TO_CLAIM, *_FROM_SETTLE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,7 @@ class Case:
 
 
 CASES = [Case(kind, place, agent) for agent in (NATIVE, ADAPTED) for kind in KINDS for place in places(kind, agent)]
+CASES += [Case(KINDS[0], place, JUDGING) for place in places_of_judging()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +158,12 @@ class CaseRunner:
             stack.callback(self.receiver.close)
             redis = RedisContainer("redis", directory / "redis")
             stack.callback(redis.teardown)
-            self.installation = Installation(database_url, redis, self.model_server, directory)
+            self.installation = Installation(database_url, redis, self.model_server, directory, agent=agent)
             stack.callback(self.installation.close)
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
             for _ in range(2):
-                self.installation.worker(PERDURE_AGENTS=_MODULES[agent])
+                self.installation.worker()
             self._stack = stack.pop_all()
 
     def close(self) -> None:

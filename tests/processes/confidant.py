@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
+from pydantic_ai import Agent as PydanticAgent
+
 from perdure import Agent, tool
 from perdure.errors import ToolError
 from perdure.hooks import TurnEnding
@@ -48,3 +50,11 @@ def _fail(ending: TurnEnding) -> None:
 
 
 tester = Agent("tester", "You keep what you are told.", tools=[pure, unsafe, idempotent, deadly], after_turn=[_fail])
+
+adapted = PydanticAgent(name="adapted", instructions="You keep what you are told.")
+
+
+@adapted.tool_plain(name="pure")
+def note_down(note: str) -> str:
+    """Returns a text that contains the argument."""
+    return f"noted {note}"

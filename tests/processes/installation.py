@@ -28,11 +28,21 @@ from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.reading import SettlementWatch, read_turn
+from perdure.turns.transcript import REJECTED
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
 from tests.processes.faults import SCENE, Faults
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
+
+NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
+"""The agents of workers: perdure's own, one of pydantic-ai, and one with deps, whose output is repaired."""
+
+_MODULES = {
+    NATIVE: "tests.processes.agents",
+    ADAPTED: "tests.processes.adapted_agents",
+    JUDGING: "tests.processes.agents",
+}
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +61,6 @@ _SETTINGS = {
     "PERDURE_TURN__TOOL_TIMEOUT_S": str(TOOL_TIMEOUT_S),
     "PERDURE_SHUTDOWN__DRAIN_S": str(DRAIN_S),
     "PERDURE_SHUTDOWN__HARD_EXIT_S": "10",
-    "PERDURE_AGENTS": "tests.processes.agents",
     "PERDURE_MODEL": "openai:test",
     "PERDURE_WEBHOOK_SECRET": SECRET,
     "PERDURE_REPLY_TASKS": f"replies.*@{REPLY_QUEUE}",
@@ -72,7 +81,10 @@ class Installation:
         broker_url: str | None = None,
         *,
         pooled_url: str | None = None,
+        agent: str = NATIVE,
     ) -> None:
+        """`agent` is the agent of the accepted messages. The workers have its module."""
+        self._agent = agent
         self._pooled: Database | None = None
         self.redis = redis
         self.model_server = model_server
@@ -81,6 +93,7 @@ class Installation:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "OPENAI_"))},
             **_SETTINGS,
+            "PERDURE_AGENTS": _MODULES[agent],
             "PYTHONPATH": str(ROOT),
             "PERDURE_DATABASE_URL": database_url,
             "PERDURE_REDIS_URL": redis.url,
@@ -95,7 +108,7 @@ class Installation:
             self.environment |= {"PERDURE_DATABASE_URL": pooled_url, "PERDURE_DATABASE_PREPARE": "false"}
             accepting = self._pooled = Database(pooled_url, prepare=False, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
-        agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "adapted")])
+        agents = Agents([Agent(name, "Runs in the workers only.") for name in _MODULES])
         snapshots = PostgresSnapshots(accepting)
         self.runtime = Runtime(settings, SystemClock(), accepting, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
@@ -116,7 +129,7 @@ class Installation:
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
         """Accept a message, as a gateway does."""
-        return accept(self.runtime, Incoming(user=UserKey(user), text=text, **more))
+        return accept(self.runtime, Incoming(**{"user": UserKey(user), "text": text, "agent": self._agent, **more}))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the turns are settled; returns what `read_turn` returns for each turn."""
@@ -177,7 +190,9 @@ class Installation:
             "each message is in the transcript once, in the order accepted"
         )
         replies = Counter(
-            message.turn_id for message in shown if message.role == "assistant" and not message.tool_calls
+            message.turn_id
+            for message in shown
+            if message.role == "assistant" and not message.tool_calls and message.stop_reason != REJECTED
         )
         assert replies == dict.fromkeys((row.turn_id for row in begun), 1), "each turn has one reply"
         order = [message.turn_id for message in shown]

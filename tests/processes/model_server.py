@@ -21,11 +21,15 @@ from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step,
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
+OUTSIDE = "outside"
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
-PLANS = {name: (name,) for name in (*ALONE, *TASKS)} | {"all": SIDE_BY_SIDE}
+PLANS = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE)} | {"all": SIDE_BY_SIDE}
 
 PARTS = 5
 """The number of tasks that one call of the tool `reports` sends."""
+
+REPAIR = "Once more."
+"""What the agent `judging` answers to each reply but the one to this text."""
 
 _LONGEST_S = 60.0
 

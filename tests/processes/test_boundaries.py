@@ -18,15 +18,16 @@ import pytest
 from perdure.models.protocol import Role
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from tests.databases import Databases
-from tests.processes.boundaries import ADAPTED, CASES, KINDS, NATIVE, Case, CaseOutcome, CaseRunner, passed
+from tests.processes.boundaries import CASES, KINDS, Case, CaseOutcome, CaseRunner, passed
 from tests.processes.faults import done
-from tests.processes.model_server import PLANS, answer_to
+from tests.processes.installation import ADAPTED, JUDGING, NATIVE
+from tests.processes.model_server import PLANS, REPAIR, answer_to
 
 LANES = 2
 """The most installations for each agent."""
 
 ONE_OF_EACH_KIND = {
-    "pure-after-turns.claim-1",
+    "pure-after-turns.step-1",
     "idempotent-after-turns.step-1",
     "unsafe-within-unsafe.acted-1",
     "probed-before-turns.step-2",
@@ -35,11 +36,20 @@ ONE_OF_EACH_KIND = {
     "adapted-idempotent-within-idempotent.acted-1",
     "adapted-unsafe-within-unsafe.acted-1",
     "adapted-probed-before-turns.step-2",
-    "adapted-all-before-turns.finish_unit-2",
+    "adapted-all-before-turns.finish_effect-2",
+    "judging-pure-after-turns.step-3",
 }
 """The cases that `make test` plays; the tests of all other cases are marked `long`."""
 
+TURNS = [*((kind, agent) for agent in (NATIVE, ADAPTED) for kind in KINDS), (KINDS[0], JUDGING)]
+"""The kinds of turns of each agent."""
+
 pytestmark = pytest.mark.timeout(300)  # the first test waits until the installations have started
+
+
+def _of(agent: str) -> str:
+    """The agent whose installations play the turns of `agent`."""
+    return NATIVE if agent == JUDGING else agent
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +78,7 @@ def case_runners(
 @pytest.fixture(scope="module")
 def undisturbed(case_runners: dict[str, list[CaseRunner]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """The places that an undisturbed turn of each kind and agent passes."""
-    return {
-        (kind, agent): first.undisturbed(kind, agent) for agent, (first, *_) in case_runners.items() for kind in KINDS
-    }
+    return {(kind, agent): case_runners[_of(agent)][0].undisturbed(kind, agent) for kind, agent in TURNS}
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +92,21 @@ def played(
             free[agent].put(case_runner)
 
     def play(case: Case) -> CaseOutcome:
-        case_runner = free[case.agent].get()
+        agent = _of(case.agent)
+        case_runner = free[agent].get()
         try:
             return case_runner.run(case)
         finally:
-            free[case.agent].put(case_runner)
+            free[agent].put(case_runner)
 
     players = {agent: ThreadPoolExecutor(len(of_agent)) for agent, of_agent in case_runners.items()}
-    yield {case: players[case.agent].submit(play, case) for case in wanted}
+    yield {case: players[_of(case.agent)].submit(play, case) for case in wanted}
     for each in players.values():
         each.shutdown(cancel_futures=True)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "agent"), TURNS)
 def test_the_enumeration_is_complete(
     undisturbed: dict[tuple[str, str], list[tuple[str, str]]], kind: str, agent: str
 ) -> None:
@@ -109,7 +117,7 @@ def test_the_enumeration_is_complete(
 def test_one_case_of_each_kind_is_always_played() -> None:
     """`ONE_OF_EACH_KIND` has one existing case of each kind and agent. A case of a renamed place does not count."""
     chosen = sorted((case.agent, case.kind) for case in CASES if str(case) in ONE_OF_EACH_KIND)
-    assert chosen == sorted((agent, kind) for agent in (NATIVE, ADAPTED) for kind in KINDS)
+    assert chosen == sorted((agent, kind) for kind, agent in TURNS)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +136,18 @@ def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[CaseO
     results = [row.content for row in outcome.messages[2 : 2 + len(tools)]]
     assert [(row.role, row.content) for row in calling] == [(Role.USER, outcome.text), (Role.ASSISTANT, "")]
     assert [call["name"] for call in calling[1].tool_calls] == list(tools)
+    rejected = [(Role.ASSISTANT, "")] if case.agent == JUDGING else []
+    answers = (
+        [answer_to(REPAIR)] * 2 if rejected else [answer_to(outcome.text, *results), answer_to(outcome.second_text)]
+    )
     assert [(row.role, row.content) for row in replied] == [
-        (Role.ASSISTANT, answer_to(outcome.text, *results)),
+        *rejected,
+        (Role.ASSISTANT, answers[0]),
         (Role.USER, outcome.second_text),
-        (Role.ASSISTANT, answer_to(outcome.second_text)),
+        *rejected,
+        (Role.ASSISTANT, answers[1]),
     ]
-    assert outcome.first["reply"]["text"] == replied[0].content
+    assert outcome.first["reply"]["text"] == answers[0]
     assert {each.body["delivery_id"] for each in outcome.deliveries} == {outcome.deliveries[0].body["delivery_id"]}
 
 

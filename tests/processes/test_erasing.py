@@ -162,6 +162,7 @@ def live(user_data: UserData, installation: Installation, perdure: Perdure, dire
     word = user_data.word
     for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
         assert user_data.by_http(text)["status"] == "done"
+    assert user_data.by_http(f"pure: {word} as well", agent="adapted")["status"] == "done"
     assert user_data.by_http(f"refuse: {word}")["status"] == "failed"
     user_data.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
     user_data.with_files()

@@ -69,7 +69,7 @@ def test_a_turn_in_a_model_call_is_parked_and_finished_elsewhere(
     assert turn["reply"]["text"] == answer_to("hello")
     assert settled_at - signalled_at < DRAIN_S + 2
     assert [number for number, _ in PHASE.findall(leaving.logs())] == ["1", "2", "3", "4"]
-    parked = [note for note in installation.faults.notes() if note.name == "turns.park"]
+    parked = [note for note in installation.faults.notes() if note.name == "turns.shut_down"]
     assert {note.pid for note in parked} == {leaving.pid}
     strikes = installation.query("SELECT strikes FROM sessions")[0].strikes
     assert strikes == 0

@@ -31,7 +31,7 @@ SESSION_KEYS = {
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
 TURN_KEYS = {
     "turn_id", "session_id", "seq", "status", "attempts", "steps", "reply", "error", "delayed", "usage",
-    "pending_approvals", "decisions", "waiting_for", "accepted_at", "started_at", "settled_at",
+    "pending_approvals", "pending_calls", "decisions", "waiting_for", "accepted_at", "started_at", "settled_at",
 }  # fmt: skip
 
 

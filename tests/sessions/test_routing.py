@@ -227,9 +227,11 @@ def test_the_summary_of_the_previous_session_is_in_the_prompt(harness: Harness, 
 
 
 def test_the_prompt_of_a_first_session_mentions_no_other(harness: Harness) -> None:
-    """A first session's prompt has only the instructions and the channel."""
+    """A first session's prompt has only the instructions, the date and the channel."""
     harness.ask()
-    assert _system(harness) == "You help.\n\nThe user is writing on the channel 'http'."
+    today = f"{harness.clock.now():%A, %-d %B %Y}"
+    context = f"Today is {today}, in the user's time zone UTC. The user is writing on the channel 'http'."
+    assert _system(harness) == f"You help.\n\n{context}"
 
 
 def test_the_prompt_names_a_change_of_channel(harness: Harness, end: End) -> None:

@@ -45,7 +45,7 @@ BY_TRIGGER = {
 
 OWNED = {
     lease_queries.BEGIN_NEXT: Trigger.TURN_CLAIMED,
-    leave_queries.PARK: Trigger.TURN_STOPPED,
+    leave_queries.SHUT_DOWN: Trigger.TURN_STOPPED,
     leave_queries.RELEASE: Trigger.TURN_STOPPED,
     sessions.SAVE_SUMMARY: Trigger.SUMMARY_SAVED,
     sessions.FINISH_ENDING: Trigger.CLEANED_UP,
@@ -103,12 +103,12 @@ def test_the_statements_follow_the_table(harness: Harness, statement: Statement)
             assert harness.session(session_id).state == expected
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_step_calls_tools_only_while_thinking(harness: Harness, asks: bool) -> None:
+@pytest.mark.parametrize("runs_tools", [True, False])
+def test_a_step_calls_tools_only_while_thinking(harness: Harness, runs_tools: bool) -> None:
     """Tool calls change the state from `thinking` to `tool_executing`. The calls' results change the state back."""
     session_id, _, parameters = _held(harness)
-    trigger = Trigger.TOOL_REQUESTED if asks else Trigger.TOOL_RESULT
-    step = {**parameters, "asks": asks, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
+    trigger = Trigger.TOOL_REQUESTED if runs_tools else Trigger.TOOL_RESULT
+    step = {**parameters, "runs_tools": runs_tools, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
     for state in State:
         _put(harness, session_id, state)
         expected = TRANSITIONS.get((state, trigger))

@@ -55,6 +55,10 @@ def assistant(*tools: Any, **given: Any) -> Agent:
 
 
 SCENARIOS["a reply"] = Scenario(assistant, ["Hello."])
+SCENARIOS["an output"] = Scenario(
+    lambda: assistant(price, output=list[int]), ["Sure!", call("price", article="tea"), [1, 2]]
+)
+SCENARIOS["no output"] = Scenario(lambda: assistant(output=int), ["Sure!", "Of course!", "Soon!"])
 SCENARIOS["a reply that cannot be stored as it is"] = Scenario(
     assistant, [ModelReply("Half \ud83d and \x00.", usage=Usage(7, 3), model="m\x00", stop_reason="stop")]
 )

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import pytest
 
-from perdure import Agent, ToolContext, celery_tool, required, sleep_until, tool
+from perdure import Agent, ModelRetry, ToolContext, celery_tool, required, sleep_until, tool
 from perdure.errors import Abandoned, GuardRejected, ProviderError
 from perdure.models.protocol import ModelReply, Role
 from perdure.settings import Settings, TurnSettings
@@ -55,6 +56,27 @@ def test_arguments_that_are_no_json_are_shown_as_text() -> None:
     assert (answer.calls[0].arguments, answer.calls[0].status) == ("{tea", "failed")
 
 
+@dataclass
+class Order:
+    article: str
+    pieces: int
+
+
+def test_an_output_is_a_value_of_its_type() -> None:
+    """A script has outputs as values. What the model gets to repair one is in the next request."""
+
+    def at_most_five(order: Order) -> None:
+        if order.pieces > 5:
+            raise ModelRetry("At most 5.")
+
+    model = Scripted("Sure!", Order("tea", 9), Order("tea", 2))
+    answer = ask(Agent("shop", "You sell tea.", output=Order, check_output=at_most_five), "Tea!", model=model)
+    assert (answer.data, answer.reply, answer.steps) == (Order("tea", 2), '{"article": "tea", "pieces": 2}', 3)
+    assert [each.content for each in model.requests[2].messages[2:]] == [
+        "Sure!", model.requests[1].messages[-1].content, '{"article": "tea", "pieces": 9}', "At most 5.",
+    ]  # fmt: skip
+
+
 def test_records_what_the_model_was_sent() -> None:
     """`Scripted` records the requests to the model, so that a test can check the instructions, tools and results."""
     model = Scripted(call("price", article="tea"), ModelReply("3.5 euros."), "not asked for")
@@ -74,7 +96,7 @@ def test_a_script_that_is_too_short_fails_the_test() -> None:
 def test_a_models_bug_reaches_the_test() -> None:
     """If the model raises an error that is not a `PerdureError`, `ask` raises this error: the model has a bug."""
     with pytest.raises(ZeroDivisionError):
-        ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))  # type: ignore[arg-type]
+        ask(ASSISTANT, "hello", model=Scripted(lambda *_: 1 / 0))
 
 
 def test_a_models_failure_fails_the_turn() -> None:

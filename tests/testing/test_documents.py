@@ -65,7 +65,7 @@ def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pyte
     found = blocks(f"docs/{name}.md")
     assert found
     for block in found:
-        exec(compile(block, f"{name}.md", "exec"), namespace)  # noqa: S102 (the repository's own documents)
+        exec(compile(block, f"{name}.md", "exec", dont_inherit=True), namespace)  # noqa: S102 (the repository's own documents)
 
 
 @pytest.mark.parametrize(

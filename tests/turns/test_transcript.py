@@ -18,8 +18,8 @@ from perdure.settings import FileSettings
 from perdure.text.untrusted import storable
 from perdure.turns.prompt.build import Prompt
 from perdure.turns.prompt.files import FileLimits
-from perdure.turns.run.verdict import closings
-from perdure.turns.transcript import Entry, Transcript, result_of, said
+from perdure.turns.run.verdict import result_entries
+from perdure.turns.transcript import Entry, Transcript, reply_entry, result_of
 from tests.models.openai_server import validate_transcript
 
 WORKING_BUDGET_TOKENS = 40_000
@@ -50,16 +50,16 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
     """Generate the entries of a turn: one to three user messages, up to three steps, and an ending."""
     entries = [Entry(turn_id, Role.USER, storable(draw(texts))) for _ in range(draw(st.integers(1, 3)))]
     for reply in draw(st.lists(replies.filter(lambda each: bool(each.tool_calls)), max_size=3)):
-        asking = said(turn_id, reply)
-        entries.append(asking)
-        entries += [result_of(turn_id, call, draw(texts)) for call in asking.tool_calls]
+        open_reply = reply_entry(turn_id, reply)
+        entries.append(open_reply)
+        entries += [result_of(turn_id, call, draw(texts)) for call in open_reply.tool_calls]
     ending = draw(st.sampled_from(["replied", "cancelled", "closed"]))
     if ending == "replied":
-        entries.append(said(turn_id, ModelReply(draw(texts))))
+        entries.append(reply_entry(turn_id, ModelReply(draw(texts))))
     if ending == "closed":
-        asking = said(turn_id, draw(replies))
-        entries.append(asking)
-        entries += closings(asking, ["unknown"] * len(asking.tool_calls))
+        open_reply = reply_entry(turn_id, draw(replies))
+        entries.append(open_reply)
+        entries += result_entries(open_reply, ["unknown"] * len(open_reply.tool_calls))
     return entries
 
 
@@ -126,7 +126,7 @@ def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
 @given(replies)
 def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply) -> None:
     """Each call has an id that is unique within the reply. PostgreSQL can store every text of the reply."""
-    entry = said(UUID(int=1), reply)
+    entry = reply_entry(UUID(int=1), reply)
     call_ids = [call.id for call in entry.tool_calls]
     assert len(set(call_ids)) == len(call_ids) == len(reply.tool_calls)
     assert all(call_ids)
@@ -138,8 +138,8 @@ def test_a_models_reply_can_be_stored_and_has_unique_call_ids(reply: ModelReply)
 def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[ModelReply]) -> None:
     """A transcript's `steps` and `usage` do not include earlier turns."""
     earlier, present = UUID(int=1), UUID(int=2)
-    entries = [Entry(earlier, Role.USER, "x"), said(earlier, given_replies[0])]
-    entries += [said(present, each) for each in given_replies]
+    entries = [Entry(earlier, Role.USER, "x"), reply_entry(earlier, given_replies[0])]
+    entries += [reply_entry(present, each) for each in given_replies]
     transcript = Transcript(present, entries)
     assert transcript.steps == len(given_replies)
     assert transcript.usage == sum((each.usage or Usage() for each in given_replies), Usage())
@@ -147,6 +147,8 @@ def test_steps_and_usage_are_those_of_the_present_turn(given_replies: list[Model
 
 def test_what_a_provider_gets_back_counts_as_tokens() -> None:
     """Thoughts that are sent back take room in the prompt, although nobody sees them."""
-    bare = said(UUID(int=1), ModelReply("Yes."))
-    thought = said(UUID(int=1), ModelReply("Yes.", opaque=Opaque("x", "y", {"reasoning_content": "hm " * 1_000})))
+    bare = reply_entry(UUID(int=1), ModelReply("Yes."))
+    thought = reply_entry(
+        UUID(int=1), ModelReply("Yes.", opaque=Opaque("x", "y", {"reasoning_content": "hm " * 1_000}))
+    )
     assert thought.token_count > bare.token_count + 900

@@ -105,8 +105,8 @@ class Isolation:
             except Exception:
                 log.exception("a check of the child processes failed; the next one follows")
 
-    def park(self) -> int:
-        """Send SIGTERM to each child, so that the child parks its turn; returns the number of children.
+    def stop_turns(self) -> int:
+        """Send SIGTERM to each child, so that it leaves its turn to a later worker; returns the number of children.
 
         A second call makes the children release their leases and exit.
         """
@@ -116,10 +116,10 @@ class Isolation:
             return len(self._children)
 
     def stop(self) -> None:
-        """Park the turns of all children. Later calls of `run` start no child."""
+        """Stop the turns of all children. Later calls of `run` start no child."""
         with self._lock:
             self._stopping = True
-        self.park()
+        self.stop_turns()
 
     def end(self, within_s: float) -> None:
         """Wait up to `within_s` seconds for the children to end, then kill the remaining children."""
@@ -228,7 +228,7 @@ def _run(session_id: UUID, report: _Report) -> None:
 
 
 def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
-    """Make a signal handler. The first signal parks the turn; the second signal makes the process exit at once."""
+    """Make a signal handler. The first signal stops the turn; the second signal makes the process exit at once."""
     actions = iter((runner.keeper.drain, partial(_exit_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

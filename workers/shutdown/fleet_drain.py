@@ -83,7 +83,7 @@ class FleetDrain:
         self._phase = DrainPhase.DRAINING
         keeper = self._process.runner.keeper
         if self._running() and time.monotonic() >= self._park_at:
-            parked = keeper.park() + self._isolation.park()
+            parked = keeper.stop_turns() + self._isolation.stop_turns()
             self._parked += parked
             log.info("the intake is closed: parks %d turns", parked)
             self._park_at = time.monotonic() + self._settings.shutdown.hard_exit_s

@@ -118,7 +118,7 @@ class Shutdown:
         turns = process.runner.turns() - self._before
         log.info(
             "shutdown, 2 of 4: drained; %d turns finished, %d parked (%.3f s)",
-            turns.settled, turns.parked, self._passed_s(),
+            turns.settled, turns.left, self._passed_s(),
         )  # fmt: skip
         began = time.monotonic()
         flushed = flush(process.runner.keeper.touched(), process.flushers, self._budget.flush_s)
@@ -185,7 +185,7 @@ class Shutdown:
         exit_at = time.monotonic() + within_s
         exit_in(within_s)
         log.error("shutdown: %d sessions are still held: exits with status 1", held)
-        self._isolation.park()
+        self._isolation.stop_turns()
         closing = threading.Thread(target=_close_servers, args=(process,), name="perdure-close", daemon=True)
         closing.start()
         log.error(

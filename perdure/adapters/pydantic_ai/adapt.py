@@ -5,23 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic_ai import Agent as Bare
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets.external import ExternalToolset
 from pydantic_ai.usage import UsageLimits
 
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.own_model import OwnModel
-from perdure.adapters.pydantic_ai.turn import OWN_MODEL, AdaptedTurn
-from perdure.adapters.pydantic_ai.units import Durability
+from perdure.adapters.pydantic_ai.turn import AdaptedTurn
+from perdure.adapters.pydantic_ai.units import OWN_MODEL, Durability
 from perdure.agents import Agent, ErrorMessages
 from perdure.casebank import COMMON
 from perdure.errors import SettingsError
-from perdure.hooks import ApprovalWaiting, Hooks, TurnEnding, TurnStarted
+from perdure.hooks import ApprovalWaiting, Hooks, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted
 from perdure.models.protocol import Model as Own
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
@@ -30,7 +30,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.transcript import Transcript
 
-Deps = Callable[[TurnStarted], Any]
+Deps = Callable[[TurnContext[Any]], Any]
 """Makes the dependencies of a run: a function, `def` or `async def`, of the turn."""
 
 
@@ -39,7 +39,6 @@ class AdaptedAgent(Agent):
     """An agent of pydantic-ai. Made by `adapt`."""
 
     wrapped: Bare[Any, Any] = field(kw_only=True)
-    deps: Deps | None = field(default=None, kw_only=True)
     memory: bool = field(default=True, kw_only=True)
     usage_limits: UsageLimits | None = field(default=None, kw_only=True)
     replaced_model: Model | Own | None = field(default=None, kw_only=True)
@@ -83,6 +82,14 @@ class AdaptedAgent(Agent):
         """The argument `model` of a run."""
         return model if isinstance(model, Model) and model is not self.wrapped.model else None
 
+    def durability(self, given: Model | None) -> Durability:
+        """The capability of a run with the model `given`, or with the agent's own if it is `None`."""
+        return self._durability.with_model(given)
+
+    @cached_property
+    def _durability(self) -> Durability:
+        return _bound(self)
+
 
 def adapt(
     agent: Bare[Any, Any],
@@ -99,6 +106,8 @@ def adapt(
     casebank: str | Literal[False] | None = COMMON,
     before_turn: Hooks[TurnStarted] = (),
     after_turn: Hooks[TurnEnding] = (),
+    before_tool: Hooks[ToolCalling] = (),
+    after_tool: Hooks[ToolCalled] = (),
     on_approval_waiting: Hooks[ApprovalWaiting] = (),
 ) -> AdaptedAgent:
     """An agent of pydantic-ai as an agent of perdure, for the module of `PERDURE_AGENTS`. The agent is not changed.
@@ -117,6 +126,8 @@ def adapt(
         casebank: As for `Agent`.
         before_turn: As for `Agent`.
         after_turn: As for `Agent`.
+        before_tool: As for `Agent`.
+        after_tool: As for `Agent`. A hook receives the text of the result.
         on_approval_waiting: As for `Agent`.
 
     Raises:
@@ -145,6 +156,8 @@ def adapt(
         casebank=casebank,
         before_turn=before_turn,
         after_turn=after_turn,
+        before_tool=before_tool,
+        after_tool=after_tool,
         on_approval_waiting=on_approval_waiting,
         wrapped=agent,
         deps=deps,
@@ -170,15 +183,8 @@ def _check_deps(name: str, agent: Bare[Any, Any], deps: object) -> None:
 
 def _check_durable(made: AdaptedAgent) -> None:
     agent = made.wrapped
-    external = [toolset for toolset in agent.toolsets if isinstance(toolset, ExternalToolset)]
-    if external:
-        raise SettingsError(
-            f"agent {made.name!r} has tools that run outside the agent ({external[0].label}): "
-            "perdure cannot wait for them"
-        )
-    own = {OWN_MODEL: TestModel()} if agent.model is None or made.model is not None else None
     try:
-        bound = Durability(made.name, own)._bind_for_agent(agent)  # noqa: SLF001 (as each run does)
+        bound = _bound(made)
     except UserError as error:
         raise SettingsError(f"agent {made.name!r} cannot be durable: {error}") from error
     if bound.has_units_of_capabilities:
@@ -189,3 +195,10 @@ def _check_durable(made: AdaptedAgent) -> None:
     for toolset in agent.toolsets:
         for name, tool in (getattr(toolset, "tools", None) or {}).items():
             AdaptedTool.of(name, tool.metadata)
+
+
+def _bound(made: AdaptedAgent) -> Durability:
+    """The capability, bound to the agent: scans its capabilities and toolsets."""
+    agent = made.wrapped
+    own = {OWN_MODEL: TestModel()} if agent.model is None or made.model is not None else None
+    return Durability(made.name, own)._bind_for_agent(agent)  # noqa: SLF001 (as pydantic-ai does for a run)

@@ -74,6 +74,7 @@ class AdaptedTool:
     approver: Approver = USER
     timeout_s: float | None = None
     breaker: str | None = None
+    waits_for: str | None = None
     max_result_chars: int = MAX_RESULT_CHARS
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The tool calls of one reply, on the rows of `tool_effects`. All methods run in the turn's thread.
+"""The tool calls of one reply, on the rows of `tool_effects`. The methods run in the turn's thread, unless they say so.
 
 The intents are committed with the reply. A call begins only if this process has just committed its intent, or if the
 ledger shows that it may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect
@@ -6,7 +6,7 @@ class and its probe, as for perdure's own tools (`turns.calls.execute`).
 
 A call that needs a person's decision has no intent. When pydantic-ai has run the other calls of the reply, it asks for
 the decisions; the calls then become `asked`, and the turn waits without a worker. The next run of the agent finds the
-decisions in the ledger.
+decisions in the ledger. Likewise, a call that a client runs waits in its row for the result (`turns.calls.awaited`).
 """
 
 from __future__ import annotations
@@ -19,39 +19,45 @@ from uuid import UUID
 
 from pydantic import ValidationError
 from pydantic_ai.durable_exec import JSON_CODEC, CallToolResult
+from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
-from perdure.adapters.pydantic_ai.messages import Unreadable, storable_json
+from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
-from perdure.database.engine import as_json
-from perdure.errors import PerdureError, loggable
+from perdure.database.engine import Statement, as_json
+from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
-from perdure.text.untrusted import error_summary, load_object, storable
-from perdure.tools.registry import Effect
+from perdure.text.untrusted import cut, error_summary, load_object, storable_json
+from perdure.tools.registry import MAX_RESULT_CHARS, Effect
+from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls import approvals
+from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.ledger import CallLedger
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, effect_rows, recorded_result
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.transcript import Entry
 
 log = logging.getLogger(__name__)
 
-_WAITS = frozenset({"approval_required", "call_deferred"})
+_APPROVAL, _DEFERRED = "approval_required", "call_deferred"
 _NOT_RUN = "Error: this call was not run."
 _DONE = frozenset({"tool_return", "tool_content_result"})
 
 
 class Undecided(Exception):
     """A person can still decide about a call of the reply."""
+
+
+class Unanswered(Exception):
+    """A call of the reply waits for the result of a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def returned(value: Any) -> dict[str, Any]:
 
 
 class Calls:
-    """The calls of the message `asking`. `names` are the ids by which pydantic-ai knows them, in their order."""
+    """The calls of the message `open_reply`. `names` are the ids by which pydantic-ai knows them, in their order."""
 
     def __init__(  # noqa: PLR0917 (the parts of a turn)
         self,
@@ -84,16 +90,16 @@ class Calls:
         tenure: Tenure,
         agent: Agent,
         variables: VariableSet,
-        asking: Entry,
+        open_reply: Entry,
         parts: Sequence[ToolCallPart],
         planned: Mapping[int, Planned],
     ) -> None:
-        self.asking = asking
+        self.open_reply = open_reply
         self._runtime = runtime
         self._tenure = tenure
         self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
         self._planned = dict(planned)
-        hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
+        self._hooks = hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
         self._ledger = CallLedger(runtime, tenure)
         self._executor = CallExecutor(
             runtime, tenure, tenure.at_hand, hooks=hooks, ledger=self._ledger, variables=variables
@@ -101,6 +107,8 @@ class Calls:
         self._rows: dict[int, Row[Any]] = {}
         self._fresh: set[int] = set()
         """The positions of calls whose intents this process has just committed, and that have not begun."""
+        self._begun_here: set[int] = set()
+        """The positions of calls that this process has begun. A wrapper of a toolset may run a call again."""
         self._repeated: set[int] = set()
         self._statuses: dict[int, str] = {}
         self._texts: dict[int, str] = {}
@@ -125,10 +133,11 @@ class Calls:
 
     def read(self) -> float:
         """Read the rows, which an earlier worker may have written; returns the seconds until all can be decided."""
-        self._rows = self._read()
+        self._rows = self.rows()
         for position, row in self._rows.items():
             self._planned[position] = replace(self._planned_at(position), effect_id=row.effect_id)
-        return max((row.undecided_s for row in self._rows.values() if row.status == "intended"), default=0.0)
+        begun = [row for row in self._rows.values() if row.status == "intended" and row.waits_for is None]
+        return max((row.undecided_s for row in begun), default=0.0)
 
     def results(self, texts: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[Result]]:
         """The text of each call, and the results for the rows. `texts` has what pydantic-ai tells the model."""
@@ -160,12 +169,15 @@ class Calls:
             self._lost[position] = UNKNOWN_OUTCOME if row.status == "intended" else row.result or ""
         return self._planned[missing[0]].call.name if missing else None
 
-    def begin(self, name: str, definition: ToolDefinition | None, *, approved: bool) -> Begin | Recorded:
+    def begin(  # noqa: PLR0911 (a table)
+        self, name: str, arguments: Mapping[str, Any], definition: ToolDefinition | None, *, approved: bool
+    ) -> Begin | Recorded:
         """Begin the call that pydantic-ai knows as `name`, or return its result. `approved`: a person approved it.
+
+        A call that this process has begun before begins again, with the same row: its tool's last result counts.
 
         Raises:
             LeaseLost: another worker has the session.
-            LookupError: the reply has no such call.
             Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
@@ -174,14 +186,19 @@ class Calls:
             return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
         if definition is not None and planned.tool is None:
             tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
-            self._planned[position] = planned = replace(planned, tool=tool)
+            planned = replace(planned, tool=tool)
+        self._planned[position] = planned = replace(planned, arguments=dict(arguments))
         if position in self._fresh:
             self._fresh.discard(position)
             return self._begun(planned)
-        if row is None:
-            raise LookupError(f"the call {name} of {planned.call.name} began twice")
+        if row is not None and row.status == "intended" and row.waits_for is not None:
+            return Recorded(row.payload)
+        if row is None or position in self._begun_here:
+            self._statuses.pop(position, None)
+            self._ledger.extend(planned, queries.REPEAT)
+            return self._begun(planned)
         if row.approver is not None and not approved:
-            return Recorded({"kind": "approval_required"} if row.payload is None else row.payload)
+            return Recorded({"kind": _APPROVAL} if row.payload is None else row.payload)
         if row.status != "intended":
             self._statuses[position] = row.status
             return Recorded(self._recorded(row))
@@ -204,14 +221,44 @@ class Calls:
             return Recorded(returned(text))
         return self._decided(position, effect, message)
 
-    def finish(self, position: int, payload: Any) -> None:
-        """Record the result of a call, if other calls of the reply may outlast it."""
-        kind = payload.get("kind") if isinstance(payload, dict) else None
-        if kind in _WAITS:
+    def check_call(self, position: int) -> dict[str, Any] | None:
+        """Call the `before_tool` hooks, in a thread of the call; returns the result of a call that one rejects."""
+        try:
+            self._hooks.check_call(self._planned[position])
+        except ToolError as error:
+            return _refused(error)
+        return None
+
+    def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
+        """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
+        if payload.get("kind") not in _DONE:
+            return payload
+        planned, text = self._planned[position], _text(payload)
+        longest = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
+        if len(text) > longest and not _has_file(payload):
+            text = cut(text, longest)
+            payload = returned(text)
+        try:
+            self._hooks.check_result(planned, text)
+        except ToolError as error:
+            return _refused(error)
+        return payload
+
+    def finish(self, position: int, payload: dict[str, Any]) -> None:
+        """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.
+
+        Raises:
+            LeaseLost: the call is deferred, and another worker has the session.
+        """
+        kind = payload.get("kind")
+        if kind == _APPROVAL:
+            return
+        if kind == _DEFERRED:
+            planned = self._planned[position]
+            self._wait(queries.DEFER, [self._row(position, planned.runnable, storable_json(payload))])
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
-        found = storable_json(payload.get("result") if status == "done" else payload.get("message"))
-        self._texts[position] = text = found if isinstance(found, str) else as_json(found)
+        self._texts[position] = text = _text(payload)
         if len(self._positions) > 1:
             self._record(position, status, text, payload)
 
@@ -221,25 +268,45 @@ class Calls:
         self._record(position, "failed", error_summary(error), None)
 
     def decide(self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]) -> DeferredToolResults:
-        """The decisions about calls that wait for a person.
+        """The decisions about calls that wait for a person, and the results of calls that a client runs.
 
         Raises:
             Undecided: a call can still be decided.
+            Unanswered: a call has no result yet.
             LeaseLost: another worker has the session.
         """
-        self._rows = self._read()
+        self._rows = self.rows()
+        external = [part for part in requests.calls if self._positions[part.tool_call_id] not in self._rows]
+        if external:
+            self._wait(
+                queries.DEFER,
+                [self._row(self._positions[part.tool_call_id], _declared(part, definitions)) for part in external],
+            )
+            self._rows = self.rows()
         asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part)]
         if asked:
-            self._ask(asked)
+            self._wait(queries.ASK, asked)
             raise Undecided
+        try:
+            answers = {part.tool_call_id: self._answer(part) for part in requests.calls}
+        except Unanswered:
+            if any(row.status == "asked" and row.undecided_s > 0 for row in self._rows.values()):
+                raise Undecided from None
+            raise
         statuses = {row.status for row in self._rows.values()}
         if statuses & approvals.UNBEGUN:
             self._begin_approved()
         decisions = {part.tool_call_id: self._decision(part) for part in requests.approvals}
-        return requests.build_results(approvals=decisions)
+        return requests.build_results(approvals=decisions, calls=answers)
 
     @property
-    def asks(self) -> bool:
+    def waits(self) -> bool:
+        """Whether a call waits for a client."""
+        rows = self.rows().values()
+        return any(row.status == "intended" and row.waits_for is not None for row in rows)
+
+    @property
+    def runs_tools(self) -> bool:
         """Whether each call of the reply is one of a tool that acts: no call is the run's output."""
         return len(self._planned) == len(self._positions)
 
@@ -254,37 +321,35 @@ class Calls:
             self._record(position, "failed", "this call was not run.", None)
         self._fresh = set()
 
-    def rows(self) -> dict[int, Row[Any]]:
-        """The rows of the calls, by position."""
-        return self._read()
-
     def _must_ask(self, part: ToolCallPart) -> bool:
         row = self._rows.get(self._positions[part.tool_call_id])
         return row is None or (row.status == "intended" and row.approver is None)
 
     def _to_ask(self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> dict[str, Any]:
-        position = self._positions[part.tool_call_id]
-        found = definitions.get(part.tool_name)
-        tool = AdaptedTool.of(part.tool_name, None if found is None else found.metadata)
-        arguments = part.args_as_json_str()
-        row = self._rows.get(position)
+        tool = _declared(part, definitions)
+        row = self._row(self._positions[part.tool_call_id], tool)
+        return {**row, "approver": tool.approver_of(_object(part.args_as_json_str()))}
+
+    def _row(self, position: int, tool: RunnableTool, payload: Any = None) -> dict[str, Any]:
+        """The row of a call that waits."""
+        known = self._rows.get(position) or self._planned.get(position)
         return {
-            "effect_id": new_id(self._runtime.clock) if row is None else row.effect_id,
+            "effect_id": new_id(self._runtime.clock) if known is None else known.effect_id,
             "position": position,
-            "tool": part.tool_name,
-            "arguments": self.asking.tool_calls[position].arguments,
+            "tool": tool.name,
+            "arguments": self.open_reply.tool_calls[position].arguments,
             "effect": tool.effect,
-            "approver": tool.approver_of(_object(arguments)),
+            "payload": payload,
         }
 
-    def _ask(self, calls: Sequence[Mapping[str, Any]]) -> None:
+    def _wait(self, statement: Statement, calls: Sequence[Mapping[str, Any]]) -> None:
         rows = self._runtime.database.run(
-            queries.ASK,
+            statement,
             {
                 **self._tenure.fenced,
                 "lease_s": self._tenure.lease_s,
                 "turn_id": self._tenure.at_hand.turn_id,
-                "message_seq": self.asking.seq,
+                "message_seq": self.open_reply.seq,
                 "expires_s": self._runtime.settings.approval.expires_s,
                 "calls": as_json(list(calls)),
             },
@@ -298,13 +363,30 @@ class Calls:
             for position, row in self._rows.items()
             if row.status in approvals.UNBEGUN
         }
-        if not self._ledger.begin(self.asking.seq or 0, list(unbegun.values())):
+        if not self._ledger.begin(self.open_reply.seq or 0, list(unbegun.values())):
             raise Undecided
-        self._rows = self._read()
+        self._rows = self.rows()
         for position, planned in unbegun.items():
             if self._rows[position].status == "intended":
                 self._planned[position] = planned
                 self._fresh.add(position)
+
+    def _answer(self, part: ToolCallPart) -> Any:
+        """The result of a call that a client runs, as pydantic-ai takes it.
+
+        Raises:
+            Unanswered: there is none yet.
+        """
+        position = self._positions[part.tool_call_id]
+        row = self._rows[position]
+        found: Result | Planned | None = recorded_result(position, row)
+        if row.status == "intended":
+            turn = self._tenure.at_hand
+            found = awaited.resume(self._runtime, self._tenure, turn, row, self._planned_at(position))
+        if not isinstance(found, Result):
+            raise Unanswered
+        self._statuses[position] = found.status
+        return ToolFailed(row.result or "") if found.status == "failed" else found.text
 
     def _decision(self, part: ToolCallPart) -> ToolApproved | ToolDenied:
         position = self._positions[part.tool_call_id]
@@ -312,14 +394,14 @@ class Calls:
         if row.status == "denied":
             self._statuses[position] = "denied"
             return ToolDenied(row.result or approvals.DENIED)
-        edited = row.arguments != self.asking.tool_calls[position].arguments
+        edited = row.arguments != self.open_reply.tool_calls[position].arguments
         return ToolApproved(override_args=_object(row.arguments) if edited else None)
 
     def _planned_at(self, position: int) -> Planned:
         return self._planned.get(position) or self._plan(position, None)
 
     def _plan(self, position: int, tool: AdaptedTool | None) -> Planned:
-        call = self.asking.tool_calls[position]
+        call = self.open_reply.tool_calls[position]
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
 
     def _timeout_s(self, position: int) -> float:
@@ -329,6 +411,7 @@ class Calls:
 
     def _begun(self, planned: Planned) -> Begin:
         now = self._runtime.clock.monotonic()
+        self._begun_here.add(planned.position)
         if not self._tenure.still_valid() or now >= self._ledger.until(planned):
             self._ledger.extend(planned)
         left_s = self._ledger.until(planned) - now
@@ -353,20 +436,7 @@ class Calls:
         return Recorded(returned(UNKNOWN_OUTCOME if message is None else f"{message}\n{UNKNOWN_OUTCOME}"))
 
     def _record(self, position: int, status: str, text: str, payload: Any) -> None:
-        try:
-            self._runtime.database.run(
-                queries.FINISH,
-                {
-                    "effect_id": self._planned[position].effect_id,
-                    "status": status,
-                    "result": storable(text),
-                    "payload": None if payload is None else as_json(storable_json(payload)),
-                },
-            )
-        except PerdureError as error:
-            # The turn still has the result, and commits it with the step.
-            name = self._planned[position].call.name
-            log.warning("the result of tool %s was not recorded in its effect row: %s", name, loggable(error))
+        self._executor.record(self._planned[position], status, text, payload=storable_json(payload))
 
     def _recorded(self, row: Row[Any]) -> Any:
         """The result of a call that has ended, as JSON values of a `CallToolResult`.
@@ -387,9 +457,31 @@ class Calls:
         text = row.result or ""
         return returned(text) if row.status == "done" else {"kind": "tool_failed", "message": text}
 
-    def _read(self) -> dict[int, Row[Any]]:
-        given = {"turn_id": self._tenure.at_hand.turn_id, "message_seq": self.asking.seq}
-        return {row.position: row for row in self._runtime.database.run(queries.CALLS, given)}
+    def rows(self) -> dict[int, Row[Any]]:
+        """The rows of the calls, by position."""
+        return effect_rows(self._runtime.database, self._tenure.at_hand.turn_id, self.open_reply)
+
+
+def _text(payload: Mapping[str, Any]) -> str:
+    """The text of a `CallToolResult`: of what the tool returned, or of its error."""
+    found = storable_json(payload.get("result") if payload.get("kind") in _DONE else payload.get("message"))
+    return found if isinstance(found, str) else as_json(found)
+
+
+def _has_file(value: Any) -> bool:
+    """Whether JSON values have a file of pydantic-ai, such as an image, which half of would be no file."""
+    if isinstance(value, list):
+        return any(map(_has_file, value))
+    return isinstance(value, dict) and (value.get("kind") == "binary" or any(map(_has_file, value.values())))
+
+
+def _refused(error: ToolError) -> dict[str, Any]:
+    return {"kind": "tool_failed", "message": error.message}
+
+
+def _declared(part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> AdaptedTool:
+    found = definitions.get(part.tool_name)
+    return AdaptedTool.of(part.tool_name, None if found is None else found.metadata)
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ These names are stored data: a test pins them. Instructions are not stored, beca
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -42,8 +41,8 @@ from pydantic_core import to_jsonable_python
 
 from perdure.models import endings
 from perdure.models.protocol import Attachment, Message, ModelReply, Opaque, Role, ToolCall, Usage
-from perdure.text.untrusted import storable
-from perdure.turns.transcript import Entry, said
+from perdure.text.untrusted import storable, storable_json
+from perdure.turns.transcript import Entry, reply_entry
 
 ENDPOINT = "pydantic-ai"
 """The endpoint in `opaque`, so that no wire sends these parts."""
@@ -68,7 +67,7 @@ def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterabl
         response.finish_reason or endings.STOP,
         opaque=_opaque({RESPONSE: record}),
     )
-    return made, said(turn_id, made, frozenset(taken))
+    return made, reply_entry(turn_id, made, frozenset(taken))
 
 
 def with_requests(entry: Entry, requests: Sequence[ModelMessage]) -> Entry:
@@ -224,16 +223,3 @@ def _without_instructions(message: ModelMessage) -> ModelMessage:
 
 def _opaque(parts: dict[str, Any]) -> Opaque:
     return Opaque(ENDPOINT, __version__, storable_json(parts))
-
-
-def storable_json(value: Any) -> Any:
-    """The JSON values of `value` as PostgreSQL stores them: without NUL, lone surrogates, NaN and infinities."""
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [storable_json(each) for each in value]
-    if isinstance(value, dict):
-        return {storable(name): storable_json(each) for name, each in value.items()}
-    return value

@@ -35,7 +35,7 @@ from perdure.models import endings
 from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, Opaque, Role, ToolCall, ToolSchema
 from perdure.models.protocol import Model as Own
 from perdure.models.protocol import ModelRequest as Request
-from perdure.turns.transcript import said
+from perdure.turns.transcript import reply_entry
 
 _OPAQUE = "perdure"
 _FINISHES = {endings.STOP: "stop", endings.TOOL_CALLS: "tool_call", endings.LENGTH: "length"}
@@ -95,7 +95,7 @@ class OwnModel(Model[Any]):
         """The response of pydantic-ai for a reply."""
         text = [TextPart(reply.content)] if reply.content else []
         # pydantic-ai tells the calls of a reply apart by their ids.
-        named = said(UUID(int=0), reply).tool_calls
+        named = reply_entry(UUID(int=0), reply).tool_calls
         calls = [ToolCallPart(call.name, call.arguments, tool_call_id=call.id) for call in named]
         reason = endings.normalized(reply.stop_reason)
         return ModelResponse(

@@ -1,34 +1,10 @@
-"""The statements of the tool calls of adapted agents, on the rows of `tool_effects`."""
+"""The statements of the tool calls of adapted agents that native calls do not need, on the rows of `tool_effects`."""
 
 from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
-
-# Records the result of a call, with its JSON form. Not fenced, as `turns.finish_effect`.
-FINISH = Statement(
-    "turns.finish_unit",
-    """
-    UPDATE tool_effects
-    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, payload = %(payload)s::jsonb, finished_at = perdure_now()
-    WHERE effect_id = %(effect_id)s AND finished_at IS NULL
-    """,
-)
-
-# As `turns.effects_of_step`, with the JSON form of the results.
-CALLS = Statement(
-    "turns.units_of_step",
-    """
-    SELECT effect_id, position, arguments, effect, status, result, payload, approver,
-           extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
-    FROM tool_effects
-    WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
-    ORDER BY position
-    """,
-    writes=False,
-)
 
 # Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else.
 ASK = Statement(
@@ -53,5 +29,47 @@ ASK = Statement(
         WHERE tool_effects.status = 'intended'
     )
     SELECT session_id FROM fenced
+    """,  # noqa: S608 (constants)
+)
+
+# Makes a call wait for a client. It may have begun: its tool then deferred it, and `payload` has what the tool said.
+DEFER = Statement(
+    "turns.defer_call",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
+        RETURNING session_id
+    ), deferred AS (
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, waits_for,
+                                  payload, intended_at, decide_at)
+        SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'intended',
+               'client', e.payload, perdure_now(), perdure_now() + make_interval(secs => %(expires_s)s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS e (
+            effect_id uuid, position int, tool text, arguments text, effect text, payload jsonb)
+        ON CONFLICT (effect_id) DO UPDATE
+        SET waits_for = 'client', payload = excluded.payload, intended_at = excluded.intended_at,
+            decide_at = excluded.decide_at
+        WHERE tool_effects.status = 'intended' AND tool_effects.finished_at IS NULL
+    )
+    SELECT session_id FROM fenced
+    """,  # noqa: S608 (constants)
+)
+
+# Begins a call again within its own tool, which a wrapper of the toolset repeats. The result of the last run counts.
+REPEAT = Statement(
+    "turns.repeat_effect",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+        WHERE {HELD}
+        RETURNING session_id
+    )
+    UPDATE tool_effects
+    SET status = 'intended', result = NULL, payload = NULL, finished_at = NULL, intended_at = perdure_now(),
+        decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
+    FROM fenced
+    WHERE effect_id = %(effect_id)s
+    RETURNING effect_id
     """,  # noqa: S608 (constants)
 )

@@ -1,7 +1,7 @@
 """The steps of a turn of an adapted agent: pydantic-ai decides what comes next, and the turn commits it.
 
-`AdaptedTurn.run` is called by the loop (`turns.run.loop`) like `Turn.run`, and returns the same outcomes. It runs the
-agent on the event loop and serves its jobs in the turn's thread:
+For the loop (`turns.run.loop`), a turn like any other. A step runs the agent on the event loop, and serves its jobs in
+the thread of the turn:
 
     before a model request    commit the results of the previous round, or the reply that the agent rejected; stop here
                               if the turn must stop
@@ -20,6 +20,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -40,57 +41,54 @@ from pydantic_ai.usage import RunUsage
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
-from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Undecided
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
-from perdure.adapters.pydantic_ai.units import Body, Durability, current
+from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
-    BudgetExhausted,
     ContentFiltered,
+    ContextTooLong,
+    GuardRejected,
     OutcomeUnknown,
     PerdureError,
     ProviderError,
     SettingsError,
     ToolError,
     Unavailable,
+    loggable,
 )
-from perdure.events.writer import TurnEvents
 from perdure.files.kinds import IMAGES, PDF
-from perdure.hooks import TurnStarted
 from perdure.ids import new_id
-from perdure.models import endings
+from perdure.models import endings, prices
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelCall, Role, read_by
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
-from perdure.settings import OnUnavailable
+from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import storable
 from perdure.tools import around
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import Result
-from perdure.turns.lease import wait_for_model
-from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.calls.run_calls import Interrupted
+from perdure.turns.lease.tenure import Tenure
 from perdure.turns.outcome import (
     AwaitsCalls,
     AwaitsDecision,
-    AwaitsModel,
-    Cancelled,
     Ending,
     Failed,
     Lacking,
     Outcome,
-    Parked,
     Replied,
 )
-from perdure.turns.prompt.build import build
-from perdure.turns.prompt.files import FileLimits
-from perdure.turns.prompt.files import messages as messages_of_prompt
+from perdure.turns.prompt.build import build, halved, within_window
+from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.parts import latest
-from perdure.turns.run.commit import Step, commit_step
-from perdure.turns.run.turn_hooks import TurnHooks
-from perdure.turns.run.verdict import closings, misconfigured, out_of_time
+from perdure.turns.run.call_model import MOST_HALVINGS
+from perdure.turns.run.commit import Step
+from perdure.turns.run.loop import Turn
+from perdure.turns.run.verdict import misconfigured, result_entries
 from perdure.turns.transcript import Entry, Transcript
 
 if TYPE_CHECKING:
@@ -98,37 +96,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OWN_MODEL = "perdure"
-"""The name by which pydantic-ai knows a model that is not the agent's own."""
+
+class _Lacks(Exception):  # raised by a job, to unwind the run
+    """This worker lacks something that the turn needs."""
 
 
-class _Stopped(Exception):  # raised by a job, to unwind the run
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__("the turn stops")
-        self.outcome = outcome
+class _Rejected(Exception):  # raised by the run
+    """The function `deps` failed, and with it the turn."""
+
+    def __init__(self, error: PerdureError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
-class AdaptedTurn:
-    """The steps of the turn at hand of an adapted agent. Begins after the last step in `transcript`."""
+class AdaptedTurn(Turn):
+    """A turn of an adapted agent. A step is a run of the agent: its jobs commit, and its result ends the turn."""
+
+    case_ids: tuple[str, ...] = ()
+    _called_at_s = 0.0
+    _agent: AdaptedAgent
 
     def __init__(
         self, runtime: Runtime, tenure: Tenure, agent: AdaptedAgent, transcript: Transcript, variables: VariableSet
     ) -> None:
-        settings = runtime.settings.turn
-        self.transcript = transcript
-        self.case_ids: tuple[str, ...] = ()
-        self._runtime = runtime
-        self._tenure = tenure
-        self._row = tenure.at_hand
-        self._agent = agent
-        self._variables = variables
-        self._max_steps = agent.max_steps or settings.max_steps
-        self._timeout_s = agent.timeout_s or settings.timeout_s
-        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
-        committed = sum(entry.seq is not None for entry in transcript.present)
-        place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
-        self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
-        self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
+        super().__init__(runtime, tenure, agent, transcript, variables)
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
@@ -140,105 +131,100 @@ class AdaptedTurn:
         self._calls: Calls | None = None
         self._definitions: Mapping[str, ToolDefinition] = {}
         self._tool_error: Exception | None = None
-        if self._row.cancel_requested_at is not None:
-            tenure.cancel(self._row.turn_id)
+        self._model_error: tuple[Exception | None, Exception | None] = (None, None)
+        """The last error of the model as the run sees it, and as perdure knows it."""
+        self._limits = within_window(runtime.settings.memory, prices.window(self._model_name, runtime.settings))
+        self._halvings = 0
+        self._too_long: ContextTooLong | None = None
+        self._size: tuple[int, str | None] = (0, None)
+        self._tokens = 0
+        self._fallback_waits = False
 
-    def run(self) -> Outcome:
-        """Run the agent until the turn ends or stops. May be called again if the turn goes on after a stop.
+    def _step(self) -> Outcome | None:
+        """Run the agent until the turn ends or stops.
 
         Raises:
-            LeaseLost: another worker has the session.
-            Unavailable: the database cannot be reached; the transcript must be read again.
+            CallAborted, Interrupted: the turn must stop.
+            PerdureError: the model failed.
         """
-        self._events.state("running")
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
-        outcome = self._before_first_step() or self._why_stop() or self._perform()
-        if isinstance(outcome, Ending):
-            self._close_unbegun()
-            outcome = self._hooks.after(outcome)
-            if isinstance(outcome, Failed):
-                self._events.rewind()
-        return outcome
-
-    def _close_unbegun(self) -> None:
-        if self._calls is not None:  # the run ended in the middle of a round
-            self._calls.close_unbegun()
-
-    def announce(self, outcome: Outcome) -> None:
-        """Tell those who follow the turn that it waits."""
-        if isinstance(outcome, AwaitsDecision):
-            self._events.state("waiting_approval")
-        elif isinstance(outcome, AwaitsCalls):
-            self._events.state("parked")
-
-    def _before_first_step(self) -> Failed | AwaitsModel | None:
-        """As `Turn`: wait behind older turns that wait for the model, and call the hooks before a turn."""
-        stopping = self._tenure.stopping.is_set()
-        may_wait = self._may_park and not stopping and self.transcript.asking() is None
-        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
-            busy = ProviderError("Earlier turns wait for the model.", transient=True)
-            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
-        uncommitted = self.transcript.uncommitted
-        if not self._agent.before_turn or not uncommitted or stopping:
-            return None
-        failed = self._hooks.before()
-        if failed is None:
-            self._commit(Step(uncommitted))
-        return failed
-
-    def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        if self._tenure.lost:
-            raise LeaseLost
-        if self._tenure.cancelled:
-            return Cancelled()
-        if self._tenure.draining:
-            return Parked()
-        if self._tenure.spent_s >= self._timeout_s:
-            return Failed(out_of_time(self._timeout_s))
-        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
-            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
-        return None
-
-    def _perform(self) -> Outcome:  # noqa: PLR0911 (one return a way to end)
         try:
-            prompt, history = self._read_history()
-            instructions = self._recalled()
+            given = self._given()
             self._resume()
-            work = contextvars.copy_context().run(lambda: lambda: self._run_agent(prompt, history, instructions))
+            work = contextvars.copy_context().run(lambda: lambda: self._run_agent(*given))
             self._tenure.step_within(self._timeout_s)
             found = self._thread.run(work, self._tenure)
-            return Cancelled() if found is None else self._conclude(found)
+            return None if found is None else self._conclude(found)
         except messages.Unreadable:
             return Lacking("a version of pydantic-ai that reads the turn's messages")
+        except _Lacks as error:
+            return Lacking(str(error))
         except Undecided:
             return self._announce_waiting()
-        except _Stopped as stopped:
-            return stopped.outcome
-        except CallAborted:
-            return self._why_stop() or Failed(ProviderError("The model broke off its answer."))
-        except (LeaseLost, Unavailable):
-            raise
-        except (UserError, SettingsError):
-            log.exception("turn %s: its agent cannot run", self._row.turn_id)
-            return Failed(misconfigured())
-        except Exception as error:  # noqa: BLE001 (raised again unless the model caused it)
+        except Unanswered:
+            return self._awaits_client()
+        except Exception as error:  # noqa: BLE001 (raised again unless the agent caused it)
             return self._failed(error)
 
-    def _failed(self, error: Exception) -> Outcome:
-        """The outcome for an error that ended the run.
+    def _failed(self, error: Exception) -> Failed | AwaitsCalls | None:
+        """The outcome for an error that ended the run, if it is no failure of the model; `None`: the agent runs again.
 
         Raises:
+            PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
-        if isinstance(error, Aborted) and (why := self._why_stop()) is not None:
-            return why
-        found = errors.of_run(error)
-        if found is None:
-            raise error
-        return self._wait_for_model(found) or Failed(found)
+        if isinstance(error, UserError) and self._calls is not None and self._calls.waits:
+            return self._awaits_client()  # an approved call was deferred, for which no handler is asked again
+        if isinstance(error, _Rejected):
+            return Failed(error.error)
+        if isinstance(error, UserError | SettingsError):
+            log.error("turn %s: its agent cannot run", self._row.turn_id, exc_info=error)
+            return Failed(misconfigured())
+        if isinstance(error, Aborted) and self._tenure.stopping.is_set():
+            raise Interrupted from error
+        raised, known = self._model_error
+        found = known if error is raised and known is not None else errors.of_run(error)
+        if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
+            log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
+            self._events.rewind()
+            self._halvings += 1
+            self._too_long = found
+            return None
+        raise found or error
+
+    def _given(self) -> tuple[str | None, list[ModelMessage], str | None]:
+        """The prompt, the messages before it, and the instructions of a run: smaller ones after one was too long.
+
+        Raises:
+            ContextTooLong: half of the budgets leaves nothing out.
+        """
+        if self._too_long is not None:
+            self._limits = halved(self._limits, self._tokens)
+        prompt, history = self._read_history()
+        instructions = self._recalled()
+        size = (len(history), instructions)
+        if self._too_long is not None and size == self._size:
+            if not self._fallback_waits:
+                raise self._too_long
+            self._halvings = MOST_HALVINGS  # the same prompt, for the fallback
+        entries = (entry for turn in self.transcript.turns for entry in turn)
+        self._tokens = sum(entry.token_count for entry in entries) + estimate_tokens(instructions or "")
+        self._too_long, self._size = None, size
+        return prompt, history, instructions
+
+    def _awaits_client(self) -> AwaitsCalls:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
+            raise LookupError("no call waits for a client")
+        return AwaitsCalls(open_reply.seq or 0, ())
+
+    def _end(self, ending: Ending) -> Ending:
+        if self._calls is not None:  # the run ended in the middle of a round
+            self._calls.close_unbegun()
+        return super()._end(ending)
 
     # --- the run, on the event loop ---------------------------------------------------------
 
@@ -248,7 +234,6 @@ class AdaptedTurn:
         current.set(self)
         async with around.surrounded_coroutine():
             given = self._agent.given_model(self._model)
-            own = None if given is None else {OWN_MODEL: given}
             return await self._agent.wrapped.run(
                 prompt,
                 message_history=history,
@@ -259,16 +244,28 @@ class AdaptedTurn:
                 model_settings=_without_retries,
                 usage=self._usage(),
                 usage_limits=self._agent.usage_limits,
-                capabilities=[ReinjectSystemPrompt(), Durability(self._agent.name, own)],
+                capabilities=[ReinjectSystemPrompt(), self._agent.durability(given)],
                 infer_name=False,
             )
 
     async def _deps(self) -> Any:
+        """The dependencies of the run. A factory has the time limit of a hook, and fails the turn as a required one.
+
+        Raises:
+            _Rejected: the factory failed.
+        """
         factory = self._agent.deps
         if factory is None:
             return None
-        found = await anyio.to_thread.run_sync(factory, self._started())
-        return await found if asyncio.iscoroutine(found) else found
+        try:
+            async with asyncio.timeout(self._runtime.settings.turn.hook_timeout_s):
+                found = await anyio.to_thread.run_sync(factory, self._hooks.seen(), abandon_on_cancel=True)
+                return await found if asyncio.iscoroutine(found) else found
+        except PerdureError as error:
+            raise _Rejected(error) from error
+        except Exception as error:
+            log.exception("turn %s: the function deps of its agent failed", self._row.turn_id)
+            raise _Rejected(GuardRejected("A guard of this installation refused this.")) from error
 
     async def request_model(
         self,
@@ -297,13 +294,15 @@ class AdaptedTurn:
             raise found
         return found
 
-    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+    async def call_tool(
+        self, body: Body, arguments: Mapping[str, Any], context: RunContext[Any], definition: ToolDefinition | None
+    ) -> Any:
         """Run one tool call, or return its recorded result; see `units.Run`."""
         name, calls = context.tool_call_id, self._calls
         if name is None or calls is None:
             raise UserError("perdure runs a tool only for a call of a model's reply")
         approved = bool(context.tool_call_approved)
-        found = await self._thread.do(lambda: calls.begin(name, definition, approved=approved))
+        found = await self._thread.do(lambda: calls.begin(name, arguments, definition, approved=approved))
         while isinstance(found, Begin):
             found = await self._attempt(calls, body, found)
         return found.payload
@@ -312,7 +311,7 @@ class AdaptedTurn:
         """Run the tool once, for at most the time that is left for the call."""
         position = begun.position
         running.set(begun.effect_id)
-        task = asyncio.ensure_future(_contained(body))
+        task = asyncio.ensure_future(_contained(partial(self._hooked, calls, position, body)))
         running.set(None)
         try:
             await asyncio.wait({task}, timeout=begun.left_s)
@@ -337,11 +336,18 @@ class AdaptedTurn:
         await self._thread.do(lambda: calls.finish(position, payload))
         return Recorded(payload)
 
+    async def _hooked(self, calls: Calls, position: int, body: Body) -> Any:
+        """Run the tool between the agent's hooks."""
+        refused = await anyio.to_thread.run_sync(calls.check_call, position) if self._agent.before_tool else None
+        if refused is not None:
+            return refused
+        return await anyio.to_thread.run_sync(calls.check_result, position, await body())
+
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person; see `units.Run`."""
+        """The answers for calls that wait for a person or a client; see `units.Run`."""
         calls = self._calls
-        if calls is None or requests.calls:
-            raise UserError("perdure cannot wait for a call that is answered outside the agent")
+        if calls is None:
+            raise UserError("perdure waits only for calls of a model's reply")
         return await self._thread.do(lambda: calls.decide(requests, self._definitions))
 
     def delta(self, text: str) -> None:
@@ -361,14 +367,16 @@ class AdaptedTurn:
     ) -> Any:
         """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
         self._commit_round(context.messages, parameters)
-        if (why := self._why_stop()) is not None:
-            raise _Stopped(why)
+        if self._why_stop() is not None:
+            raise Interrupted
         try:
             payload = self._respond(start, messages, settings, parameters, context)
         except CallAborted:
             raise
         except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
-            return errors.as_raised(error)
+            raised = errors.as_raised(error)
+            self._model_error = raised, error
+            return raised
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
@@ -386,6 +394,7 @@ class AdaptedTurn:
         self._called_at_s = self._tenure.spent_s
         limit_s = max(self._timeout_s - self._called_at_s, 0.001)
         call = ModelCall(runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
         model = _unwrapped(context.model)
         with self._tenure.calling(call):
@@ -394,6 +403,8 @@ class AdaptedTurn:
                     reply = model.own.respond(model.prompt(messages, settings, parameters), call)
                 except Unavailable as error:
                     raise ProviderError(error.message) from error
+                finally:
+                    self._fallback_waits = call.fallback_waits
                 return JSON_CODEC.dump(ModelResponse, model.response(reply))
             with call.part(runtime.settings.model_timeout_s) as part:
                 window = CallWindow(part, wait_within)
@@ -437,7 +448,7 @@ class AdaptedTurn:
         """Commit the results of the open calls, or the reply that the agent rejected."""
         lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
         if lacking is not None and not self._tenure.overdue:
-            raise _Stopped(Lacking(f"the tool {lacking!r} of the agent {self._agent.name!r}"))
+            raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
         entries, results = self._round(messages.last_requests(known))
         if entries:
             self._commit(Step([*self.transcript.uncommitted, *entries], results=results))
@@ -451,7 +462,7 @@ class AdaptedTurn:
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
-        entries = closings(calls.asking, texts)
+        entries = result_entries(calls.open_reply, texts)
         return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
 
     def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
@@ -468,11 +479,10 @@ class AdaptedTurn:
             return
         refusal = why_calls_do_not_run(made)
         if refusal is not None:  # `units.Durability` rejects the reply
-            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
-            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._refuse(reply, refusal)
             return
         if self._tenure.draining:
-            raise _Stopped(Parked())  # no time is left to run the tools: without a commit, the model is asked again
+            raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
         self._definitions = {each.name: each for each in parameters.function_tools}
         planned = {
             position: self._plan(position, reply, self._definitions[call.name])
@@ -481,12 +491,12 @@ class AdaptedTurn:
         }
         intents = [each.intent() for each in planned.values()]
         # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
-        asks = all(call.name in self._definitions for call in reply.tool_calls)
-        at = self._commit(Step([*self.transcript.uncommitted, reply], asks=asks, intents=intents))
-        asking = self.transcript.asking()
-        if asking is None:
+        runs_tools = all(call.name in self._definitions for call in reply.tool_calls)
+        at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents))
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             raise LookupError("the committed reply has no open calls")
-        self._calls = self._made_calls(asking, response, planned)
+        self._calls = self._made_calls(open_reply, response, planned)
         self._calls.committed(at)
 
     def _plan(self, position: int, reply: Entry, definition: ToolDefinition) -> Planned:
@@ -495,8 +505,10 @@ class AdaptedTurn:
         timeout_s = tool.timeout_s or self._runtime.settings.turn.tool_timeout_s
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=timeout_s)
 
-    def _made_calls(self, asking: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
-        return Calls(self._runtime, self._tenure, self._agent, self._variables, asking, response.tool_calls, planned)
+    def _made_calls(self, open_reply: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
+        return Calls(
+            self._runtime, self._tenure, self._agent, self._variables, open_reply, response.tool_calls, planned
+        )
 
     # --- before and after the run -----------------------------------------------------------
 
@@ -506,7 +518,7 @@ class AdaptedTurn:
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
-        budget = self._runtime.settings.memory.budget_working
+        budget = self._limits.budget_working
         turns = latest(self.transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
         told = self._told([entry for turn in turns for entry in turn])
         strictly = None if self._tenure.overdue else self._row.turn_id
@@ -526,32 +538,33 @@ class AdaptedTurn:
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
         limits = FileLimits(media_types, settings.memory.budget_files, settings.files.prompt_bytes)
         row = self._row
-        rendered = messages_of_prompt(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
-        found = {id(entry): message for entry, message in zip(entries, rendered, strict=True)}
+        rendered = messages_by_entry(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
+        found = {id(entry): each[0] for entry, each in zip(entries, rendered, strict=True) if each}
         return lambda entry: messages.content_of(found[id(entry)], media_types)
 
     def _recalled(self) -> str | None:
         """What perdure remembers of the user, as instructions."""
         if not self._agent.memory:
             return None
-        limits = self._runtime.settings.memory
-        built = build(self._runtime, self._tenure, self._row, self._agent, self.transcript, limits=limits)
+        built = build(
+            self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=self._limits
+        )
         self.case_ids = built.case_ids
         return built.system
 
     def _resume(self) -> None:
         """Read the rows of the open calls, and wait until those in doubt can be decided."""
-        asking = self.transcript.asking()
-        if asking is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None:
             return
         turns = messages.history([self.transcript.present], strictly=None)
         response = next(each for each in reversed(turns) if isinstance(each, ModelResponse))
-        self._calls = self._made_calls(asking, response, {})
+        self._calls = self._made_calls(open_reply, response, {})
         wait_s = self._calls.read()
         if wait_s > 0:
             self._tenure.step_within(wait_s)
             if self._tenure.stopping.wait(wait_s):
-                raise _Stopped(self._why_stop() or Parked())
+                raise Interrupted
 
     def _conclude(self, result: AgentRunResult[Any]) -> Replied:
         """The turn's reply: the text of the last reply, or the output as text."""
@@ -561,7 +574,7 @@ class AdaptedTurn:
             return Replied(self._pending, data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests)
-        if calls is not None and calls.asks:
+        if calls is not None and calls.runs_tools:
             self._commit(Step(closing, results=results))
             closing = []
         elif calls is not None:
@@ -570,30 +583,17 @@ class AdaptedTurn:
 
     def _announce_waiting(self) -> AwaitsDecision | Failed:
         """Call the agent's hooks for the calls that wait for a person."""
-        asking = self.transcript.asking()
-        if asking is None or self._calls is None:
+        open_reply = self.transcript.open_reply()
+        if open_reply is None or self._calls is None:
             raise LookupError("no call waits for a decision")
         if self._agent.on_approval_waiting:
             try:
-                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(asking, self._calls.rows())
+                ToolHooks(self._runtime, self._tenure, self._row, self._agent).waiting(open_reply, self._calls.rows())
             except Unavailable:
                 raise
             except PerdureError as error:
                 return Failed(error)
-        return AwaitsDecision(asking.seq or 0)
-
-    def _commit(self, step: Step) -> float | None:
-        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._events.committed(len(step.entries))
-        return sent_at
-
-    def _wait_for_model(self, error: PerdureError) -> AwaitsModel | None:
-        if not self._may_park or self._tenure.spent_s >= self._timeout_s:
-            return None
-        wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
-        if wait_s is None or not wait_for_model.may_wait(self._row, self._runtime.clock):
-            return None
-        return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
+        return AwaitsDecision(open_reply.seq or 0)
 
     @property
     def _model_name(self) -> str:
@@ -607,9 +607,6 @@ class AdaptedTurn:
         if (used := self.transcript.usage) is not None:
             found.input_tokens, found.output_tokens = used.input_tokens, used.output_tokens
         return found
-
-    def _started(self) -> TurnStarted:
-        return self._hooks.seen()
 
 
 def _model_id(context: RunContext[Any]) -> str | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from itertools import count
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -51,6 +53,9 @@ Body = Callable[[], Awaitable[Any]]
 
 _numbers = count()
 
+OWN_MODEL = "perdure"
+"""The name by which pydantic-ai knows a model that is not the agent's own."""
+
 CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
 
 
@@ -71,12 +76,14 @@ class Run(Protocol):
         """Run one model request; returns the response as JSON values."""
         ...
 
-    async def call_tool(self, body: Body, context: RunContext[Any], definition: ToolDefinition | None) -> Any:
+    async def call_tool(
+        self, body: Body, arguments: Mapping[str, Any], context: RunContext[Any], definition: ToolDefinition | None
+    ) -> Any:
         """Run one tool call, or return its recorded result; returns a `CallToolResult` as JSON values."""
         ...
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person."""
+        """The decisions about calls that wait for a person, and the results of calls that wait for a client."""
         ...
 
     def delta(self, text: str) -> None:
@@ -98,8 +105,8 @@ class _Backend(JournalCallableOperationBackend[None]):
             _, messages, settings, parameters, context = cache_key
             return await run.request_model(body, messages, settings, parameters, context)
         if run is not None and isinstance(operation_id, ToolsetCallToolId):
-            _, _, context, tool = cache_key
-            return await run.call_tool(body, context, getattr(tool, "tool_def", tool))
+            _, arguments, context, tool = cache_key
+            return await run.call_tool(body, arguments, context, getattr(tool, "tool_def", tool))
         return await body()
 
 
@@ -129,6 +136,18 @@ class Durability(BaseDurabilityCapability[Any]):
     def has_units_of_capabilities(self) -> bool:
         """Whether a capability of the agent has durable operations of its own, or a workspace."""
         return bool(self._bound_capability_operations) or self._bound_workspace_operation is not None
+
+    def for_agent(self, agent: AbstractAgent[Any, Any]) -> AbstractCapability[Any]:
+        """The capability itself, if it is bound to the agent. Binding scans the agent, so runs share one."""
+        return self if self._agent is agent else super().for_agent(agent)
+
+    def with_model(self, model: Model | None) -> Self:
+        """The bound capability of a run with another model than the agent's own; `None`: with the agent's own."""
+        if model is None:
+            return self
+        made = copy(self)
+        made._models_by_id = {**self._models_by_id, OWN_MODEL: model}  # noqa: SLF001 (a copy of this object)
+        return made
 
     def _effective_event_stream_handler(self) -> Any:
         run = current.get()
@@ -190,7 +209,7 @@ class Durability(BaseDurabilityCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """The decisions about calls that wait for a person."""
+        """The answers for calls that wait for a person or a client."""
         del ctx
         run = current.get()
         return None if run is None else await run.decide(requests)

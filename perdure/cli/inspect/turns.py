@@ -83,7 +83,10 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
         "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
-        "pending_approvals": [_pending_call(each) for each in turn["pending_approvals"]],
+        "pending_approvals": [
+            f"{_pending_call(each)}, approver: {each['approver']}" for each in turn["pending_approvals"]
+        ],
+        "pending_calls": [_pending_call(each) for each in turn["pending_calls"]],
         "decisions": [
             f"{each['call_id']}: {each['tool']}: {each['decision']} by {each['decided_by']} at {each['decided_at']}"
             for each in turn["decisions"]
@@ -151,6 +154,34 @@ def deny(turn_id: TurnId, call_id: CallId) -> None:
     _decide(turn_id, {"call_id": call_id, "decision": "deny"})
 
 
+@commands.command()
+def answer(
+    turn_id: TurnId,
+    call_id: CallId,
+    result: Annotated[str | None, typer.Argument(help="The call's result: JSON, or text.")] = None,
+    error: Annotated[
+        str | None, typer.Option(help="The error with which the call failed, instead of a result.")
+    ] = None,
+) -> None:
+    """Bring the result of a tool call that runs outside perdure.
+
+    The turn continues when each of these calls has its result. The first result of a call counts.
+    """
+    from perdure.turns.calls.outside import answer as bring
+    from perdure.turns.calls.outside import parse_result
+    from perdure.turns.reading import read_turn
+
+    wanted = connecting.parse_id(turn_id, "turn")
+    if (result is None) == (error is None):
+        raise Failure("Pass either a result or --error.", WRONG_USAGE)
+    given = parse_result({"call_id": call_id, **({"error": error} if result is None else {"result": _value(result)})})
+    with connecting.runtime() as runtime:
+        bring(runtime, wanted, given)
+        left = len(read_turn(runtime.database, wanted)["pending_calls"])
+    waiting = f"{left} calls of the turn still wait for results." if left else "The turn continues."
+    sys.stderr.write(f"Recorded. {waiting}\n")
+
+
 @approvals.callback()
 def _keep_list() -> None:
     """Make `list` a subcommand: with a single command, typer would omit its name."""
@@ -204,7 +235,14 @@ def _decide(turn_id: str, given: dict[str, Any]) -> None:
 
 def _pending_call(call: dict[str, Any]) -> str:
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}, approver: {call['approver']}"
+    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}"
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _object(text: str) -> dict[str, Any]:

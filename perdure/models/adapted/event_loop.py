@@ -58,26 +58,6 @@ class WaitingThread:
             self._jobs.put(self._posted)
             self._posted = []
 
-    async def perform(self, job: Callable[[], Result]) -> Result:
-        """Let the thread call `job`, and wait for its result.
-
-        Raises:
-            Exception: `job` raised it.
-        """
-        done: Future[Result] = Future()
-
-        def complete() -> None:
-            if not done.set_running_or_notify_cancel():
-                return  # the work waits no longer
-            try:
-                done.set_result(job())
-            except BaseException as error:  # noqa: BLE001 (raised where the work waits)
-                done.set_exception(error)
-
-        self._pass_on()
-        self._jobs.put([complete])
-        return await asyncio.wrap_future(done)
-
     def work_until_done(self, work: Future[Result], call: ModelCall) -> Result:
         work.add_done_callback(lambda _: self._jobs.put(None))
         try:

@@ -40,14 +40,14 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
-from perdure.models import endings
+from perdure.models import endings, output_tool
 from perdure.models.adapted import errors, event_loop, http
 from perdure.models.adapted.chat_repairs import ChatRepairs
 from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
 from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage, name_of
+from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
 from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint, media_types
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
@@ -89,12 +89,13 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
     return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks, reads=reads)
 
 
-def adapt_model(model: PydanticModel, clock: Clock) -> AdaptedModel:
+def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
     """A model object of pydantic-ai as a model of perdure, with the object's own client and settings.
 
     The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
     """
-    return AdaptedModel(name_of(model), lambda: Vendor(model), clock, reads=media_types(DEFAULT_READS))
+    model = cast("PydanticModel[Any]", given)
+    return AdaptedModel(name_of(given), lambda: Vendor(model), clock, reads=media_types(DEFAULT_READS))
 
 
 class AdaptedModel:
@@ -137,6 +138,8 @@ class AdaptedModel:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         call.remaining()
         model = self._model_of_process()
+        if request.requires_output and (request.tools or not _has_structured_output(model)):
+            return output_tool.as_text(request, self.respond(output_tool.with_tool(request), call), call)
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
         has_files, reads = any(each.files for each in request.messages), self.reads

@@ -23,6 +23,8 @@ from perdure.text import untrusted
 
 HEADERS: Mapping[str, str] = {}
 REQUIRED = frozenset({"model", "messages", "stream", "tools"})
+OUTPUT = "response_format"
+"""The option with the schema of the reply."""
 
 _OPTIONS = {
     "temperature": "temperature",
@@ -66,7 +68,7 @@ def request_body(
     }
     if request.output is not None:
         form = {"name": "reply", "schema": request.output, "strict": _is_strict(request.output)}
-        body["response_format"] = {"type": "json_schema", "json_schema": form}
+        body[OUTPUT] = {"type": "json_schema", "json_schema": form}
     if request.tools:
         offered = _offered(request.settings.get("tool_choice"), names)
         body["tools"] = [
@@ -117,17 +119,31 @@ def _listed(choice: Any) -> list[str]:
     return [choice] if isinstance(choice, str) else list(choice)
 
 
+_NOT_STRICT = frozenset(
+    {"minLength", "maxLength", "uniqueItems", "patternProperties", "minProperties", "maxProperties"}
+)
+"""The members of a schema that OpenAI does not enforce, so that it refuses the schema if it is to."""
+
+
 def _is_strict(schema: Any) -> bool:
-    """Whether the provider can enforce `schema`: every object names and requires all its members."""
+    """Whether the provider can enforce `schema`: every object names and requires all its members.
+
+    A property may have the name of a member of schemas.
+    """
     if isinstance(schema, list):
         return all(map(_is_strict, schema))
     if not isinstance(schema, Mapping):
         return True
+    if schema.keys() & _NOT_STRICT:
+        return False
     if schema.get("type") == "object" or "properties" in schema:
         members = as_object(schema.get("properties"))
         if schema.get("additionalProperties") is not False or set(members) != set(schema.get("required", ())):
             return False
-    return all(map(_is_strict, schema.values()))
+    named = [each for name in ("properties", "$defs") for each in as_object(schema.get(name)).values()]
+    return all(
+        map(_is_strict, [*named, *(each for name, each in schema.items() if name not in ("properties", "$defs"))])
+    )
 
 
 def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, origin: Origin) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
 from perdure.models.providers.reply import Origin, ReplyDraft, SentBefore, ToolCallDraft
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
-from perdure.models.schemas import acceptable
+from perdure.models.schemas import acceptable, without_limits
 from perdure.models.settings import NAMES
 from perdure.text import untrusted
 
@@ -44,6 +44,8 @@ Block = dict[str, Any]
 
 HEADERS: Mapping[str, str] = {"anthropic-version": "2023-06-01"}
 REQUIRED = frozenset({"model", "messages", "stream", "tools", "system", "max_tokens"})
+OUTPUT = "output_config"
+"""The option with the schema of the reply."""
 
 _OPTIONS = {
     "temperature": "temperature",
@@ -95,9 +97,9 @@ def _options(request: ModelRequest) -> dict[str, Any]:
     if isinstance(thinking, str) and thinking != "none":
         output["effort"] = _EFFORTS.get(thinking, thinking)
     if request.output is not None:
-        output["format"] = {"type": "json_schema", "schema": request.output}
+        output["format"] = {"type": "json_schema", "schema": without_limits(request.output)}
     if output:
-        options["output_config"] = output
+        options[OUTPUT] = output
     if tier := _TIERS.get(settings.get("service_tier", "")):
         options["service_tier"] = tier
     return options

@@ -17,6 +17,7 @@ import httpcore2
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, ProviderError
+from perdure.models import output_tool
 from perdure.models.endpoints import ANTHROPIC, OPENAI
 from perdure.models.families import family
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
@@ -67,6 +68,8 @@ class _Wire(Protocol):
     def HEADERS(self) -> Mapping[str, str]: ...  # noqa: N802 (a constant of the module)
     @property
     def REQUIRED(self) -> Collection[str]: ...  # noqa: N802 (a constant of the module)
+    @property
+    def OUTPUT(self) -> str: ...  # noqa: N802 (a constant of the module)
     @property
     def SUPPORTED_SETTINGS(self) -> frozenset[str]: ...  # noqa: N802 (a constant of the module)
     def path(self, base_url: str) -> str: ...
@@ -158,9 +161,10 @@ class EndpointModel:
         with self._client.calling(call) as exchange:
             quirks = learned = self._quirks
             for attempt in count(1):
-                body = self._wire.request_body(self._model, request, quirks, self._origin)
+                sent = self._with_output(request, quirks)
+                body = self._wire.request_body(self._model, sent, quirks, self._origin)
                 try:
-                    reply = self._ask(request, body, quirks, call, exchange)
+                    reply = self._ask(sent, body, quirks, call, exchange)
                     break
                 except Refusal as refusal:
                     found = self._adaptation(quirks, refusal, body) if attempt <= _MOST_ADAPTATIONS else None
@@ -170,7 +174,13 @@ class EndpointModel:
                     quirks, learned = found.quirks, found.quirks if found.lasting else learned
             self._quirks = learned
             exchange.log_success()
-            return reply
+            return reply if sent is request else output_tool.as_text(request, reply, call)
+
+    def _with_output(self, request: ModelRequest, quirks: Quirks) -> ModelRequest:
+        """`request`, with the output as a tool if the server refuses its schema, or has other tools to offer."""
+        if not request.requires_output or not (request.tools or self._wire.OUTPUT in quirks.omits):
+            return request
+        return output_tool.with_tool(request)
 
     def _adaptation(self, quirks: Quirks, refusal: Refusal, body: Mapping[str, Any]) -> Adaptation | None:
         error, status, said = error_of(refusal.failure, self._clock), refusal.failure.status, refusal.failure.said

@@ -8,29 +8,22 @@ tool may declare the effect `idempotent`.
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from perdure.errors import SettingsError, ToolError
-from perdure.models.protocol import ToolSchema
-from perdure.text import declarations, untrusted
+from perdure.text import declarations
 from perdure.text.patterns import compiled
+from perdure.tools.awaited.declared import DeclaredTool, Parameters, schema_of, signature_of
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     USER,
     Approval,
     Approver,
     Effect,
-    Tool,
     ToolContext,
     approval_problem,
-    load_arguments,
-    must_be_approved,
-    tool,
-    who_approves,
 )
 
 MAX_NAME = 200
@@ -44,12 +37,9 @@ _QUEUE = compiled(r"[A-Za-z0-9_.:-]+")
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _DOTS = compiled(r"[.:]")
 
-Parameters = Mapping[str, Any] | Callable[..., Any]
-"""A JSON schema of type object, or a function whose signature and docstring describe the task's arguments."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CeleryTool:
+class CeleryTool(DeclaredTool):
     """A Celery task that a model may call; see `sources.RunnableTool`. Make one with `celery_tool`.
 
     If `queue` is `None`, the application's routes choose the queue. A task that has not ended `timeout_s` seconds after
@@ -57,39 +47,17 @@ class CeleryTool:
     separate task.
     """
 
-    breaker: ClassVar[None] = None
-    probe: ClassVar[None] = None
+    waits_for: ClassVar[str] = "task"
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    effect: Effect
     timeout_s: float
+    effect: Effect
     task: str
     queue: str | None
-    max_result_chars: int
-    requires_approval: Approval
-    approver: Approver
     max_parallel: int | None
-    _signature: Tool | None
-    _each: Mapping[str, Any]
-
-    def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check the arguments that a model wrote, and return them as JSON values by name, without added defaults.
-
-        If `celery_tool` received a function as `parameters`, the arguments must match the function's signature.
-        Otherwise, only the names of the arguments are checked.
-
-        Raises:
-            ToolError: the arguments are not a strict JSON object, or a check fails; the message is for the model.
-        """
-        try:
-            given = load_arguments(arguments, self.parameters)
-        except (ValueError, OverflowError) as error:
-            raise self._refusal(str(error)) from None
+        """As `DeclaredTool.parse`; if `max_parallel` is set, for each item of the list `calls`."""
+        given = self._load(arguments)
         if self.max_parallel is None:
             self._check(given)
             return given
@@ -102,33 +70,9 @@ class CeleryTool:
             self._check(each)
         return given
 
-    def _check(self, given: Mapping[str, Any]) -> None:
-        if self._signature is not None:
-            self._signature.parse(json.dumps(given))
-        known = self._each.get("properties", {})
-        missing = [name for name in self._each.get("required", ()) if name not in given]
-        extra = [name for name in given if name not in known and not self._each.get("additionalProperties", True)]
-        if missing or extra:
-            raise self._refusal(
-                "; ".join([f"{name} is missing" for name in missing] + [f"{name} is not a parameter" for name in extra])
-            )
-
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        return must_be_approved(self.name, self.requires_approval, arguments)
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:
-        return who_approves(self.name, self.approver, arguments)
-
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
         """Raise `ToolError`: the engine sends the task and never calls this method."""
         raise ToolError(f"{self.name} is a Celery task, which runs in a worker of its own.")
-
-    def _refusal(self, reason: str) -> ToolError:
-        expected = json.dumps(self.parameters, ensure_ascii=False)
-        return ToolError(
-            f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
-            f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
-        )
 
 
 def celery_tool(
@@ -182,8 +126,8 @@ def celery_tool(
         raise _unfit(task, problem)
     if description is not None and not (declarations.is_text(description) and description.strip()):
         raise _unfit(task, f"has description={declarations.shown(description)}; accepted: text for the model, or None")
-    signature = _signature(chosen, parameters)
-    each = _schema(task, parameters) if signature is None else signature.parameters
+    signature = signature_of(chosen, parameters)
+    each = schema_of(f"the celery_tool {task!r}", parameters) if signature is None else signature.parameters
     return CeleryTool(
         name=chosen,
         description=description or (signature.description if signature else f"Run the task {task}."),
@@ -223,27 +167,6 @@ def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
         "type": "object", "properties": {"calls": calls}, "required": ["calls"], "additionalProperties": False,
         **definitions,
     }  # fmt: skip
-
-
-def _signature(name: str, parameters: Parameters | None) -> Tool | None:
-    if parameters is None or isinstance(parameters, Mapping) or not callable(parameters):
-        return None
-    # A Celery task is not a function; its attribute `run` is the decorated function.
-    function = parameters if inspect.isroutine(parameters) else getattr(parameters, "run", parameters)
-    return tool(name=name)(function)
-
-
-def _schema(task: str, parameters: Parameters | None) -> Mapping[str, Any]:
-    if parameters is None:
-        return {"type": "object", "properties": {}, "additionalProperties": True}
-    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        accepted = "a JSON schema of type object, or a function"
-        raise _unfit(task, f"has parameters={declarations.shown(parameters)}; accepted: {accepted}")
-    try:
-        json.dumps(parameters)
-    except (TypeError, ValueError) as error:
-        raise _unfit(task, f"has parameters that are not JSON: {untrusted.first_line(str(error))}") from error
-    return {"properties": {}, **parameters}
 
 
 def _unfit(task: str, why: str) -> SettingsError:

@@ -50,6 +50,7 @@ class SleepUntil:
     probe: ClassVar[None] = None
     timeout_s: ClassVar[None] = None
     effect: ClassVar[Effect] = Effect.PURE
+    waits_for: ClassVar[str] = "timer"
     max_result_chars: ClassVar[int] = MAX_RESULT_CHARS
     parameters: ClassVar[Mapping[str, Any]] = _PARAMETERS
 

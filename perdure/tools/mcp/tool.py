@@ -52,6 +52,7 @@ class RemoteTool:
     """
 
     breaker: ClassVar[None] = None
+    waits_for: ClassVar[None] = None
 
     name: str
     description: str

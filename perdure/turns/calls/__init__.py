@@ -4,7 +4,8 @@ plan.py           matches a reply's calls with tools, and validates their argume
 run_calls.py      runs the calls of a message, and resumes them after a crash
 ledger.py         the calls' rows, written under the session's fence, and the calls' time limits
 execute.py        executes calls in threads; if a message has several calls, records each result in the call's row
-awaited.py        calls that wait for a Celery task or a time
+awaited.py        calls that wait for a Celery task, a client or a time
+outside.py        results that a client brings
 fan_out.py        Celery calls with a list of arguments: one task per element
 approvals.py      calls that wait for a person
 hooked.py         the agent's hooks around a call
@@ -13,6 +14,6 @@ result_values.py  a call's result, as stored in its row and as text in the trans
 A call's intent is the row that is committed before the call begins. `run.loop` commits intents, and adds results to
 the transcript.
 
-The step loop and settlement call these modules. The sweeper calls `awaited`. The channels and the CLI
-call `approvals` with a person's decision.
+The step loop and settlement call these modules. The sweeper calls `awaited`. The channels and the CLI call `approvals`
+with a person's decision, and `outside` with a client's result.
 """

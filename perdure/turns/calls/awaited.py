@@ -1,10 +1,10 @@
-"""Calls that wait for a Celery task or a time. The wait occupies no worker.
+"""Calls that wait for a Celery task, a client or a time. The wait occupies no worker.
 
 The intent of such a call is committed like that of any other call. The worker then sends the task, if there is one, and
 records that the task was sent. The effect's id is the task's id. Finally the worker releases the session. The turn is
-`parked` until the task's result arrives (`finish`) or the call is due. A task is due at its time limit, a timer at its
-time. The wait does not count as an attempt. The commit that releases the session also records the results of the
-message's other calls in their rows. All results enter the transcript together.
+`parked` until the result arrives (`finish`) or the call is due. A task and a client's call are due at their time limit,
+a timer at its time. The wait does not count as an attempt. The commit that releases the session also records the
+results of the message's other calls in their rows. All results enter the transcript together.
 
 If the worker crashes between committing the intent and recording that the task was sent, it is unknown whether the task
 was sent. A `pure` or `idempotent` task is then sent again with the same id; an `unsafe` task is not.
@@ -12,6 +12,9 @@ was sent. A `pure` or `idempotent` task is then sent again with the same id; an 
 The task's link callback delivers the result. If the callback is lost, the sweeper reads the result from the result
 backend (`probe_due`). A task that has not ended by its time limit counts as lost: the model is shown that the outcome
 is unknown, and the sweeper revokes the task.
+
+A client's call is one that someone outside runs. A request brings its result (`outside`); the first result counts. At
+its time limit, the model is shown that the outcome is unknown.
 
 Recording a result, parking a turn, ending the session and cancelling a turn each lock the session's row first, so they
 are serialised.
@@ -29,16 +32,18 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.agents import Agents
+from perdure.database.engine import Database
 from perdure.errors import Unavailable
 from perdure.ids import part_task_id
-from perdure.runtime import Runtime
+from perdure.runtime import Runtime, Waker
 from perdure.text import untrusted
 from perdure.tools.awaited.port import TaskCall, TaskCalls, TaskEnded, TaskRuns, TaskSent
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.turns.calls import fan_out, queries
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import LOST, Result
+from perdure.turns.calls.result_values import Result, unknown_result
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 
 log = logging.getLogger(__name__)
@@ -64,7 +69,7 @@ _MAX_PROGRESS = 1_000
 
 
 def send(runtime: Runtime, scope: TurnScope, planned: Planned) -> Result | None:
-    """Send the task of a call whose intent is committed. Does nothing for a timer, which has no task.
+    """Send the task of a call whose intent is committed. Does nothing for a call without a task.
 
     Returns a failed result if the broker refused an `unsafe` task, otherwise `None`. A refused task that is not
     `unsafe` is sent again later.
@@ -109,9 +114,9 @@ def resume(
         return _due(runtime, scope, row, position, limit)
     sessions = runtime.database.run(queries.IS_ENDING, {"session_id": turn.session_id})
     if sessions and sessions[0].ending:
-        if is_task:
-            return Result(position, "unknown", LOST, row.effect_id)
-        return Result(position, "denied", ENDED, row.effect_id)
+        if row.waits_for == "timer":
+            return Result(position, "denied", ENDED, row.effect_id)
+        return unknown_result(position, row)
     if is_task and not row.sent:
         # A call with a list of arguments stores its parts before it sends a task: without parts, no task was sent.
         is_list = isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
@@ -135,18 +140,33 @@ def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
 
 
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
-    """Record the result of a task. Wakes the turn's session if no call of the turn waits any more.
-
-    For a call with a list of arguments, `part` is the number of the ended task. A result that arrives after the turn
-    stopped waiting is recorded in the effect's row, but does not enter the transcript.
+    """Record the result of a task with `record`, and send the next waiting tasks of a call with a list of arguments.
 
     Returns False if the call already has a result, or does not exist.
     """
-    with runtime.database.transaction("turns.finish_task") as transaction:
+    row = record(runtime.database, runtime.wake, runtime.agents, effect_id, ended, part)
+    if row is not None and row.parts is not None and row.waits:
+        fan_out.advance(runtime, effect_id)
+    return row is not None
+
+
+def record(  # noqa: PLR0917 (as `finish`, without the rest of a runtime)
+    database: Database, wake: Waker | None, agents: Agents | None, effect_id: UUID, ended: TaskEnded,
+    part: int | None = None,
+) -> Row[Any] | None:  # fmt: skip
+    """Record the result of a call. Wakes the turn's session if no call of the turn waits any more.
+
+    For a call with a list of arguments, `part` is the number of the ended task. A result that arrives after the turn
+    stopped waiting is recorded in the effect's row, but does not enter the transcript. `wake` is `None` if the broker
+    cannot be reached: the sweeper wakes the session. `agents` is `None` in a process that has no agents.
+
+    Returns the call as it was; `None` if it already had a result, or does not exist.
+    """
+    with database.transaction("turns.finish_task") as transaction:
         row = fan_out.locked_call(transaction, effect_id)
         if row is None:
-            return False
-        agent = runtime.agents.find(row.agent)
+            return None
+        agent = None if agents is None else agents.find(row.agent)
         tool = None if agent is None else agent.find_tool(row.tool)
         limit = MAX_RESULT_CHARS if tool is None else tool.max_result_chars
         if row.parts is None:
@@ -160,12 +180,10 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
             given = {"effect_id": effect_id, "status": outcome[0], "result": outcome[1]}
             transaction.run(queries.FINISH_TASK, given)
             woken = transaction.run(queries.RESUME_PARKED, {"session_id": row.session_id, "turn_id": row.turn_id})
-    log.info("turn %s: a task of the call %s of %s has ended", row.turn_id, effect_id, row.tool)
-    if woken:
-        runtime.wake.session(row.session_id, row.priority)
-    if outcome is None and row.waits:
-        fan_out.advance(runtime, effect_id)
-    return True
+    log.info("turn %s: a result of the call %s of %s has arrived", row.turn_id, effect_id, row.tool)
+    if woken and wake is not None:
+        wake.session(row.session_id, row.priority)
+    return row
 
 
 def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -221,10 +239,13 @@ def _probe(runtime: Runtime, calls: TaskCalls, row: Row[Any]) -> None:
 
 
 def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit: int) -> Result:
-    """The result of a task at its time limit, or of a timer at its time. An unfinished task is probed once more."""
+    """The result of a call at its time limit, or of a timer at its time. An unfinished task is probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
+    if row.waits_for == "client":
+        log.warning("the call %s has no result within its time limit: its outcome is unknown", row.effect_id)
+        return unknown_result(position, row)
     scope.step_within(_SEND_S)
     if row.parts is not None:  # the next sweep revokes the unfinished tasks
         parts = fan_out.load(row.parts)
@@ -238,7 +259,7 @@ def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit
         status, text = _rendered(found, limit)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
     log.warning("the task %s has not ended within its time limit: its outcome is unknown", row.effect_id)
-    return Result(position, "unknown", LOST, row.effect_id)
+    return unknown_result(position, row)
 
 
 def _rendered(ended: TaskEnded, limit: int) -> tuple[str, str]:

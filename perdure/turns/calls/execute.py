@@ -19,7 +19,6 @@ from uuid import UUID
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
-from perdure.hooks import ToolCalled, call_hooks
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
@@ -205,7 +204,7 @@ class CallExecutor:
         return results
 
     def decide(self, planned: Planned, effect: Effect) -> Result | None:
-        """The result of a call whose outcome is unknown; `None` if the call may run again."""
+        """The result of a call whose outcome is unknown; `None` if it may run, perhaps a second time."""
         match effect:
             case Effect.PURE | Effect.IDEMPOTENT:
                 return None
@@ -286,7 +285,7 @@ class CallExecutor:
             if in_time:
                 arrived.set()
             if record or not in_time:
-                self._finish(planned, status, text, context.working_variables.changes())
+                self.record(planned, status, text, changes=context.working_variables.changes())
 
         def work() -> str:
             try:
@@ -308,11 +307,7 @@ class CallExecutor:
             ToolError: the tool failed, or a required hook rejects the call or its result.
             NotBegun: the lease or the time limit had expired before the function was called.
         """
-        agent, seen = self._hooks.agent, self._hooks.calling(planned.effect_id, tool.name, planned.arguments)
-        # A hook that hangs must not use up the call's time limit.
-        within_s = min(self._runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
-        leaks = self._runtime.leaks
-        self._call_hooks(lambda: call_hooks(agent.before_tool, seen, within_s, leaks))
+        self._hooks.check_call(planned)
         # Checked immediately before the tool runs: if the process was paused, another worker may have the session.
         if not self._may_begin(planned):
             raise NotBegun
@@ -324,16 +319,8 @@ class CallExecutor:
             lease_s=until - self._now(),
             is_over=lambda: self._now() >= until,
         )
-        self._call_hooks(lambda: call_hooks(agent.after_tool, ToolCalled(seen, text), within_s, leaks))
+        self._hooks.check_result(planned, text)
         return text
-
-    def _call_hooks(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except ToolError:
-            raise
-        except PerdureError as error:
-            raise ToolError(storable(error.message)) from error
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
         self._ledger.extend(planned)
@@ -363,7 +350,10 @@ class CallExecutor:
     def _may_begin(self, planned: Planned) -> bool:
         return self._scope.still_valid() and self._now() < self._ledger.until(planned)
 
-    def _finish(self, planned: Planned, status: str, text: str, changes: list[Change]) -> None:
+    def record(
+        self, planned: Planned, status: str, text: str, *, changes: Sequence[Change] = (), payload: Any = None
+    ) -> None:
+        """Record the result of a call in its row, which another worker reads if this one dies before the step."""
         try:
             self._runtime.database.run(
                 queries.FINISH_EFFECT,
@@ -371,6 +361,7 @@ class CallExecutor:
                     "effect_id": planned.effect_id,
                     "status": status,
                     "result": storable(text),
+                    "payload": None if payload is None else as_json(payload),
                     "variables": as_json(changes) if changes else None,
                 },
             )
@@ -401,6 +392,7 @@ class CallExecutor:
             ),
             metadata=self._turn.own_metadata(),
             attach=partial(self._runtime.files.attach, self._turn.user_id),
+            deps=self._scope.deps,
         )
 
     def _now(self) -> float:

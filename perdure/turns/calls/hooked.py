@@ -1,7 +1,8 @@
 """The agent's hooks around a call, as values and calls for the turn at hand.
 
 `before` and `after` are for a call that runs outside the worker: before its task is sent, and before its result enters
-the transcript. `execute` calls the hooks of a call that runs in the worker. After a crash, a hook may run again.
+the transcript. `check_call` and `check_result` are for a call that runs in the worker, native or adapted: they run in
+the call's thread and count towards its time limit. After a crash, a hook may run again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, ToolError
 from perdure.hooks import ApprovalWaiting, Hooks, Seen, ToolCalled, ToolCalling, call_hooks
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object, storable
@@ -57,8 +58,36 @@ class ToolHooks:
         )
         return result if refused is None else replace(result, status="failed", text=f"Error: {refused}")
 
-    def waiting(self, asking: Entry, rows: Mapping[int, Row[Any]]) -> None:
-        """Call the `on_approval_waiting` hooks for the calls of the message `asking` that wait for a person.
+    def check_call(self, planned: Planned) -> None:
+        """Call the `before_tool` hooks in the call's thread.
+
+        Raises:
+            ToolError: a required hook rejects the call.
+        """
+        seen = self.calling(planned.effect_id, planned.call.name, planned.arguments)
+        self._check(planned, self.agent.before_tool, seen)
+
+    def check_result(self, planned: Planned, text: str) -> None:
+        """Call the `after_tool` hooks in the call's thread.
+
+        Raises:
+            ToolError: a required hook rejects the result.
+        """
+        seen = self.calling(planned.effect_id, planned.call.name, planned.arguments)
+        self._check(planned, self.agent.after_tool, ToolCalled(seen, text))
+
+    def _check(self, planned: Planned, hooks: Hooks[Seen], seen: Seen) -> None:
+        # A hook that hangs must not use up the call's time limit.
+        within_s = min(self.runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
+        try:
+            call_hooks(hooks, seen, within_s, self.runtime.leaks)
+        except ToolError:
+            raise
+        except PerdureError as error:
+            raise ToolError(storable(error.message)) from error
+
+    def waiting(self, open_reply: Entry, rows: Mapping[int, Row[Any]]) -> None:
+        """Call the `on_approval_waiting` hooks for the calls of the message `open_reply` that wait for a person.
 
         Raises:
             PerdureError: a required hook failed.
@@ -66,7 +95,7 @@ class ToolHooks:
         hooks, within_s = self.agent.on_approval_waiting, self.runtime.settings.turn.hook_timeout_s
         for position, row in rows.items():
             if row.status == "asked":
-                call = asking.tool_calls[position]
+                call = open_reply.tool_calls[position]
                 self.scope.step_within(within_s * len(hooks))
                 seen = self.calling(row.effect_id, call.name, load_object(call.arguments))
                 call_hooks(hooks, ApprovalWaiting(seen, call.id, row.approver), within_s, self.runtime.leaks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from perdure.database.engine import as_json
+from perdure.database.engine import Statement, as_json
 from perdure.runtime import Runtime
 from perdure.turns.calls import queries
 from perdure.turns.calls.approvals import ENDED, EXPIRED
@@ -34,7 +34,7 @@ class CallLedger:
         for each in calls:
             self._intended_at[each.effect_id] = max(at, self._intended_at.get(each.effect_id, at))
 
-    def extend(self, planned: Planned) -> None:
+    def extend(self, planned: Planned, statement: Statement = queries.EXTEND_EFFECT) -> None:
         """Restart a call's time limit, and renew the lease.
 
         Raises:
@@ -42,7 +42,7 @@ class CallLedger:
         """
         asked_at = self._runtime.clock.monotonic()
         rows = self._runtime.database.run(
-            queries.EXTEND_EFFECT,
+            statement,
             {
                 **self._tenure.fenced,
                 "effect_id": planned.effect_id,

@@ -13,7 +13,6 @@ from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
-from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
 from perdure.tools.sources import RunnableTool, Toolset
 from perdure.turns.lease.tenure import TurnScope
@@ -46,14 +45,8 @@ class Planned:
 
     @property
     def waits_for(self) -> str | None:
-        """`task` or `timer` if the turn waits for the result without a worker; `None` if a worker runs the call."""
-        match self.tool:
-            case CeleryTool():
-                return "task"
-            case SleepUntil():
-                return "timer"
-            case _:
-                return None
+        """What the turn waits for without a worker; see `RunnableTool.waits_for`."""
+        return None if self.tool is None else self.tool.waits_for
 
     @property
     def runnable(self) -> RunnableTool:
@@ -121,9 +114,14 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
     """The call's time limit in seconds. For a timer, the seconds until the timer's time.
 
+    A call that a client runs has the time limit of an approval, unless its tool declares another.
+
     Raises:
         ToolError: the timer's time is invalid.
     """
     if isinstance(tool, SleepUntil):
         return tool.wait_s(arguments, runtime.clock.now(), ZoneInfo(runtime.settings.timezone))
-    return tool.timeout_s or runtime.settings.turn.tool_timeout_s
+    if tool.timeout_s is not None:
+        return tool.timeout_s
+    settings = runtime.settings
+    return settings.approval.expires_s if tool.waits_for == "client" else settings.turn.tool_timeout_s

@@ -1,4 +1,4 @@
-"""The statements of tool calls, of approvals and of calls that wait for a task or a time."""
+"""The statements of tool calls, of approvals and of calls that wait for a task, a client or a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Records the result of one of several concurrent calls. Not fenced: a result may be recorded after the lease was lost.
-# Only STEP, which is fenced, adds results to the transcript.
+# Records the result of one of several concurrent calls; `payload` is the result as an adapted agent returns it. Not
+# fenced: a result may be recorded after the lease was lost. Only STEP, which is fenced, adds results to the transcript.
 FINISH_EFFECT = Statement(
     "turns.finish_effect",
     """
     UPDATE tool_effects
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, variables = %(variables)s::json, finished_at = perdure_now()
+        result = %(result)s, payload = %(payload)s::jsonb, variables = %(variables)s::json,
+        finished_at = perdure_now()
     WHERE effect_id = %(effect_id)s AND finished_at IS NULL
     """,
 )
@@ -40,8 +41,8 @@ EXTEND_EFFECT = Statement(
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
     """
-    SELECT effect_id, position, arguments, effect, status, result, variables, waits_for, sent_at IS NOT NULL AS sent,
-           parts, approver,
+    SELECT effect_id, position, arguments, effect, status, result, payload, variables, waits_for,
+           sent_at IS NOT NULL AS sent, parts, approver,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -102,7 +103,7 @@ LOCK_OF_TURN = Statement(
 FIND_CALL = Statement(
     "turns.find_call",
     """
-    SELECT e.effect_id, e.tool, e.arguments, e.status, e.decide_at <= perdure_now() AS expired,
+    SELECT e.effect_id, e.tool, e.arguments, e.status, e.waits_for, e.decide_at <= perdure_now() AS expired,
            coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits
     FROM turns AS t
     JOIN tool_effects AS e ON e.turn_id = t.turn_id
@@ -159,7 +160,10 @@ WAITING_OF_USER = _waiting("waiting_of_user", "s.user_id = %(user_id)s AND s.uns
 
 WAITING_OF_TURN = Statement("turns.waiting_of_turn", f"{_WAITING} AND t.turn_id = %(turn_id)s", writes=False)
 
-# --- calls that wait for a task or a time ------------------------------------------------
+# --- calls that wait for a task, a client or a time ----------------------------------------
+
+# Results come from outside for these.
+_AWAITED = "e.waits_for IN ('task', 'client')"
 
 # Records that a task was, or may have been, sent. From then on, the sweeper probes the task (see PROBE_DUE).
 NOTE_SENT = Statement(
@@ -177,40 +181,40 @@ IS_ENDING = Statement(
     writes=False,
 )
 
-# Locks the session of a Celery tool's call. Accepting a message and parking or cancelling a turn take the same lock.
+# Locks the session of such a call. Accepting a message and parking or cancelling a turn take the same lock.
 LOCK_OF_CALL = Statement(
     "turns.lock_of_call",
-    """
+    f"""
     SELECT session_id FROM sessions
     WHERE session_id = (SELECT t.session_id FROM tool_effects AS e JOIN turns AS t USING (turn_id)
-                        WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task')
+                        WHERE e.effect_id = %(effect_id)s AND {_AWAITED})
     FOR NO KEY UPDATE
     """,
 )
 
-# The row of a Celery tool's call that has no result yet. Run after LOCK_OF_CALL, which may wait for the lock: if one
+# The row of such a call that has no result yet. Run after LOCK_OF_CALL, which may wait for the lock: if one
 # statement did both, it would read the row as it was before the wait.
 READ_CALL = Statement(
     "turns.read_call",
-    """
+    f"""
     SELECT e.effect_id, t.session_id, t.turn_id, t.agent, t.priority, e.tool, e.arguments, e.parts,
            e.status = 'intended' AS waits,
            greatest(extract(epoch FROM e.decide_at - perdure_now())::float, 1) AS left_s
     FROM tool_effects AS e JOIN turns AS t USING (turn_id)
-    WHERE e.effect_id = %(effect_id)s AND e.waits_for = 'task' AND e.finished_at IS NULL
+    WHERE e.effect_id = %(effect_id)s AND {_AWAITED} AND e.finished_at IS NULL
     """,
     writes=False,
 )
 
-# Records the result of a task. A result that arrives after the turn stopped waiting changes no status and does not
-# enter the transcript.
+# Records the result of such a call. A result that arrives after the turn stopped waiting changes no status and does not
+# enter the transcript. `payload` had what the tool of an adapted agent said when it began to wait.
 FINISH_TASK = Statement(
     "turns.finish_task",
-    """
-    UPDATE tool_effects
+    f"""
+    UPDATE tool_effects AS e
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = %(result)s, finished_at = perdure_now(), probe_at = NULL
-    WHERE effect_id = %(effect_id)s AND waits_for = 'task' AND finished_at IS NULL
+        result = %(result)s, finished_at = perdure_now(), probe_at = NULL, payload = NULL
+    WHERE effect_id = %(effect_id)s AND {_AWAITED} AND finished_at IS NULL
     RETURNING effect_id
     """,
 )

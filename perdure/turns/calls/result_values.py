@@ -30,6 +30,14 @@ LOST = (
     "Its outcome is unknown: it may have taken effect. Check before you call it again."
 )
 
+UNANSWERED = (
+    "No result of this call has arrived, and this conversation no longer waits for it. "
+    "Its outcome is unknown: it may have taken effect. Check before you call it again."
+)
+
+_UNKNOWN = {"task": LOST, "client": UNANSWERED}
+"""The texts of unknown outcomes, by what the call waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -45,16 +53,16 @@ class Result:
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 
 
-def recorded(executor: Executor, turn_id: UUID, asking: Entry) -> tuple[list[Result], list[Change]]:
+def recorded(executor: Executor, turn_id: UUID, open_reply: Entry) -> tuple[list[Result], list[Change]]:
     """The recorded results of a message's calls, and the calls' uncommitted changes of working variables."""
-    rows = effect_rows(executor, turn_id, asking)
-    results = [recorded_result(position, rows.get(position)) for position in range(len(asking.tool_calls))]
-    return with_edited_arguments(asking, rows, results), recorded_changes(rows)
+    rows = effect_rows(executor, turn_id, open_reply)
+    results = [recorded_result(position, rows.get(position)) for position in range(len(open_reply.tool_calls))]
+    return with_edited_arguments(open_reply, rows, results), recorded_changes(rows)
 
 
-def effect_rows(executor: Executor, turn_id: UUID, asking: Entry) -> dict[int, Row[Any]]:
+def effect_rows(executor: Executor, turn_id: UUID, open_reply: Entry) -> dict[int, Row[Any]]:
     """The effect rows of a message's calls, by position."""
-    rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": asking.seq})
+    rows = executor.run(queries.EFFECTS_OF_STEP, {"turn_id": turn_id, "message_seq": open_reply.seq})
     return {row.position: row for row in rows}
 
 
@@ -63,20 +71,20 @@ def recorded_changes(rows: Mapping[int, Row[Any]]) -> list[Change]:
     return [cast("Change", tuple(change)) for row in rows.values() for change in row.variables or ()]
 
 
-def calls_as_decided(asking: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
+def calls_as_decided(open_reply: Entry, rows: Mapping[int, Row[Any]]) -> list[ToolCall]:
     """The message's calls. Arguments that a person edited replace those of the model."""
     return [
         replace(call, arguments=rows[position].arguments) if position in rows else call
-        for position, call in enumerate(asking.tool_calls)
+        for position, call in enumerate(open_reply.tool_calls)
     ]
 
 
-def with_edited_arguments(asking: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
+def with_edited_arguments(open_reply: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
     """The results. If a person edited a call's arguments, the text of its result begins with the new arguments."""
     noted = []
     for result in results:
         row = rows.get(result.position)
-        if row is not None and row.arguments != asking.tool_calls[result.position].arguments:
+        if row is not None and row.arguments != open_reply.tool_calls[result.position].arguments:
             text = f"A person changed the arguments of this call to {row.arguments}\n{result.text}"
             noted.append(replace(result, text=text))
         else:
@@ -106,9 +114,14 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
     """The result that the call's effect row records; without a row, a failed result."""
     if row is None:
         return Result(position, *outcome_of(None, None))
-    if row.status == "unknown" and row.waits_for == "task":
-        return Result(position, "unknown", LOST, row.effect_id)
+    if row.status == "unknown" and row.waits_for in _UNKNOWN:
+        return unknown_result(position, row)
     return Result(position, *outcome_of(row.status, row.result), row.effect_id)
+
+
+def unknown_result(position: int, row: Row[Any]) -> Result:
+    """The result of a call that waited for a task or a client, and for which the turn no longer waits."""
+    return Result(position, "unknown", _UNKNOWN[row.waits_for], row.effect_id)
 
 
 def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:

@@ -4,8 +4,8 @@ The loop commits the calls' intents with the message, and later all of their res
 has several calls, each result is also recorded in its call's row as soon as it is known (`execute`, `awaited`).
 
 After a crash, a lost lease or a timeout, a call with an intent and no result is in doubt: it may or may not have taken
-effect. Its effect class decides whether it runs again. Calls that wait for approval have not begun, so they are not in
-doubt (`approvals`). Calls that wait for a task or a time are resumed by `awaited`.
+effect. Its effect class decides whether it runs. Calls that wait for approval have not begun, so they are not in
+doubt (`approvals`). Calls that wait for a task, a client or a time are resumed by `awaited`.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class CallRunner:
             self._ledger.extend(each)
 
     def answer(
-        self, asking: Entry, planned: Sequence[Planned] | None
+        self, open_reply: Entry, planned: Sequence[Planned] | None
     ) -> list[Result] | AwaitsDecision | AwaitsCalls | Lacking | Failed:
-        """Run the calls that the message `asking` requests; returns their results, in the order of the calls.
+        """Run the calls that the message `open_reply` requests; returns their results, in the order of the calls.
 
         `planned` are the calls whose intents this process has just committed (`intended`). If it is `None`, the calls
         are resumed: another worker began them, or they waited for approval.
@@ -98,22 +98,22 @@ class CallRunner:
         """
         if planned is not None:
             refused = [refused_result(each) for each in planned if each.refusal is not None]
-            return self._run(asking, refused, [each for each in planned if each.refusal is None])
-        rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
+            return self._run(open_reply, refused, [each for each in planned if each.refusal is None])
+        rows = effect_rows(self._runtime.database, self._turn.turn_id, open_reply)
         undecided = any(row.status == "asked" and row.undecided_s > 0 for row in rows.values())
-        needed = [asking.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
+        needed = [open_reply.tool_calls[position].name for position, row in rows.items() if _needs_tool(row)]
         if needed and not undecided and not self._is_overdue:
             tools = self._tools()
             for name in needed:
                 if tools.find(name) is None:
                     return Lacking(f"the tool {name!r} of the agent {self._agent.name!r}")
         if approvals.none_begun(row.status for row in rows.values()):
-            return self._begin(asking, rows)
-        return self._take_over(asking, rows)
+            return self._begin(open_reply, rows)
+        return self._take_over(open_reply, rows)
 
     def _run(
         self,
-        asking: Entry,
+        open_reply: Entry,
         results: list[Result],
         begun: Sequence[Planned],
         *,
@@ -123,11 +123,11 @@ class CallRunner:
         """Run the calls in `begun`; returns their results together with `results`, in the order of the calls.
 
         `rows` are the rows of resumed calls, whose arguments a person may have edited. `still_wait` tells whether a
-        call that an earlier worker began still waits for a task or a time.
+        call that an earlier worker began still waits for a task, a client or a time.
         """
         here = [each for each in begun if each.waits_for is None]
         if len(here) == len(begun) and not still_wait:
-            return in_call_order(with_edited_arguments(asking, rows or {}, results + self._executor.run(here)))
+            return in_call_order(with_edited_arguments(open_reply, rows or {}, results + self._executor.run(here)))
         for each in begun:
             if each.waits_for is not None:
                 failed = self._hooks.before(each)
@@ -137,34 +137,34 @@ class CallRunner:
                     failed = awaited.send(self._runtime, self._scope, each)
                 results += [failed] if failed else []
         results += self._executor.run(here, record=True)
-        return AwaitsCalls(asking.seq or 0, awaited.results_to_dicts(results))
+        return AwaitsCalls(open_reply.seq or 0, awaited.results_to_dicts(results))
 
     def _begin(
-        self, asking: Entry, rows: Mapping[int, Row[Any]]
+        self, open_reply: Entry, rows: Mapping[int, Row[Any]]
     ) -> list[Result] | AwaitsDecision | AwaitsCalls | Failed:
         """Begin calls that waited for approval, and run them. If they still wait, call the agent's hooks."""
-        planned = plan(self._tools(), calls_as_decided(asking, rows), self._runtime)
+        planned = plan(self._tools(), calls_as_decided(open_reply, rows), self._runtime)
         calls = [
             replace(each, effect_id=rows[each.position].effect_id) if each.position in rows else each
             for each in planned
         ]
-        database, turn_id, message_seq = self._runtime.database, self._turn.turn_id, asking.seq or 0
+        database, turn_id, message_seq = self._runtime.database, self._turn.turn_id, open_reply.seq or 0
         if not self._ledger.begin(message_seq, [each for each in calls if each.refusal is None]):
-            waiting = effect_rows(database, turn_id, asking) if self._agent.on_approval_waiting else {}
+            waiting = effect_rows(database, turn_id, open_reply) if self._agent.on_approval_waiting else {}
             try:
-                self._hooks.waiting(asking, waiting)
+                self._hooks.waiting(open_reply, waiting)
             except Unavailable:
                 raise
             except PerdureError as error:
                 return Failed(error)
             return AwaitsDecision(message_seq)
-        begun = effect_rows(database, turn_id, asking)
+        begun = effect_rows(database, turn_id, open_reply)
         again = [each for each in calls if each.refusal is None and is_intended(begun.get(each.position))]
         running = {each.position for each in again}
         unbegun = [unbegun_result(each, begun.get(each.position)) for each in calls if each.position not in running]
-        return self._run(asking, unbegun, again, rows=rows)
+        return self._run(open_reply, unbegun, again, rows=rows)
 
-    def _take_over(self, asking: Entry, rows: dict[int, Row[Any]]) -> list[Result] | AwaitsCalls:
+    def _take_over(self, open_reply: Entry, rows: dict[int, Row[Any]]) -> list[Result] | AwaitsCalls:
         """Take over calls that another worker began: run or send again those that may be, and wait for the others.
 
         Raises:
@@ -176,13 +176,13 @@ class CallRunner:
             self._scope.step_within(wait_s)
             if self._scope.stopping.wait(wait_s):
                 raise Interrupted
-            rows = effect_rows(self._runtime.database, self._turn.turn_id, asking)
+            rows = effect_rows(self._runtime.database, self._turn.turn_id, open_reply)
         self._variables.replay(recorded_changes(rows))
         results: list[Result] = []
         again: list[Planned] = []
         waited: list[tuple[Planned, Result]] = []
         still_wait = False
-        for fresh in plan(self._tools(), calls_as_decided(asking, rows), self._runtime):
+        for fresh in plan(self._tools(), calls_as_decided(open_reply, rows), self._runtime):
             row = rows.get(fresh.position)
             found = self._found(fresh, row)
             results += [found] if isinstance(found, Result) else []
@@ -196,12 +196,12 @@ class CallRunner:
         if not still_wait:
             seen = {found.position: self._hooks.after(each, found) for each, found in waited}
             results = [seen.get(result.position, result) for result in results]
-        return self._run(asking, results, again, rows=rows, still_wait=still_wait)
+        return self._run(open_reply, results, again, rows=rows, still_wait=still_wait)
 
     def _found(self, fresh: Planned, row: Row[Any] | None) -> Result | Planned | None:
         """The result of a call that another worker began, or the call, if it runs or is sent again.
 
-        Returns `None` if the call still waits for a task or a time.
+        Returns `None` if the call still waits for a task, a client or a time.
         """
         if row is None:
             return recorded_result(fresh.position, None) if fresh.refusal is None else refused_result(fresh)

@@ -194,11 +194,11 @@ class Claims:
             self.leave(session_id, found, publish=not alone)
         return found
 
-    def leave(self, session_id: UUID, lacking: Unequipped, *, publish: bool) -> None:
+    def leave(self, session_id: UUID, unequipped: Unequipped, *, publish: bool) -> None:
         """Record that this process has left the session, and publish its wake-up; or that a child of it has left it."""
-        log.warning("session %s is left to another worker: this one lacks %s", session_id, lacking.lacks)
+        log.warning("session %s is left to another worker: this one lacks %s", session_id, unequipped.lacks)
         now = self._runtime.clock.monotonic()
         self._left_until = {each: until for each, until in list(self._left_until.items()) if until > now}
         self._left_until[session_id] = now + (self._runtime.settings.turn.sweep_s if publish else CHILD_S)
         if publish:
-            self._runtime.wake.session(session_id, lacking.priority)
+            self._runtime.wake.session(session_id, unequipped.priority)

@@ -117,7 +117,7 @@ class Keeper:
         rows = self._database.run(leave_queries.RELEASE_ALL, all_fenced(tenures), urgent=True) if tenures else ()
         return [(row.session_id, State(row.state)) for row in rows]
 
-    def park(self) -> int:
+    def stop_turns(self) -> int:
         """Stop the running turns at their next safe point; returns their number.
 
         Does not stop the ending of a session.

@@ -61,7 +61,7 @@ def _stopping(
 
 # --- a turn stops, and is not settled ------------------------------------------------------
 
-PARK = _stopping("park", "woken_at = NULL")
+SHUT_DOWN = _stopping("shut_down", "woken_at = NULL")
 
 # The sweeper wakes the session after a pause that grows with `wakes` (see WAKE_DUE).
 POSTPONE = _stopping(

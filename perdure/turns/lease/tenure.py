@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import Row
 
@@ -27,6 +28,7 @@ from perdure.errors import loggable
 from perdure.models.protocol import ModelCall
 from perdure.snapshots.store import Version
 from perdure.text.untrusted import load_object
+from perdure.text.zones import find_zone
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +113,10 @@ class TurnRow:
             may_overtake=getattr(row, "may_overtake", False),
         )
 
+    def zone(self, default: str) -> ZoneInfo:
+        """The user's time zone: that of the message's metadata, or `default`."""
+        return find_zone(self.metadata.get("timezone")) or ZoneInfo(default)
+
     def own_metadata(self) -> dict[str, Any]:
         """A copy of the metadata for a function of the agent, which may change it."""
         return copy.deepcopy(dict(self.metadata))
@@ -126,6 +132,7 @@ class TurnScope:
         cancelled: The turn is cancelled.
         lost: Another claim has raised the session's fence.
         draining: The process takes no more steps.
+        deps: What the agent's function `deps` made for this run of the turn.
     """
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
@@ -136,6 +143,7 @@ class TurnScope:
         self.cancelled = False
         self.lost = False
         self.draining = False
+        self.deps: Any = None
         self._clock = clock
         self._began = clock.monotonic()
         self._call: ModelCall | None = None
@@ -315,6 +323,7 @@ class Tenure(TurnScope):
         with self._lock:
             self.running = self.at_hand.turn_id
             self.cancelled = False
+            self.deps = None
             if not (self.lost or self.draining):
                 self.stopping.clear()
             if not self.lost:

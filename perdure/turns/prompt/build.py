@@ -36,7 +36,7 @@ from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
-from perdure.turns.prompt.files import FileLimits, messages
+from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.parts import Part, fitting, latest, render
 from perdure.turns.transcript import Entry, Transcript
 
@@ -75,8 +75,9 @@ class Prompt:
         Raises:
             ProviderError, Unavailable: a file cannot be read.
         """
-        spoken = messages(_history(transcript, self.budget), files, limits, present=transcript.turn_id, user=user)
-        return (Message(Role.SYSTEM, self.system), *spoken)
+        entries = _history(transcript, self.budget)
+        spoken = messages_by_entry(entries, files, limits, present=transcript.turn_id, user=user)
+        return (Message(Role.SYSTEM, self.system), *(said for each in spoken for said in each))
 
 
 def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
@@ -112,8 +113,9 @@ _SHRINKING = (
 
 
 def build(
-    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, limits: MemorySettings
-) -> Prompt:
+    runtime: Runtime, scope: TurnScope, turn: TurnRow, agent: Agent, transcript: Transcript, *, instructions: str,
+    limits: MemorySettings,
+) -> Prompt:  # fmt: skip
     """Build the prompt within `limits`. The most important part about the past comes last.
 
     Runs one statement. Memories, cases and a previous session without a summary need further statements.
@@ -123,8 +125,8 @@ def build(
         Unavailable: the database cannot be reached.
     """
     quoter = Quoter(runtime.quoting_key)
-    channel = _channel(turn.channel, turn.before.channel)
-    instructions = cut_to(agent.instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
+    channel = f"{_today(runtime, turn)} {_channel(turn.channel, turn.before.channel)}"
+    instructions = cut_to(instructions, limits.budget_system - estimate_tokens(channel) - estimate_tokens(NOTE))
     previous = _previous_session(runtime, turn.before, limits.budget_archive)
     found = _ask(runtime, scope, turn, agent, transcript, limits=limits)
     known = {each.content for each in found.recalled}
@@ -163,7 +165,8 @@ _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:
     turns = latest(transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
-    return [entry for turn in turns for entry in turn]
+    told = [entry for turn in turns for entry in turn]
+    return [entry for entry in told if not entry.is_rejected or entry.turn_id == transcript.turn_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,13 @@ def _find_cases(
     except PerdureError as error:
         log.warning("turn %s continues without cases of the CaseBank: %s", turn.turn_id, error.message)
         return []
+
+
+def _today(runtime: Runtime, turn: TurnRow) -> str:
+    """The date on which the turn began, and the time zone. A time would change the beginning of every prompt."""
+    zone = turn.zone(runtime.settings.timezone)
+    began = (turn.started_at or runtime.clock.now()).astimezone(zone)
+    return f"Today is {began:%A}, {began.day} {began:%B %Y}, in the user's time zone {zone.key}."
 
 
 def _channel(present: str, previous: str | None) -> str:

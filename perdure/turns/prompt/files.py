@@ -59,10 +59,10 @@ class _Placed:
         return tokens(row.media_type, row.size, row.width, row.height, row.pages)
 
 
-def messages(
+def messages_by_entry(
     entries: Sequence[Entry], files: Files, limits: FileLimits, *, present: UUID, user: UserKey
-) -> list[Message]:
-    """The messages of a prompt of `user`. Runs no statement if no entry has a file.
+) -> list[tuple[Message, ...]]:
+    """For each entry, its messages in a prompt of `user`. Runs no statement if no entry has a file.
 
     Raises:
         ProviderError: an object cannot be read.
@@ -103,11 +103,11 @@ def _chosen(
     return chosen
 
 
-def _message(entry: Entry, placed: Sequence[_Placed], files: Files, sent: Collection[UUID]) -> Message:
+def _message(entry: Entry, placed: Sequence[_Placed], files: Files, sent: Collection[UUID]) -> tuple[Message, ...]:
     """The message with a description of each file in its place, and the files in `sent`."""
-    message = entry.message()
     if not placed:
-        return message
+        return tuple(entry.messages())
+    message = entry.message()
     text, at, attached = "", 0, list[Attachment]()
     for each in placed:
         row, part = each.row, each.part
@@ -122,7 +122,7 @@ def _message(entry: Entry, placed: Sequence[_Placed], files: Files, sent: Collec
         if row is not None and data is not None:
             attached.append(Attachment(row.media_type, row.name, start, end, data))
     content = _appended(text, message.content[at:]) if entry.parts else message.content
-    return replace(message, content=content, files=tuple(attached))
+    return (replace(message, content=content, files=tuple(attached)),)
 
 
 def _appended(text: str, more: str) -> str:

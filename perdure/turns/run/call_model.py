@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _LOGGED_CHARS = 2_000
 
-_MOST_HALVINGS = 2
+MOST_HALVINGS = 2
 """How often a turn's prompt is built again with half of the budgets, because it is too long for the model."""
 
 
@@ -51,8 +52,9 @@ class ModelCaller:
         events: TurnEvents,
         timeout_s: float,
         on_left_out: Callable[[Sequence[str]], None],
+        instructions: Callable[[], str],
     ) -> None:
-        """`on_left_out` stores the names of tools that do not fit the prompts."""
+        """`on_left_out` stores the names of tools that do not fit the prompts. `instructions` are the turn's."""
         self.name = endpoints.canonical(name_of(agent.model or runtime.settings.model), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
@@ -64,6 +66,7 @@ class ModelCaller:
         self._events = events
         self._timeout_s = timeout_s
         self._on_left_out = on_left_out
+        self._instructions = cache(instructions)
         self._model: Model = runtime.models(agent.model or runtime.settings.model)
         window = prices.window(agent.model or runtime.settings.model, runtime.settings)
         self._limits = within_window(runtime.settings.memory, window)
@@ -81,7 +84,7 @@ class ModelCaller:
         """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
 
         Raises:
-            ContextTooLong: after `_MOST_HALVINGS`, or if a smaller budget leaves nothing out.
+            ContextTooLong: after `MOST_HALVINGS`, or if a smaller budget leaves nothing out.
             PerdureError: the model failed.
             CallAborted: the turn must stop; the scope has the reason.
         """
@@ -97,8 +100,9 @@ class ModelCaller:
     def _request(self) -> ModelRequest:
         if self._prompt is None:
             self._prompt = build(
-                self._runtime, self._scope, self._turn, self._agent, self._transcript, limits=self._limits
-            )
+                self._runtime, self._scope, self._turn, self._agent, self._transcript,
+                instructions=self._instructions(), limits=self._limits,
+            )  # fmt: skip
         # Read before each call, because an MCP server's tools may change between two steps.
         self.tools = equip(self._runtime, self._scope, self._agent)
         present = self._transcript.present
@@ -108,7 +112,11 @@ class ModelCaller:
             self._runtime.settings.model_settings, self._agent.settings,
             tools={each.name for each in tools.sent}, has_results=any(entry.role is Role.TOOL for entry in present),
         )  # fmt: skip
-        return ModelRequest(self._messages(self._prompt), tools.sent, settings)
+        output = self._agent.output_type
+        return ModelRequest(
+            self._messages(self._prompt), tools.sent, settings,
+            output=None if output is None else output.schema, requires_output=output is not None,
+        )  # fmt: skip
 
     def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
         limits = FileLimits(
@@ -146,7 +154,7 @@ class ModelCaller:
         Raises:
             ContextTooLong: `error`, because nothing is left to try.
         """
-        while self._halvings < _MOST_HALVINGS:
+        while self._halvings < MOST_HALVINGS:
             self._halvings += 1
             self._limits = halved(self._limits, sum(estimate_tokens(each.content) for each in before.messages))
             self._prompt = None
@@ -161,8 +169,10 @@ class ModelCaller:
         self.called_at_s = self._scope.spent_s
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self.called_at_s, 0.001)
-        call = ModelCall(self._runtime.clock, limit_s, self._events.delta, self._events.rewind)
-        call.may_shorten = self._halvings < _MOST_HALVINGS
+        # A reply that may be rejected is not shown before.
+        delta = None if self._agent.judges_replies else self._events.delta
+        call = ModelCall(self._runtime.clock, limit_s, delta, self._events.rewind)
+        call.may_shorten = self._halvings < MOST_HALVINGS
         self._scope.step_within(limit_s)
         with self._scope.calling(call):
             try:

@@ -42,10 +42,10 @@ Committed = TypeVar("Committed")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The content of one commit, except working variables. `asks` tells that the last entry requests tool calls."""
+    """The content of one commit, except working variables. `runs_tools`: the last entry requests tool calls."""
 
     entries: Sequence[Entry]
-    asks: bool = False
+    runs_tools: bool = False
     intents: Sequence[dict[str, object]] = ()
     results: Sequence[Result] = ()
 
@@ -69,7 +69,7 @@ def commit_step(
         "lease_s": tenure.lease_s,
         "turn_id": turn.turn_id,
         "channel": turn.channel,
-        "asks": step.asks,
+        "runs_tools": step.runs_tools,
         "added": len(step.entries),
         "messages": as_json([entry.to_dict(position) for position, entry in enumerate(step.entries, start=1)]),
         "intents": as_json(list(step.intents)),

@@ -36,7 +36,7 @@ from perdure.turns.outcome import (
     Cancelled,
     Lacking,
     NotSaved,
-    Parked,
+    ShutDown,
     Stop,
     Struck,
 )
@@ -75,28 +75,28 @@ class SliceOver:
 class Left:
     """What became of the session. `settled`: the turn at hand was settled.
 
-    `goes_on`: nothing was written. The turn does not wait, since it was cancelled, its session is being ended, or what
-    it waited for has come. `is_kept`: this process still holds the session, which has a next turn to run.
-    `is_unwoken`: the session is released and has a turn to run, but the broker accepted no wake-up. `lacking` is what
-    this process lacks for the turn.
+    `turn_continues`: nothing was written. The turn does not wait, since it was cancelled, its session is being ended,
+    or what it waited for has come. `still_held`: this process still holds the session, which has a next turn to run.
+    `wake_up_failed`: the session is released and has a turn to run, but the broker accepted no wake-up. `unequipped` is
+    what this process lacks for the turn.
     """
 
     settled: bool = False
-    goes_on: bool = False
-    is_kept: bool = False
-    is_unwoken: bool = False
-    lacking: Unequipped | None = None
+    turn_continues: bool = False
+    still_held: bool = False
+    wake_up_failed: bool = False
+    unequipped: Unequipped | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The numbers of turns that this process settled (as done, failed or cancelled), and parked for another worker."""
+    """The numbers of turns that this process settled (as done, failed or cancelled), and left to a later worker."""
 
     settled: int = 0
-    parked: int = 0
+    left: int = 0
 
     def __sub__(self, before: Turns) -> Turns:
-        return Turns(self.settled - before.settled, self.parked - before.parked)
+        return Turns(self.settled - before.settled, self.left - before.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Leaving:
         self._claims = claims
         self._counting = threading.Lock()
         self.turns = Turns()
-        """The numbers of turns that were settled and parked since the process started."""
+        """The numbers of turns that were settled and left since the process started."""
 
     def leave(self, tenure: Tenure, outcome: Concluded | Stop | SliceOver) -> Left:  # noqa: C901, PLR0912 (the match)
         """Settle the turn at hand or leave it to a later worker, and release the session.
@@ -134,32 +134,32 @@ class Leaving:
             return self._release(tenure)
         if isinstance(outcome, Concluded):
             return self._settle(tenure, outcome)
-        turn, limits, lacking = tenure.at_hand, self._limits, None
+        turn, limits, unequipped = tenure.at_hand, self._limits, None
         match outcome:
-            case Parked():
-                row = self._stop(tenure, queries.PARK)
+            case ShutDown():
+                row = self._stop(tenure, queries.SHUT_DOWN)
                 self._runtime.wake.session(tenure.session_id, row.priority)
             case AwaitsDecision(message_seq):
                 given = {"message_seq": message_seq, "delivery_id": new_id(self._runtime.clock)}
                 if (waits := self._wait(tenure, queries.WAIT_APPROVAL, given)) is None:
-                    return Left(goes_on=True)
+                    return Left(turn_continues=True)
                 if waits.delivery_id is not None:
                     self._runtime.wake.delivery(waits.delivery_id)
                 log.info("turn %s waits for a person to decide about its calls", turn.turn_id)
             case AwaitsCalls(message_seq, results):
                 given = {"message_seq": message_seq, "retry_s": UNSENT_S}
                 if self._wait(tenure, queries.WAIT_CALLS, given, results) is None:
-                    return Left(goes_on=True)
-                log.info("turn %s waits for a task or a time", turn.turn_id)
+                    return Left(turn_continues=True)
+                log.info("turn %s waits for a task, a client or a time", turn.turn_id)
             case AwaitsModel(error, wait_s, spent_s, steps, model):
                 given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model}
                 if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
-                    return Left(goes_on=True)
+                    return Left(turn_continues=True)
                 level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns
                 log.log(level, "turn %s waits %g s for a model: %s", turn.turn_id, wait_s, loggable(error))
             case Lacking(what):
-                lacking = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
-                self._claims.leave(tenure.session_id, lacking, publish=not tenure.alone)
+                unequipped = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
+                self._claims.leave(tenure.session_id, unequipped, publish=not tenure.alone)
             case NotSaved(reason):
                 wakes = min(tenure.wakes, _MOST_DOUBLINGS)
                 self._stop(tenure, queries.POSTPONE, wakes=wakes, error=storable(reason))
@@ -172,7 +172,7 @@ class Leaving:
                 try:
                     row = self._stop(tenure, queries.STRIKE, max_attempts=limits.max_attempts, error=noted)
                 except Unavailable as lost:
-                    log.warning("turn %s cannot be parked: %s", turn.turn_id, lost.message)
+                    log.warning("turn %s cannot be left: %s", turn.turn_id, lost.message)
                     raise LeaseLost from lost
                 log.warning(
                     "turn %s: %d of %d attempts failed; retry %s", turn.turn_id, row.strikes, limits.max_attempts,
@@ -182,8 +182,8 @@ class Leaving:
                 assert_never(outcome)
         if not tenure.draining:
             user_share.admit_next(self._runtime, turn.user_id)
-        self._count(parked=1)
-        return Left(lacking=lacking)
+        self._count(left=1)
+        return Left(unequipped=unequipped)
 
     def _settle(self, tenure: Tenure, ended: Concluded) -> Left:
         """Settle the turn, and retry until the database commits; then publish the wake-ups."""
@@ -207,12 +207,12 @@ class Leaving:
             except Exception:  # working memory may lack a turn
                 log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
         if settled is None:  # an earlier try had settled the turn, but its result was lost: the next read has the rest
-            return Left(settled=True, is_kept=True)
+            return Left(settled=True, still_held=True)
         if settled.may_end:  # only now: ending the session removes its working memory
             runtime.wake.ending(tenure.session_id)
         if settled.unsettled and tenure.draining:
             return replace(self._release(tenure), settled=True)
-        return Left(settled=True, is_kept=settled.unsettled > 0)
+        return Left(settled=True, still_held=settled.unsettled > 0)
 
     def _release(self, tenure: Tenure) -> Left:
         """Release a session of which no turn runs."""
@@ -225,7 +225,7 @@ class Leaving:
             user_share.admit_next(self._runtime, UserKey(rows[0].user_id))
             return Left()
         is_woken = self._runtime.wake.session(tenure.session_id, rows[0].priority)
-        return Left(is_unwoken=not is_woken and not tenure.draining)
+        return Left(wake_up_failed=not is_woken and not tenure.draining)
 
     def _stop(self, tenure: Tenure, statement: Statement, **given: Any) -> Row[Any]:
         rows = self._runtime.database.run(statement, _at_hand(tenure, given))
@@ -253,9 +253,9 @@ class Leaving:
             tenure.cancel(tenure.at_hand.turn_id)
         return rows[0] if rows else None
 
-    def _count(self, *, settled: int = 0, parked: int = 0) -> None:
+    def _count(self, *, settled: int = 0, left: int = 0) -> None:
         with self._counting:
-            self.turns = Turns(self.turns.settled + settled, self.turns.parked + parked)
+            self.turns = Turns(self.turns.settled + settled, self.turns.left + left)
 
 
 def settle(

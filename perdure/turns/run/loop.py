@@ -4,8 +4,9 @@
 
 Read this file from top to bottom. `Runner.run` is called by the task `turns.run`, and by a child process for a turn
 that ends its processes. It claims the session and runs its turns, the oldest first (`Runner._run_turn`). Each turn is a
-loop of steps (`Turn`). What stops the loop is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it
-settles the turn, or leaves it to a later worker (`run.leave`).
+loop of steps (`Turn`); what a step does depends on the kind of agent (`OwnTurn`, or an adapter's). What stops the loop
+is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it settles the turn, or leaves it to a later worker
+(`run.leave`).
 
 The tenure has the session's fence. It goes only to code that reads or writes under the fence: `claim`, `keeper`,
 `snapshot`, `commit`, the ledger of the calls, and `leave`. All other code gets the turn's row, and the tenure as a
@@ -16,14 +17,16 @@ model's reply together with the intents of its tool calls, before a tool begins;
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
 transcript, either a message of the user or results of tools, and the model is called; or a reply with open calls, and
 the model is not called again for it. A killed worker leaves each open call in doubt: its intent does not tell whether
-its tool had begun. A `pure` or `idempotent` tool runs again, with the same effect id; an `unsafe` one runs again only
-if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease expires after `lease_s`,
-and a sweeper's wake-up leads to the next claim. No database connection is held during a model call or a tool call.
+its tool had begun. A `pure` or `idempotent` tool runs, perhaps for the second time, with the same effect id; an
+`unsafe` one runs only if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease
+expires after `lease_s`, and a sweeper's wake-up leads to the next claim. No database connection is held during a model
+call or a tool call.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -54,28 +57,29 @@ from perdure.turns.outcome import (
     Failed,
     Lacking,
     Outcome,
-    Parked,
-    Replied,
+    ShutDown,
     Struck,
 )
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.instructions import instructions_of
+from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.run.turn_hooks import TurnHooks
 from perdure.turns.run.verdict import (
     Verdict,
     abandoned_verdict,
-    closings,
     conclude,
     log_failure,
     misconfigured,
     out_of_time,
     render_error,
+    result_entries,
     unknown_agent,
     unrun_verdict,
 )
-from perdure.turns.transcript import Entry, Transcript, said
+from perdure.turns.transcript import Entry, Transcript, reply_entry
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +105,7 @@ class Runner:
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
 
     def turns(self) -> Turns:
-        """The numbers of turns that were settled and parked since the process started."""
+        """The numbers of turns that were settled and left since the process started."""
         return self._leaving.turns
 
     def start(self) -> None:
@@ -132,22 +136,22 @@ class Runner:
                 return Ran(settled + 1)
             if not isinstance(tenure, Tenure):
                 return Ran(settled) if settled else tenure
-            left, until = Left(is_kept=True), self._runtime.clock.monotonic() + _SLICE_S
+            left, until = Left(still_held=True), self._runtime.clock.monotonic() + _SLICE_S
             with self.keeper.keep(tenure):
                 try:
                     while tenure.turn is not None:
                         left = self._run_turn(tenure)
                         settled += left.settled
-                        if not left.is_kept or tenure.draining or self._runtime.clock.monotonic() >= until:
+                        if not left.still_held or tenure.draining or self._runtime.clock.monotonic() >= until:
                             break
                         read_patiently(self._runtime, tenure)  # begins the next turn
-                    if left.is_kept:
+                    if left.still_held:
                         left = self._leaving.leave(tenure, SliceOver())
                 except LeaseLost:
                     log.warning("session %s was claimed by another worker: this one stops running it", session_id)
                     left = Left()
-            if not left.is_unwoken:
-                return Ran(settled) if settled or left.lacking is None else left.lacking
+            if not left.wake_up_failed:
+                return Ran(settled) if settled or left.unequipped is None else left.unequipped
 
     def _run_turn(self, tenure: Tenure) -> Left:
         """Run the turn at hand until it is settled or left to a later worker.
@@ -174,7 +178,7 @@ class Runner:
             except Exception as error:
                 log.exception("turn %s raised an error", turn_id)
                 return self._leaving.leave(tenure, Struck(error))
-        return Left(is_kept=True)  # the turn was settled, although its commit had raised an error
+        return Left(still_held=True)  # the turn was settled, although its commit had raised an error
 
     def _attempt(self, tenure: Tenure) -> Left:  # noqa: C901 (from the transcript to the settled turn)
         """Read the transcript, run the steps, write the verdict, save the snapshot, and settle the turn."""
@@ -194,7 +198,7 @@ class Runner:
                 if isinstance(outcome, Ending):
                     break
                 left = self._leaving.leave(tenure, outcome)
-                if not left.goes_on:
+                if not left.turn_continues:
                     if not isinstance(turn, Cancelled | Failed):
                         turn.announce(outcome)
                     return left
@@ -211,7 +215,7 @@ class Runner:
 
     def _begin(
         self, tenure: Tenure, transcript: Transcript, variables: VariableSet
-    ) -> Steps | Cancelled | Failed | Lacking:
+    ) -> Turn | Cancelled | Failed | Lacking:
         """The turn at hand, or the outcome with which it stops because it cannot begin."""
         row = tenure.at_hand
         agent = self._runtime.agents.find(row.agent)
@@ -222,14 +226,14 @@ class Runner:
                 return Lacking(f"the agent {row.agent!r}")
             return Failed(unknown_agent(row.agent, self._limits.unknown_agent_s))
         try:
-            return steps_of(self._runtime, tenure, agent, transcript, variables)
+            return turn_of(self._runtime, tenure, agent, transcript, variables)
         except (PerdureError, SettingsError) as error:
             log.exception("turn %s cannot begin: its agent, model or a setting cannot be used", row.turn_id)
             return Failed(error if isinstance(error, PerdureError) else misconfigured())
 
-    def child_left(self, session_id: UUID, lacking: Unequipped) -> None:
+    def child_left(self, session_id: UUID, unequipped: Unequipped) -> None:
         """Record that a child of this process has left the session to another worker (see `lease.claim`)."""
-        self._claims.leave(session_id, lacking, publish=False)
+        self._claims.leave(session_id, unequipped, publish=False)
 
     def settle_killed(self, session_id: UUID, fence: Fence, turn_id: UUID, ending: Ending) -> bool:
         """Settle a turn whose process was killed while it held the session under `fence`.
@@ -271,41 +275,19 @@ class Runner:
             if tenure.turn is None:
                 self._leaving.leave(tenure, SliceOver())
             elif tenure.turn.turn_id != turn_id:
-                self._leaving.leave(tenure, Parked())
+                self._leaving.leave(tenure, ShutDown())
             else:
                 self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.turn, ending)))
                 return True
         return False
 
 
-class Steps(Protocol):
-    """The steps of the turn at hand: perdure's own (`Turn`), or those of an adapted agent."""
-
-    @property
-    def case_ids(self) -> tuple[str, ...]:
-        """The ids of the cases in the prompt."""
-        ...
-
-    def run(self) -> Outcome:
-        """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
-
-        Raises:
-            LeaseLost: another worker has the session.
-            Unavailable: the database cannot be reached; the transcript must be read again.
-        """
-        ...
-
-    def announce(self, outcome: Outcome) -> None:
-        """Tell those who follow the turn that it waits."""
-        ...
-
-
 @runtime_checkable
 class RunsItsTurns(Protocol):
     """An agent of another library, which decides what its turns do."""
 
-    def begin_turn(self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet) -> Steps:
-        """The steps of the turn at hand. They begin after the last step in `transcript`.
+    def begin_turn(self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet) -> Turn:
+        """The turn at hand. It begins after the last step in `transcript`.
 
         Raises:
             PerdureError, SettingsError: the agent or its model cannot be used.
@@ -313,19 +295,19 @@ class RunsItsTurns(Protocol):
         ...
 
 
-def steps_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet) -> Steps:
-    """The steps of the turn at hand of `agent`.
+def turn_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet) -> Turn:
+    """The turn at hand of `agent`.
 
     Raises:
         PerdureError, SettingsError: the agent or its model cannot be used.
     """
     if isinstance(agent, RunsItsTurns):
         return agent.begin_turn(runtime, tenure, transcript, variables)
-    return Turn(runtime, tenure, agent, transcript, variables)
+    return OwnTurn(runtime, tenure, agent, transcript, variables)
 
 
-class Turn:
-    """The steps of the turn at hand. Begins after the last step in `transcript`.
+class Turn(ABC):
+    """The turn at hand, from its last committed step until it ends or stops. A subclass knows what a step is.
 
     Attributes:
         transcript: The messages of the session's last turns and of this one, with each step that `run` commits.
@@ -339,28 +321,41 @@ class Turn:
         self._runtime = runtime
         self._tenure = tenure
         self._row = tenure.at_hand
+        self._agent = agent
         self._variables = variables
         self._max_steps = agent.max_steps or settings.max_steps
         self._timeout_s = agent.timeout_s or settings.timeout_s
-        self._may_park = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
+        self._waits_for_models = (agent.on_unavailable or settings.on_unavailable) == OnUnavailable.PARK
         committed = sum(entry.seq is not None for entry in transcript.present)
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
-        self._model = ModelCaller(
-            runtime, tenure, self._row, agent, transcript,
-            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
-        )  # fmt: skip
-        self._calls = CallRunner(runtime, tenure, agent, variables)
         self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
-        self._planned: list[Planned] | None = None
-        """The calls whose intents this process has just committed; `None` when it resumes those of another."""
-        self._incomplete = 0
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
 
     @property
+    @abstractmethod
     def case_ids(self) -> tuple[str, ...]:
-        return self._model.case_ids
+        """The ids of the cases in the prompt."""
+
+    @property
+    @abstractmethod
+    def _model_name(self) -> str:
+        """The name of the turn's model, as the turns that wait for it know it."""
+
+    @property
+    @abstractmethod
+    def _called_at_s(self) -> float:
+        """The turn's run time at the beginning of the last model call."""
+
+    @abstractmethod
+    def _step(self) -> Outcome | None:
+        """Take a step, and commit it; returns `None` if the turn continues.
+
+        Raises:
+            CallAborted, Interrupted: the turn must stop, or the model broke off its answer.
+            PerdureError: the model failed.
+        """
 
     def run(self) -> Outcome:
         """Run steps until the turn ends or stops. May be called again if the turn goes on after a stop.
@@ -372,12 +367,8 @@ class Turn:
         self._events.state("running")
         outcome: Outcome | None = self._before_first_step()
         while outcome is None:
-            outcome = self._why_stop() or self._step()
-        if isinstance(outcome, Ending):
-            outcome = self._hooks.after(outcome)
-            if isinstance(outcome, Failed):
-                self._events.rewind()
-        return outcome
+            outcome = self._why_stop() or self._try_step()
+        return self._end(outcome) if isinstance(outcome, Ending) else outcome
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -392,64 +383,129 @@ class Turn:
         The user's messages are committed after the hooks, which then do not run again.
         """
         stopping = self._tenure.stopping.is_set()
-        may_wait = self._may_park and not stopping and self.transcript.asking() is None
-        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model.name):
+        may_wait = self._waits_for_models and not stopping and self.transcript.open_reply() is None
+        if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
             busy = ProviderError("Earlier turns wait for the model.", transient=True)
-            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model.name)
+            return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
         uncommitted = self.transcript.uncommitted
-        if not self._hooks.agent.before_turn or not uncommitted or stopping:
+        if not self._agent.before_turn or not uncommitted or stopping:
             return None
         failed = self._hooks.before()
         if failed is None:
             self._commit(Step(uncommitted))
         return failed
 
-    def _why_stop(self) -> Cancelled | Parked | Failed | None:
-        """The reason not to take another step, if there is one. Calls whose intents were just committed still run."""
+    def _why_stop(self) -> Cancelled | ShutDown | Failed | None:
+        """The reason not to take another step, if there is one."""
         if self._tenure.lost:
             raise LeaseLost
         if self._tenure.cancelled:
             return Cancelled()
-        if self._planned is not None:
-            return None
         if self._tenure.draining:
-            return Parked()
+            return ShutDown()
         if self._tenure.spent_s >= self._timeout_s:
             return Failed(out_of_time(self._timeout_s))
-        if self.transcript.steps >= self._max_steps and self.transcript.asking() is None:
+        if self.transcript.steps >= self._max_steps and self.transcript.open_reply() is None:
             return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
         return None
 
-    def _step(self) -> Outcome | None:
-        """Call the model, or execute the calls of its last reply, and commit; returns `None` if the turn continues."""
+    def _try_step(self) -> Outcome | None:
+        """Take a step; returns `None` if the turn continues. If the model is unavailable, the turn may wait for it."""
         try:
-            asking = self.transcript.asking()
-            return self._call_model() if asking is None else self._execute(asking)
+            return self._step()
         except (CallAborted, Interrupted) as error:
-            if self._tenure.stopping.is_set():
-                return None  # `_why_stop` returns the reason
             broken = ProviderError("The model broke off its answer.")
             broken.__cause__ = error
-            return Failed(broken)
+            return self._why_stop() or Failed(broken)
         except Unavailable:
             raise
+        except SettingsError:
+            log.exception("turn %s cannot go on: its agent cannot be used", self._row.turn_id)
+            return Failed(misconfigured())
         except PerdureError as error:
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
-            if wait_s is None or not (self._may_park and in_time):
+            if wait_s is None or not (self._waits_for_models and in_time):
                 return Failed(error)
-            return AwaitsModel(error, wait_s, self._model.called_at_s, self.transcript.steps, self._model.name)
+            return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
 
-    def _call_model(self) -> Replied | None:
-        """Call the model. A reply that requests calls is committed with their intents, before a call begins."""
+    def _commit(self, step: Step) -> float | None:
+        """Commit a step and announce its messages; see `commit_step`."""
+        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._events.committed(len(step.entries))
+        return sent_at
+
+    def _refuse(self, reply: Entry, refusal: str) -> None:
+        """Commit a reply of which no call runs."""
+        refused = result_entries(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
+        self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+
+    def _end(self, ending: Ending) -> Ending:
+        """Call the hooks after a turn."""
+        ending = self._hooks.after(ending)
+        if isinstance(ending, Failed):
+            self._events.rewind()
+        return ending
+
+
+class OwnTurn(Turn):
+    """A turn of perdure's own agents. A step is a model call, with the calls of its reply."""
+
+    def __init__(
+        self, runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet
+    ) -> None:
+        super().__init__(runtime, tenure, agent, transcript, variables)
+        self._model = ModelCaller(
+            runtime, tenure, self._row, agent, transcript,
+            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
+            instructions=lambda: instructions_of(runtime, tenure, self._hooks),
+        )  # fmt: skip
+        self._calls = CallRunner(runtime, tenure, agent, variables)
+        self._incomplete = 0
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        return self._model.case_ids
+
+    @property
+    def _model_name(self) -> str:
+        return self._model.name
+
+    @property
+    def _called_at_s(self) -> float:
+        return self._model.called_at_s
+
+    def _before_first_step(self) -> Failed | AwaitsModel | None:
+        if not self._tenure.stopping.is_set():
+            try:
+                self._hooks.make_deps()
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return Failed(error)
+        return super()._before_first_step()
+
+    def _step(self) -> Outcome | None:
+        """Call the model and execute the calls of its reply, or resume the calls that an earlier worker began."""
+        open_reply = self.transcript.open_reply()
+        return self._call_model() if open_reply is None else self._execute(open_reply)
+
+    def _call_model(self) -> Outcome | None:
+        """Call the model. A reply that requests calls is committed with their intents, before a call begins.
+
+        A reply that is no output of the agent is committed, and the model is called again.
+        """
         made = self._model.call()
-        reply = said(self._row.turn_id, made, self.transcript.call_ids)
+        reply = reply_entry(self._row.turn_id, made, self.transcript.call_ids)
         if not reply.tool_calls:
-            return Replied(reply)
+            judged = judge(reply, self._hooks)
+            if isinstance(judged, Entry):
+                self._commit(Step([*self.transcript.uncommitted, judged]))
+                return None
+            return judged
         refusal = why_calls_do_not_run(made)
         if refusal is not None:
-            refused = closings(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
-            self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+            self._refuse(reply, refusal)
             self._incomplete += 1
             if self._incomplete == _MOST_INCOMPLETE:
                 raise IncompleteReply(f"The model's replies broke off {_MOST_INCOMPLETE} times in a row, so I stopped.")
@@ -462,23 +518,20 @@ class Turn:
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], asks=True, intents=intents))
-        if not waits:
-            self._calls.intended(planned, sent_at)
-            self._planned = planned
-        return None
+        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=True, intents=intents))
+        open_reply = self.transcript.open_reply()
+        if waits or open_reply is None or self._tenure.unwanted.is_set():
+            return None
+        self._calls.intended(planned, sent_at)
+        return self._execute(open_reply, planned)
 
-    def _execute(self, asking: Entry) -> Outcome | None:
-        """Execute the calls of the message `asking`, or resume those that an earlier worker began, and commit."""
-        planned, self._planned = self._planned, None
-        answered = self._calls.answer(asking, planned)
+    def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
+        """Execute the calls of the message `open_reply`, and commit their results.
+
+        `planned` are the calls whose intents this process has just committed; `None`: those of an earlier worker.
+        """
+        answered = self._calls.answer(open_reply, planned)
         if not isinstance(answered, Sequence):
             return answered
-        self._commit(Step(closings(asking, [result.text for result in answered]), results=answered))
+        self._commit(Step(result_entries(open_reply, [result.text for result in answered]), results=answered))
         return None
-
-    def _commit(self, step: Step) -> float | None:
-        """Commit a step and announce its messages; see `commit_step`."""
-        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._events.committed(len(step.entries))
-        return sent_at

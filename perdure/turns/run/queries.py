@@ -29,7 +29,7 @@ STEP = Statement(
         UPDATE sessions
         SET message_count = message_count + %(added)s,
             tick = tick + 1,
-            state = CASE WHEN %(asks)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
+            state = CASE WHEN %(runs_tools)s THEN {sql(Trigger.TOOL_REQUESTED)} ELSE {sql(Trigger.TOOL_RESULT)} END,
             strikes = 1,
             claims = CASE WHEN {_SUSPECT} THEN claims ELSE 1 END,
             deaths = CASE WHEN {_SUSPECT} THEN deaths ELSE 0 END,
@@ -140,4 +140,20 @@ LEAVE_OUT_TOOLS = Statement(
     UPDATE turns SET tools_left_out = nullif(%(names)s::jsonb, '[]')
     WHERE turn_id = %(turn_id)s::uuid AND EXISTS (SELECT FROM sessions WHERE {HELD})
     """,
+)
+
+# Stores the instructions that a function of the agent made for the turn, and returns those stored first.
+KEEP_INSTRUCTIONS = Statement(
+    "turns.keep_instructions",
+    f"""
+    UPDATE turns SET instructions = coalesce(instructions, %(instructions)s)
+    WHERE turn_id = %(turn_id)s::uuid AND EXISTS (SELECT FROM sessions WHERE {HELD})
+    RETURNING instructions
+    """,
+)
+
+INSTRUCTIONS = Statement(
+    "turns.instructions",
+    "SELECT instructions FROM turns WHERE turn_id = %(turn_id)s",
+    writes=False,
 )

@@ -132,7 +132,7 @@ def save(runtime: Runtime, tenure: Tenure, verdict: Verdict, memory: Memory) -> 
             tuple(ToolCall.from_dict(call) for call in each["tool_calls"] or ()),
             each["tool_call_id"],
         )
-        for each in verdict.said
+        for each in verdict.for_models
     ]
     snapshot = AgentSnapshot(
         agent_id=tenure.session_id,

@@ -65,8 +65,8 @@ class Verdict:
         return None if self.usage is None else Usage.from_dict(self.usage)
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        """`messages` without the reply of a failed turn, which no model receives."""
+    def for_models(self) -> list[dict[str, Any]]:
+        """`messages` without the reply of a failed turn, which no later prompt has."""
         return self.messages[:-1] if self.status == "failed" else self.messages
 
     def to_json(self) -> str:
@@ -91,11 +91,11 @@ def conclude(
 
     `case_ids` names the cases in the prompt.
     """
-    asking, closing, variables = transcript.asking(), [], None
+    open_reply, closing, variables = transcript.open_reply(), [], None
     closed = isinstance(ending, Replied) and bool(ending.closing)
-    if asking is not None and not closed:  # some calls may have finished
-        results, changes = recorded(executor, asking.turn_id, asking)
-        closing = closings(asking, [result.text for result in results])
+    if open_reply is not None and not closed:  # some calls may have finished
+        results, changes = recorded(executor, open_reply.turn_id, open_reply)
+        closing = result_entries(open_reply, [result.text for result in results])
         if changes:
             kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
             replayed = VariableSet(load_object(kept[0].variables) if kept else None)
@@ -186,9 +186,9 @@ def _verdict(
     )
 
 
-def closings(asking: Entry, texts: Sequence[str]) -> list[Entry]:
-    """The entries that answer the calls of `asking` with `texts`, in the order of the calls."""
-    return [result_of(asking.turn_id, call, text) for call, text in zip(asking.tool_calls, texts, strict=True)]
+def result_entries(open_reply: Entry, texts: Sequence[str]) -> list[Entry]:
+    """The entries that answer the calls of `open_reply` with `texts`, in the order of the calls."""
+    return [result_of(open_reply.turn_id, call, text) for call, text in zip(open_reply.tool_calls, texts, strict=True)]
 
 
 def abandoned_verdict(runtime: Runtime, turn: TurnRow, strikes: int) -> Verdict:

@@ -10,8 +10,10 @@ from uuid import UUID
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import CallDeferred, ExternalToolset
+from pydantic_ai.tools import ToolDefinition
 
-from perdure import adapt, effect, effect_id, tool
+from perdure import adapt, effect, effect_id, external_tool, tool
 from perdure.agents import Agent, Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
@@ -21,6 +23,8 @@ from tests.conftest import RecordingWaker
 from tests.turns.harness import PATIENCE_S, Harness
 
 KINDS = ("native", "adapted")
+DEFERRING = "deferring"
+"""An adapted agent whose tools outside raise `CallDeferred`, instead of being those of an `ExternalToolset`."""
 
 
 @dataclass
@@ -41,9 +45,12 @@ class Bench:
         """An agent of the kind with these tools and limits."""
         if self.kind == "native":
             return Agent("assistant", "You help.", [self._native(each) for each in tools], **limits)
-        bare = PydanticAgent(name="assistant", instructions="You help.")
+        outside = [each.name for each in tools if each.outside and self.kind != DEFERRING]
+        external = [ExternalToolset([ToolDefinition(name=name, description="Act.") for name in outside])]
+        bare = PydanticAgent(name="assistant", instructions="You help.", toolsets=external if outside else [])
         for each in tools:
-            self._give(bare, each)
+            if each.name not in outside:
+                self._give(bare, each)
         return adapt(bare, **limits)
 
     @property
@@ -53,6 +60,9 @@ class Bench:
         return {name: names.count(name) for name in names}
 
     def _native(self, given: Tool) -> Any:
+        if given.outside:
+            return external_tool(given.name, "Act.", requires_approval=given.requires_approval)
+
         def act(context: ToolContext, amount: int = 0) -> str:
             """Record the run."""
             return self._run(given, context.effect_id, amount)
@@ -79,15 +89,17 @@ class Bench:
 
     def _run(self, given: Tool, effect_id: UUID, amount: int) -> str:
         self.ran.append((given.name, effect_id))
+        if given.outside:
+            raise CallDeferred(metadata={"amount": amount})
         if given.waits:
             self.entered.set()
             self.gate.wait(PATIENCE_S)
-        return f"{given.name} {amount}"
+        return given.result or f"{given.name} {amount}"
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool of both kinds of agents. `waits`: it waits until the test opens the gate."""
+    """A tool of both kinds of agents. `waits`: it waits until the test opens the gate. `outside`: a client runs it."""
 
     name: str = "act"
     effect: str = "unsafe"
@@ -95,6 +107,8 @@ class Tool:
     requires_approval: bool = False
     timeout_s: float | None = None
     waits: bool = False
+    outside: bool = False
+    result: str = ""
 
 
 @pytest.fixture

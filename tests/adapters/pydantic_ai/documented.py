@@ -1,67 +1,98 @@
-"""Agents from pydantic-ai's documentation, as they stand there, except that scripted models answer.
+"""Agents from pydantic-ai's examples and documentation, as they stand there, except that scripted models answer.
 
-Each `Documented` has the agent, its model, and how a plain run calls it.
+The files in `examples` are those of the package `pydantic-ai-examples`, unchanged. Each `Documented` has the agent, the
+replies of its model, and how a plain run calls it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable, Iterable
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
+import httpx
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry, RunContext, format_prompt
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+Line = str | list[tuple[str, dict[str, Any]]]
+"""A reply: text, or calls of tools."""
+
 
 @dataclass
 class Documented:
-    """An agent, the replies of its model, the prompt, and the dependencies of a run."""
+    """An agent, the replies of its model, the prompts of a conversation, and the dependencies of a run."""
 
     agent: Agent[Any, Any]
-    script: list[str | list[tuple[str, dict[str, Any]]]]
-    prompt: str
+    script: Sequence[Line]
+    prompts: Sequence[str]
     deps: Callable[[], Any] | None = None
-    seen: list[int] = field(default_factory=list)
+    inner: Sequence[tuple[Agent[Any, Any], Sequence[Line]]] = ()
+    """The agents that tools run, with the replies of their models."""
+    seen: list[list[ModelMessage]] = field(default_factory=list)
+    """What the model received with each request."""
 
-    def model(self) -> FunctionModel:
-        """A new model that replies by the script: with text, or with calls."""
-        replies = iter(self.script)
-
-        def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
-            self.seen.append(len(messages))
-            line = next(replies)
-            if isinstance(line, str):
-                return ModelResponse(parts=[TextPart(line)])
-            return ModelResponse(
-                parts=[
-                    ToolCallPart(name, arguments, tool_call_id=f"call_{number}")
-                    for number, (name, arguments) in enumerate(line)
-                ]
-            )
-
-        return FunctionModel(answer)
+    @contextmanager
+    def scripted(self) -> Iterator[None]:
+        """Let new models reply by the scripts within the block."""
+        agents = [(self.agent, self.script, self.seen), *((each, script, []) for each, script in self.inner)]
+        models = [(each, each.model) for each, _, _ in agents]
+        try:
+            for each, script, seen in agents:
+                each.model = _model(script, seen)
+            yield
+        finally:
+            for each, model in models:
+                each.model = model
 
 
-# --- the roulette wheel and the dice game -------------------------------------------------------
+def _model(script: Sequence[Line], seen: list[list[ModelMessage]]) -> FunctionModel:
+    replies = iter(script)
 
-roulette_agent = Agent[int, bool](
-    deps_type=int,
-    output_type=bool,
-    system_prompt=(
-        "Use the `roulette_wheel` function to see if the customer has won based on the number they provide."
-    ),
-)
+    def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+        seen.append(messages)
+        line = next(replies)
+        if isinstance(line, str):
+            return ModelResponse(parts=[TextPart(line)])
+        return ModelResponse(
+            parts=[
+                ToolCallPart(name, arguments, tool_call_id=f"call_{number}")
+                for number, (name, arguments) in enumerate(line)
+            ]
+        )
+
+    return FunctionModel(answer)
 
 
-@roulette_agent.tool
-async def roulette_wheel(ctx: RunContext[int], square: int) -> str:
-    """Check if the square is a winner."""
-    return "winner" if square == ctx.deps else "loser"
+_ABSENT = ("logfire", "pydantic_ai.ui.ag_ui")
+"""What the examples import to report their runs to a service, and to serve them to a browser."""
 
+_KEYS = ("OPENAI_API_KEY", "GROQ_API_KEY")
+
+
+def example(name: str) -> ModuleType:
+    """The module `name` of `examples`."""
+    stubs = {each: mock.MagicMock() for each in _ABSENT if each not in sys.modules}
+    sys.modules.update(stubs)
+    try:
+        with mock.patch.dict(os.environ, dict.fromkeys(_KEYS, "none")):
+            return importlib.import_module(f"tests.adapters.pydantic_ai.examples.{name}")
+    finally:
+        for each in stubs:
+            del sys.modules[each]
+
+
+# --- the dice game of the documentation --------------------------------------------------------
 
 dice_agent = Agent(
     deps_type=str,
@@ -82,101 +113,6 @@ def roll_dice() -> str:
 def get_player_name(ctx: RunContext[str]) -> str:
     """Get the player's name."""
     return ctx.deps
-
-
-# --- bank support -------------------------------------------------------------------------------
-
-
-class DatabaseConn:
-    """The fake database of the documentation."""
-
-    @classmethod
-    async def customer_name(cls, *, id: int) -> str | None:  # noqa: A002 (as documented)
-        """The customer's name."""
-        return "John" if id == 123 else None
-
-    @classmethod
-    async def customer_balance(cls, *, id: int, include_pending: bool) -> float:  # noqa: A002 (the same)
-        """The customer's balance."""
-        if id == 123:
-            return 123.45 if include_pending else 100.00
-        raise ValueError("Customer not found")
-
-
-@dataclass
-class SupportDependencies:
-    """The dependencies of the support agent."""
-
-    customer_id: int
-    db: DatabaseConn
-
-
-class SupportOutput(BaseModel):
-    """The output of the support agent."""
-
-    support_advice: str = Field(description="Advice returned to the customer")
-    block_card: bool = Field(description="Whether to block their card or not")
-    risk: int = Field(description="Risk level of query", ge=0, le=10)
-
-
-support_agent = Agent(
-    deps_type=SupportDependencies,
-    output_type=SupportOutput,
-    instructions=(
-        "You are a support agent in our bank, give the customer support and judge the risk level of their query. "
-        "Reply using the customer's name."
-    ),
-)
-
-
-@support_agent.instructions
-async def add_customer_name(ctx: RunContext[SupportDependencies]) -> str:
-    """Add the customer's name."""
-    customer_name = await ctx.deps.db.customer_name(id=ctx.deps.customer_id)
-    return f"The customer's name is {customer_name!r}"
-
-
-@support_agent.tool
-async def customer_balance(ctx: RunContext[SupportDependencies], include_pending: bool) -> str:
-    """Returns the customer's current account balance."""
-    balance = await ctx.deps.db.customer_balance(id=ctx.deps.customer_id, include_pending=include_pending)
-    return f"${balance:.2f}"
-
-
-# --- weather ------------------------------------------------------------------------------------
-
-
-class LatLng(BaseModel):
-    """A place on Earth."""
-
-    lat: float
-    lng: float
-
-
-@dataclass
-class WeatherDeps:
-    """The dependencies of the weather agent: a client, here without a network."""
-
-    places: dict[str, LatLng]
-
-
-weather_agent = Agent(
-    instructions="Be concise, reply with one sentence.",
-    deps_type=WeatherDeps,
-    retries=2,
-)
-
-
-@weather_agent.tool
-async def get_lat_lng(ctx: RunContext[WeatherDeps], location_description: str) -> LatLng:
-    """Get the latitude and longitude of a location."""
-    return ctx.deps.places[location_description]
-
-
-@weather_agent.tool
-async def get_weather(ctx: RunContext[WeatherDeps], lat: float, lng: float) -> dict[str, Any]:
-    """Get the weather at a location."""
-    return {"temperature": f"{21 + round(lat - lng) % 3} °C", "description": "Sunny"}
 
 
 # --- SQL generation -----------------------------------------------------------------------------
@@ -217,156 +153,137 @@ async def validate_sql_output(output: Success | InvalidRequest) -> Success | Inv
     return output
 
 
-# --- flight booking -----------------------------------------------------------------------------
+# --- the examples -------------------------------------------------------------------------------
 
 
-class FlightDetails(BaseModel):
-    """Details of the most suitable flight."""
-
-    flight_number: str
-    price: int
-    origin: str = Field(description="Three-letter airport code")
-    destination: str = Field(description="Three-letter airport code")
-    date: date
-
-
-class NoFlightFound(BaseModel):
-    """When no valid flight is found."""
-
-
-@dataclass
-class FlightDeps:
-    """What the search agent needs."""
-
-    web_page_text: str
-    req_origin: str
-    req_destination: str
-    req_date: date
+def _bank() -> Documented:
+    bank = example("bank_support")
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    cursor = connection.cursor()
+    cursor.execute("CREATE TABLE customers(id, name, balance)")
+    cursor.execute("INSERT INTO customers VALUES (123, 'John', 123.45)")
+    vars(bank)["cur"] = cursor  # a global variable, as when the example is the main program
+    advice = {"support_advice": "Hello John, $123.45.", "block_card": False}
+    return Documented(
+        bank.support_agent,
+        [
+            [("customer_balance", {})],
+            [("final_result", {**advice, "risk": "high"})],
+            [("final_result", {**advice, "risk": 1})],
+            [("final_result", {"support_advice": "I'm sorry.", "block_card": True, "risk": 8})],
+        ],
+        ["What is my balance?", "I just lost my card!"],
+        lambda: bank.SupportDependencies(customer_id=123, db=bank.DatabaseConn(sqlite_conn=connection)),
+    )
 
 
-search_agent = Agent[FlightDeps, FlightDetails | NoFlightFound](
-    output_type=FlightDetails | NoFlightFound,  # type: ignore[arg-type]
-    deps_type=FlightDeps,
-    retries=4,
-    system_prompt="Your job is to find the cheapest flight for the user on the given date. ",
-)
-
-extraction_replies: Iterable[Any] = ()
-
-extraction_agent = Agent(
-    FunctionModel(
-        lambda _, info: ModelResponse(
-            parts=[
-                ToolCallPart(
-                    info.output_tools[0].name,
-                    {
-                        "response": [
-                            {
-                                "flight_number": "SFO-AK123",
-                                "price": 350,
-                                "origin": "SFO",
-                                "destination": "ANC",
-                                "date": "2025-01-10",
-                            }
-                        ]
-                    },
-                )
-            ]
-        )
-    ),
-    output_type=list[FlightDetails],
-    system_prompt="Extract all the flight details from the given text.",
-)
-
-
-@search_agent.tool
-async def extract_flights(ctx: RunContext[FlightDeps]) -> list[FlightDetails]:
-    """Get details of all flights."""
-    result = await extraction_agent.run(ctx.deps.web_page_text, usage=ctx.usage)
-    return result.output
-
-
-@search_agent.output_validator
-async def validate_output(
-    ctx: RunContext[FlightDeps], output: FlightDetails | NoFlightFound
-) -> FlightDetails | NoFlightFound:
-    """Procedural validation that the flight meets the constraints."""
-    if isinstance(output, NoFlightFound):
-        return output
-    errors: list[str] = []
-    if output.origin != ctx.deps.req_origin:
-        errors.append(f"Flight should have origin {ctx.deps.req_origin}, not {output.origin}")
-    if output.destination != ctx.deps.req_destination:
-        errors.append(f"Flight should have destination {ctx.deps.req_destination}, not {output.destination}")
-    if errors:
-        raise ModelRetry("\n".join(errors))
-    return output
-
-
-_FLIGHT = {"flight_number": "SFO-AK123", "price": 350, "destination": "ANC", "date": "2025-01-10"}
-_PLACES = {"London": LatLng(lat=51.1, lng=-0.1), "Wiltshire": LatLng(lat=51.2, lng=-2.0)}
-
-Name = Literal["roulette", "dice", "bank", "weather", "sql", "flight"]
-
-
-def documented() -> dict[str, Documented]:
-    """The agents by name."""
-    return {
-        "roulette": Documented(
-            roulette_agent,
-            [[("roulette_wheel", {"square": 18})], [("final_result", {"response": True})]],
-            "Put my money on square eighteen",
-            lambda: 18,
-        ),
-        "dice": Documented(
-            dice_agent,
-            [[("roll_dice", {})], [("get_player_name", {})], "Congratulations Anne, you guessed correctly!"],
-            "My guess is 4",
-            lambda: "Anne",
-        ),
-        "bank": Documented(
-            support_agent,
+def _weather() -> Documented:
+    weather = example("weather_agent")
+    answers = {"/latlng": {"lat": 51.1, "lng": -0.1}, "/number": 21, "/weather": "Sunny"}
+    served = httpx.MockTransport(lambda request: httpx.Response(200, json=answers[request.url.path]))
+    return Documented(
+        weather.weather_agent,
+        [
             [
-                [("customer_balance", {"include_pending": True})],
-                [("final_result", {"support_advice": "Hello John, $123.45.", "block_card": False, "risk": 11})],
-                [("final_result", {"support_advice": "Hello John, $123.45.", "block_card": False, "risk": 1})],
+                ("get_lat_lng", {"location_description": "London"}),
+                ("get_lat_lng", {"location_description": "Wiltshire"}),
             ],
-            "What is my balance?",
-            lambda: SupportDependencies(customer_id=123, db=DatabaseConn()),
-        ),
-        "weather": Documented(
-            weather_agent,
-            [
-                [
-                    ("get_lat_lng", {"location_description": "London"}),
-                    ("get_lat_lng", {"location_description": "Wiltshire"}),
-                ],
-                [("get_weather", {"lat": 51.1, "lng": -0.1}), ("get_weather", {"lat": "north", "lng": 1})],
-                [("get_weather", {"lat": 51.2, "lng": -2.0})],
-                "It is sunny in London and in Wiltshire.",
-            ],
-            "What is the weather like in London and in Wiltshire?",
-            lambda: WeatherDeps(_PLACES),
-        ),
-        "sql": Documented(
-            sql_agent,
-            [
-                [("final_result_Success", {"sql_query": "DELETE FROM records", "explanation": "all"})],
-                [("final_result_Success", {"sql_query": "SELECT * FROM records", "explanation": "all"})],
-            ],
-            "show me logs from yesterday, with level error",
-        ),
-        "flight": Documented(
-            search_agent,
-            [
-                [("extract_flights", {})],
-                [("final_result_FlightDetails", {**_FLIGHT, "origin": "LAX"})],
-                [("final_result_FlightDetails", {**_FLIGHT, "origin": "SFO"})],
-            ],
-            "Find me a flight from SFO to ANC on 2025-01-10",
-            lambda: FlightDeps("SFO-AK123 …", "SFO", "ANC", date(2025, 1, 10)),
-        ),
+            [("get_weather", {"lat": 51.1, "lng": -0.1}), ("get_weather", {"lat": "north", "lng": 1})],
+            [("get_weather", {"lat": 51.2, "lng": -2.0})],
+            "It is sunny in London and in Wiltshire.",
+        ],
+        ["What is the weather like in London and in Wiltshire?"],
+        lambda: weather.Deps(httpx.AsyncClient(transport=served)),
+    )
+
+
+def _flight() -> Documented:
+    booking = example("flight_booking")
+    found = {"flight_number": "SFO-AK123", "price": 350, "origin": "SFO", "destination": "ANC", "date": "2025-01-10"}
+    return Documented(
+        booking.search_agent,
+        [
+            [("extract_flights", {})],
+            [("final_result_FlightDetails", {**found, "origin": "LAX"})],
+            [("final_result_FlightDetails", found)],
+        ],
+        ["Find me a flight from SFO to ANC on 2025-01-10"],
+        lambda: booking.Deps(booking.flights_web_page, "SFO", "ANC", date(2025, 1, 10)),
+        [(booking.extraction_agent, [[("final_result", {"response": [found]})]])],
+    )
+
+
+def _medical() -> Documented:
+    medical = example("medical_agent_delegation")
+    report = {
+        "diagnosis": ["angina"],
+        "differential": [],
+        "recommended_tests": ["ECG"],
+        "immediate_actions": [],
+        "estimated_time_minutes": 30,
     }
+    return Documented(
+        medical.triage_agent,
+        [
+            [("consult_specialist", {"specialty": "cardiology", "question": "Chest pain?"})],
+            [
+                (
+                    "final_result",
+                    {"specialty": "cardiology", "final_report": report, "final_status": "resolved_by_specialist"},
+                )
+            ],
+        ],
+        ["Sudden severe chest pain."],
+        lambda: medical.PatientInfo(patient_id="P001", age=64, known_conditions=["hypertension"]),
+        [(medical.cardiology_agent, [[("final_result", report)]])],
+    )
+
+
+def _roulette() -> Documented:
+    roulette = example("roulette_wheel")
+    return Documented(
+        roulette.roulette_agent,
+        [
+            [("roulette_wheel", {"square": 18})],
+            [("final_result", {"response": True})],
+            [("roulette_wheel", {"square": 5})],
+            [("final_result", {"response": False})],
+        ],
+        ["Put my money on square eighteen", "I bet five is the winner"],
+        lambda: roulette.Deps(winning_number=18),
+    )
+
+
+def _dice() -> Documented:
+    return Documented(
+        dice_agent,
+        [[("roll_dice", {})], [("get_player_name", {})], "Congratulations Anne, you guessed correctly!", "Again?"],
+        ["My guess is 4", "And now?"],
+        lambda: "Anne",
+    )
+
+
+def _sql() -> Documented:
+    return Documented(
+        sql_agent,
+        [
+            [("final_result_Success", {"sql_query": "DELETE FROM records", "explanation": "all"})],
+            [("final_result_Success", {"sql_query": "SELECT * FROM records", "explanation": "all"})],
+        ],
+        ["show me logs from yesterday, with level error"],
+    )
+
+
+DOCUMENTED: dict[str, Callable[[], Documented]] = {
+    "bank": _bank,
+    "dice": _dice,
+    "flight": _flight,
+    "medical": _medical,
+    "roulette": _roulette,
+    "sql": _sql,
+    "weather": _weather,
+}
+"""The agents by name."""
 
 
 def shown(output: Any) -> str:

@@ -27,7 +27,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 
 from perdure import TurnStarted, adapt, effect, effect_id
 from perdure.adapters.adopt import collect
@@ -446,7 +446,6 @@ def test_the_names_of_units_are_pinned() -> None:
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: PydanticAgent("test", name="a", deps_type=Deps), {}, "needs dependencies"),
     (lambda: PydanticAgent("test"), {}, "without a name"),
-    (lambda: PydanticAgent("test", name="a", toolsets=[ExternalToolset([])]), {}, "run outside the agent"),
     (lambda: PydanticAgent("test", name="a"), {"deps": 3}, "accepted: a function with one parameter"),
     (lambda: Agent("a", "b"), {}, "accepted: an Agent of pydantic-ai"),
 ]

@@ -15,9 +15,12 @@ from uuid import UUID
 
 import pytest
 
+from perdure import GuardRejected, ToolCalled, ToolCalling, required
 from perdure.access.tenants import UserKey
+from perdure.errors import ContextTooLong
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from perdure.tools.registry import DidNotHappen, Happened, Unknown
+from perdure.text.untrusted import cut
+from perdure.tools.registry import MAX_RESULT_CHARS, DidNotHappen, Happened, Unknown
 from perdure.turns.calls.approvals import DENIED, EXPIRED, decide, parse_decision
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
@@ -89,37 +92,95 @@ def test_the_next_turn_continues_the_conversation(harness: Harness, bench: Bench
     ]  # fmt: skip
 
 
+def test_hooks_around_a_call(harness: Harness, bench: Bench, kind: str) -> None:
+    """A hook sees the call's id, its arguments and its result; a required one that raises takes the call's place."""
+    seen: list[Any] = []
+
+    def at_most_1(call: ToolCalling) -> None:
+        seen.append((call.tool, call.effect_id, dict(call.arguments)))
+        if call.arguments["amount"] > 1:
+            raise GuardRejected("At most 1.")
+
+    def secret(called: ToolCalled) -> None:
+        seen.append(called.result)
+        if called.call.tool == "look":
+            raise LookupError
+
+    bench.equip(Tool("look"), Tool("act"), before_tool=[required(at_most_1)], after_tool=[required(secret)])
+    harness.script(
+        calls(("act", {"amount": 1})), calls(("act", {"amount": 2})), calls(("look", {"amount": 0})), says("done")
+    )
+    harness.ask()
+    shown = "Error: {}" if kind == "native" else '{{"error":"{}"}}'  # as pydantic-ai shows a failed call
+    refusals = ("At most 1.", "A guard of this installation refused this.")
+    assert _results(harness) == ["act 1", *map(shown.format, refusals)]
+    assert _statuses(harness) == ["done", "failed", "failed"]
+    assert bench.counts == {"act": 1, "look": 1}
+    ids = [row.effect_id for row in harness.sql("SELECT effect_id FROM tool_effects ORDER BY message_seq")]
+    assert seen == [
+        ("act", ids[0], {"amount": 1}), "act 1", ("act", ids[1], {"amount": 2}),
+        ("look", ids[2], {"amount": 0}), "look 0",
+    ]  # fmt: skip
+
+
+def test_a_long_result_is_cut(harness: Harness, bench: Bench) -> None:
+    """The model, and the transcript, have as much of it as a prompt has room for."""
+    long = "x" * (MAX_RESULT_CHARS + 1)
+    bench.equip(Tool(result=long))
+    harness.script(*ONE)
+    harness.ask()
+    assert _results(harness) == [cut(long, MAX_RESULT_CHARS)]
+    assert harness.model.requests[-1].messages[-1].content == cut(long, MAX_RESULT_CHARS)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_prompt_that_is_too_long_is_halved(harness: Harness, bench: Bench, is_last: bool) -> None:
+    """The model is called again without a part of the history; if nothing is left out, the turn fails."""
+    bench.equip(Tool(), casebank=False)
+    for number in range(0 if is_last else 4):
+        harness.script(says(f"answer {number}"))
+        harness.ask("x" * 400)
+    before = len(harness.model.requests)
+    harness.script(ContextTooLong("It is too long."), says("short"))
+    turn = harness.ask("y" * 400)
+    asked = harness.model.requests[before:]
+    if is_last:
+        assert (turn["error"]["code"], len(asked)) == ("CONTEXT_TOO_LONG", 1)
+    else:
+        assert turn["reply"]["text"] == "short"
+        assert 2 <= len(asked[1].messages) < len(asked[0].messages)
+
+
 Boundary = tuple[Literal["before", "after"], str, int]
 
 
-def _boundaries(kind: str) -> list[Boundary]:
-    """The commits of an undisturbed turn with two calls in one reply, with the number of times that each occurs."""
-    finish = "turns.finish_effect" if kind == "native" else "turns.finish_unit"
-    counts = {"turns.claim": 1, "turns.step": 2, finish: 2, "turns.settle": 1}
-    return [
-        (moment, name, nth)
-        for name, count in counts.items()
-        for nth in range(1, count + 1)
-        for moment in ("before", "after")
-    ]
+COMMITS = {"turns.claim": 1, "turns.step": 2, "turns.finish_effect": 2, "turns.settle": 1}
+"""The commits of an undisturbed turn with two calls in one reply, with the number of times that each occurs."""
 
+BOUNDARIES: list[Boundary] = [
+    (moment, name, nth)
+    for name, count in COMMITS.items()
+    for nth in range(1, count + 1)
+    for moment in ("before", "after")
+]
 
 CRASHES = [
     (kind, each)
     for kind in KINDS
-    for each in _boundaries(kind)
-    if each[1] != "turns.finish_effect"  # in the tool's thread, which no exception ends: see tests/processes
+    for each in BOUNDARIES
+    # A native tool's thread commits its result, and no exception ends it: see tests/processes.
+    if (kind, each[1]) != ("native", "turns.finish_effect")
 ]
 
 
-def test_the_enumeration_is_complete(harness: Harness, bench: Bench, kind: str) -> None:
-    """`_boundaries` lists the commits of an undisturbed turn."""
+def test_the_enumeration_is_complete(harness: Harness, bench: Bench) -> None:
+    """`BOUNDARIES` lists the commits of an undisturbed turn."""
     bench.equip(Tool("look", "pure"), Tool("act"))
     harness.script(calls(("look", {}), ("act", {})), says("done"))
     sent, seen = harness.send(), []
     with harness.hooked(lambda moment, name: seen.append((moment, name))):
         harness.run(sent.session_id)
-    expected = sorted((moment, name) for moment, name, _ in _boundaries(kind))
+    expected = sorted((moment, name) for moment, name, _ in BOUNDARIES)
     assert sorted(each for each in seen if each in set(expected)) == expected
     assert {name for _, name in seen} - {name for _, name in expected} <= {"context.past", "turns.history"}
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import FunctionToolset, UsageLimits
+from pydantic_ai import FunctionToolset, UsageLimits, WrapperToolset
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
@@ -18,9 +18,9 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 
-from perdure import TurnStarted, adapt, effect
+from perdure import TurnStarted, adapt, effect, effect_id
 from perdure.agents import Agents
-from perdure.errors import ProviderError
+from perdure.errors import Conflict, ProviderError, Unavailable
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.loop import Runner
@@ -299,6 +299,61 @@ def test_dependencies_of_many_turns_are_made_side_by_side(harness: Harness) -> N
     runner = Runner(harness.runtime, "many")
     side_by_side(*[lambda each=each: runner.run(each.session_id) for each in sent])
     assert {harness.turn(each.turn_id)["status"] for each in sent} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Conflict("Not now."), "CONFLICT"),
+        (Unavailable("Its database is away."), "UNAVAILABLE"),
+        (LookupError("x"), "GUARD_REJECTED"),
+    ],
+    ids=repr,
+)
+def test_dependencies_that_cannot_be_made_fail_the_turn(harness: Harness, error: Exception, code: str) -> None:
+    """As a required hook does: at once, and without an attempt."""
+
+    def deps(_: TurnStarted) -> None:
+        raise error
+
+    _use(harness, PydanticAgent(name="assistant"), Scripting("hi").model, deps=deps)
+    turn = harness.ask()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", code)
+
+
+class _Persistent(WrapperToolset[Any]):
+    """Calls a tool again that fails."""
+
+    async def call_tool(self, *given: Any, **named: Any) -> Any:
+        try:
+            return await super().call_tool(*given, **named)
+        except ValueError:
+            return await super().call_tool(*given, **named)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_toolset_that_calls_a_tool_again(harness: Harness, number: int) -> None:
+    """The runs are one unit: one row, one id, and the result of the last run."""
+    tools, ids = FunctionToolset[Any](), []
+
+    @tools.tool_plain
+    def act() -> str:
+        """Act."""
+        ids.append(effect_id())
+        if len(ids) == 1:
+            raise ValueError("busy")
+        return f"run {len(ids)}"
+
+    bare = PydanticAgent(name="assistant", toolsets=[_Persistent(tools)])
+    _use(harness, bare, Scripting([_call("act", f"c{each}") for each in range(number)], "done").model)
+    turn = harness.ask()
+    assert turn["reply"]["text"] == "done"
+    rows = harness.sql("SELECT effect_id, status FROM tool_effects ORDER BY position")
+    assert {row.status for row in rows} == {"done"}
+    assert len(rows) == number
+    assert (len(ids), set(ids)) == (number + 1, {row.effect_id for row in rows})
+    told = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
+    assert sorted(told) == [f"run {each}" for each in range(2, number + 2)]
 
 
 def test_a_tool_that_a_newer_release_of_the_agent_adds(harness: Harness) -> None:

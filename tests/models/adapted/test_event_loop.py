@@ -57,22 +57,6 @@ def test_posted_jobs_run_in_order_in_the_waiting_thread() -> None:
     assert seen == [(number, threading.get_ident()) for number in range(50)]
 
 
-def test_work_waits_for_a_job_of_the_waiting_thread() -> None:
-    """An agent's commits are made by the turn's thread, and the agent goes on with their results."""
-
-    async def work(waiting: WaitingThread) -> tuple[int, str]:
-        thread = await waiting.perform(threading.get_ident)
-        try:
-            await waiting.perform(lambda: int("x"))
-        except ValueError as error:
-            return thread, str(error)
-        return thread, ""
-
-    thread, error = run(work, call())
-    assert thread == threading.get_ident()
-    assert "invalid literal" in error
-
-
 def test_a_failed_job_cancels_the_work() -> None:
     """A failure in the thread, such as of a publication, ends the work, whose result nobody would take."""
     cancelled = threading.Event()

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Row, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from perdure import Sent, result, send, send_async
+from perdure import Sent, answer, external_tool, result, send, send_async
 from perdure.access.tenants import UserKey
 from perdure.application import process
 from perdure.channels.http.schemas.turns import Turn
@@ -36,7 +36,7 @@ from tests.databases import ORDINARY, Databases
 from tests.files.contents import png
 from tests.turns import django_apps
 from tests.turns.harness import Harness
-from tests.turns.scripted import says
+from tests.turns.scripted import calls, says
 from tests.turns.test_outbox import Recipient
 
 WAKE = process.Parts.wake
@@ -479,7 +479,7 @@ def test_a_commit_succeeds_without_its_wake_up(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(process.Parts, "wake", WAKE)
-    monkeypatch.setattr(process.Parts, "_waker", property(fail))
+    monkeypatch.setattr(process.Parts, "waker", property(fail))
     with Session(application) as session, session.begin():
         sent = send(session, user_id="ana", text="hello")
     monkeypatch.setattr(Thread, "start", fail)
@@ -502,6 +502,28 @@ def test_a_crash_while_routing(harness: Harness, application: Engine, moment: An
     found = harness.sql("SELECT turn_id FROM turns ORDER BY seq")
     assert [row.turn_id for row in found] == [each.turn_id for each in sent]
     assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0
+
+
+def test_bringing_the_result_of_a_call(harness: Harness, application: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`answer` records the result of an external call in a process without agents, and wakes the turn."""
+    monkeypatch.setattr(process.Parts, "waker", harness.waker)
+    harness.equip(external_tool("locate", "Where the user is."))
+    harness.script(calls(("locate", {})), says("You are in Paris."))
+    with application.begin() as connection:
+        sent = send(connection, user_id="ana", text="Where am I?")
+    routed(harness, sent)
+    [pending] = harness.turn(sent.turn_id)["pending_calls"]
+    harness.waker.sessions.clear()
+    session_id = UUID(answer(sent, pending["call_id"], {"city": "Paris"})["session_id"])
+    assert harness.waker.sessions == [session_id]
+    answer(str(sent.turn_id), pending["call_id"], error="repeated")
+    harness.run(session_id)
+    assert result(sent, timeout=20)["reply"]["text"] == "You are in Paris."
+    assert ("tool", '{"city": "Paris"}') in harness.lines(session_id)
+    with pytest.raises(InvalidRequest):
+        answer(sent, pending["call_id"], 1, error="both")
+    with pytest.raises(NotFound):
+        answer(sent, "call_9", 1)
 
 
 def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:

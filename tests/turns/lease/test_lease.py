@@ -26,7 +26,7 @@ from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claims, NeedsIsolation, NotNeeded, Ran, claim
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.tenure import LeaseLost, Tenure, all_fenced
-from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Lacking, NotSaved, Parked, Struck
+from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Lacking, NotSaved, ShutDown, Struck
 from perdure.turns.run import queries as run_queries
 from perdure.turns.run.commit import Step, commit_step
 from perdure.turns.run.leave import Leaving, Left, SliceOver, settle_begun
@@ -134,7 +134,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
         settle_begun(harness.database, harness.clock, stale.fence, stale.turn)
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
     for outcome in (
-        Parked(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
+        ShutDown(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
         Lacking("a tool"), Struck(), NotSaved("full"),
     ):  # fmt: skip
         with pytest.raises(LeaseLost):
@@ -189,7 +189,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
         run_queries.STEP,
         {
             **stale.fenced, "lease_s": 30, "turn_id": stale.turn.turn_id,
-            "channel": "http", "asks": False, "spent_s": 1.0, "added": 1, "tick": 0,
+            "channel": "http", "runs_tools": False, "spent_s": 1.0, "added": 1, "tick": 0,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").to_dict(1)]),
             "intents": as_json([{
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",

@@ -429,7 +429,7 @@ def test_a_returned_turn_that_its_worker_releases_does_not_change_the_pace(parki
     for session_id in _swept(parking):
         tenure = parking.claimed(session_id)
         given = {"turn_id": tenure.at_hand.turn_id, "spent_s": 0.0}
-        assert parking.database.run(leave_queries.PARK, {**tenure.fenced, **given})
+        assert parking.database.run(leave_queries.SHUT_DOWN, {**tenure.fenced, **given})
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
     [row] = parking.sql("SELECT paces -> 'offline' AS pace FROM sweeps WHERE name = 'turns'")
     assert (row.pace["most"], row.pace["answered"], len(row.pace["woken"])) == (MOST_A_ROUND, 0, 2)

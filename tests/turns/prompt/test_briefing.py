@@ -254,11 +254,11 @@ def test_instructions_and_tools_have_their_budgets(harness: Harness, caplog: pyt
         """Do the second thing."""
         return "2"
 
-    limits = type(harness.settings.memory)(budget_system=100, budget_tools=40)
+    limits = type(harness.settings.memory)(budget_system=140, budget_tools=40)
     harness.settings = harness.settings.model_copy(update={"memory": limits})
     harness.agents = Agents([Agent("assistant", "Be kind. " * 1_000, [first, second])])
     harness.ask()
-    assert estimate_tokens(_system(harness)) <= 100 + 1
+    assert estimate_tokens(_system(harness)) <= 140 + 1
     assert "[…]" in _system(harness)
     assert [each.name for each in harness.model.requests[-1].tools] == ["first"]
     assert "PERDURE_MEMORY__BUDGET_TOOLS" in caplog.text

@@ -18,9 +18,10 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn, TheUsers, decide_as, waiting_for_user
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.turns import DecisionBody, FeedbackBody, Turn, WaitingApproval
+from perdure.channels.http.schemas.turns import CallResultBody, DecisionBody, FeedbackBody, Turn, WaitingApproval
 from perdure.channels.http.stream import sse
 from perdure.events.event import EventId
+from perdure.turns.calls.outside import answer
 from perdure.turns.calls.waiting import list_waiting
 from perdure.turns.cancel import cancel as cancel_turn
 from perdure.turns.feedback import give_feedback
@@ -38,6 +39,7 @@ _CONCEALED: dict[str, Any] = {
     "error": None,
     "usage": None,
     "pending_approvals": [],
+    "pending_calls": [],
     "decisions": [],
     "waiting_for": None,
     "delayed": None,
@@ -117,6 +119,22 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
     return turn if is_own else Turn.model_validate(turn.model_dump(exclude={"metadata", "tools_left_out"}) | _CONCEALED)
+
+
+@router.post(
+    "/results",
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Recorded. The body is the turn's current state.",
+    response_model_exclude_unset=True,
+    responses=problems(*WITH_BODY, 409),
+)
+async def results(turn_id: TheTurn, given: CallResultBody, gateway: TheGateway) -> Turn:
+    """Bring the result of the call `call_id` of `pending_calls`, or the error with which it failed.
+
+    The turn goes on when each of these calls has its result. The first result of a call counts: the same request again
+    changes nothing. Whoever has access to the turn may bring a result, its user included.
+    """
+    return await _after(gateway, turn_id, lambda: answer(gateway.runtime, turn_id, given))
 
 
 @waiting.get("", response_description="The waiting calls, longest wait first.", responses=problems(400, 404))

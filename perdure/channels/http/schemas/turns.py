@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 
 from perdure.channels.http.schemas.answer import FILE_ID, SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
+from perdure.turns.calls.outside import CallResult
 from perdure.turns.feedback import Feedback
 from perdure.turns.inbox.incoming import MessageFields, UserId
 
@@ -71,6 +72,16 @@ DecisionBody = Annotated[
     ),
 ]
 
+CallResultBody = Annotated[
+    CallResult,
+    Body(
+        openapi_examples={
+            "result": {"summary": "The call's result", "value": {"call_id": "call_0", "result": {"code": "4006381"}}},
+            "error": {"summary": "The call failed", "value": {"call_id": "call_0", "error": "The camera is off."}},
+        }
+    ),
+]
+
 FeedbackBody = Annotated[
     Feedback,
     Body(openapi_examples={"praise": {"summary": "Praise", "value": {"score": 1, "comment": "Just what I needed."}}}),
@@ -93,7 +104,7 @@ class Reply(Answer):
     """The reply of a turn.
 
     `stop_reason` tells how the model ended it: `stop`, `length`, `content_filter`, `refusal`, or the provider's own
-    word. `data` is the output of an agent of pydantic-ai whose output is no text; `text` is then its JSON.
+    word. `data` is the answer of an agent with an `output`, and `text` is then its JSON.
     """
 
     text: str
@@ -125,6 +136,16 @@ class Approval(Answer):
     arguments: dict[str, Any]
     expires_at: Instant
     approver: Approver
+
+
+class PendingCall(Answer):
+    """A tool call that a client runs. `metadata` is what a tool of pydantic-ai passed to `CallDeferred`."""
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Any]
+    expires_at: Instant
+    metadata: dict[str, Any] | None
 
 
 class Decided(Answer):
@@ -168,13 +189,14 @@ class WaitingApproval(Answer):
 
 
 class Awaited(Answer):
-    """The task or timer that a parked turn waits for. If the turn waits for several, the first one that is due.
+    """The task, timer or client that a parked turn waits for. If it waits for several, the first one that is due.
 
-    `name` is the name of the tool that started the task or timer. `until` is the time when the task or timer is due.
-    A task that runs beyond that time counts as lost. `progress` is the task's last progress report, as text.
+    `name` is the name of the tool that was called. `until` is the time when the call is due. A task or a client without
+    a result by that time counts as lost. `progress` is the task's last progress report, as text. `pending_calls` has
+    the calls that a client runs.
     """
 
-    kind: Literal["task", "timer"]
+    kind: Literal["task", "timer", "client"]
     name: str
     until: Instant
     progress: str | None
@@ -198,6 +220,7 @@ class Turn(Answer):
             "delayed": None,
             "usage": {"input_tokens": 412, "output_tokens": 9, "cached_tokens": 0, "reasoning_tokens": None},
             "pending_approvals": [],
+            "pending_calls": [],
             "decisions": [],
             "waiting_for": None,
             "accepted_at": "2026-03-02T09:30:00.104512+00:00",
@@ -218,6 +241,7 @@ class Turn(Answer):
     delayed: Delay | None
     usage: dict[str, int | None] | None
     pending_approvals: list[Approval]
+    pending_calls: list[PendingCall]
     decisions: list[Decided]
     waiting_for: Awaited | None
     accepted_at: Instant

@@ -1,0 +1,125 @@
+"""The output of an agent: a value of a type that the author declares, which the engine reads from the model's text.
+
+    class Order(BaseModel):
+        item: str
+        amount: int
+
+    Agent("shop", "You take orders.", output=Order)
+
+The model gets the type's JSON schema. A reply that does not fit, or that the agent's `check_output` refuses, is
+committed like any other step, with the reason, and the model is asked again. After `MOST_REPAIRS` of them the turn
+fails with `INVALID_RESPONSE`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from perdure.errors import ModelRetry, SettingsError
+from perdure.models.schemas import WithoutTitles, enforceable
+from perdure.text import declarations, untrusted
+from perdure.text.json_replies import values_in, without_fence
+
+MOST_REPAIRS = 2
+"""How often the model is asked again in one turn, because its reply is no output of the agent."""
+
+_MEMBER = "output"
+"""The member with the value of a type whose JSON is no object. Providers require an object."""
+
+_MOST_PROBLEMS = 10
+_MOST_CHARS = 2_000
+_MOST_SCHEMA_CHARS = 8_000
+
+
+class OutputType:
+    """The type of an agent's output.
+
+    Attributes:
+        schema: The JSON schema for the model, whose top level is an object.
+    """
+
+    def __init__(self, given: Any, owner: str) -> None:
+        """`given` is a type that pydantic knows, and `owner` names the agent in the message of an error.
+
+        Raises:
+            SettingsError: pydantic has no JSON schema for the type.
+        """
+        if inspect.isroutine(given):
+            declarations.require(False, owner, "output", given, "a type")  # noqa: FBT003 (pydantic takes it for a type)
+        try:
+            self._type: TypeAdapter[Any] = TypeAdapter(given)
+            schema = self._type.json_schema(schema_generator=WithoutTitles)
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise SettingsError(
+                f"{owner} has output={declarations.shown(given)}; accepted: a model of pydantic, a dataclass, a "
+                f"TypedDict or another type with a JSON schema ({untrusted.first_line(str(error))})"
+            ) from error
+        self._is_wrapped = schema.get("type") != "object" and "$ref" not in schema
+        if self._is_wrapped:
+            definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+            schema = {"type": "object", "properties": {_MEMBER: schema}, **definitions}
+        self.schema: Mapping[str, Any] = enforceable(schema)
+
+    def read(self, text: str) -> Any:
+        """The value that a model wrote as `text`, in prose or code fences perhaps.
+
+        Raises:
+            ModelRetry: it does not fit the type. The message, for the model, has the problems and the schema.
+        """
+        faults = []
+        for written in self._written(text):
+            try:
+                return self._type.validate_json(json.dumps(written))
+            except ValidationError as error:
+                faults.append(_problems(error))
+        fault = faults[0] if faults else "it is not JSON"
+        schema = json.dumps(self.schema, ensure_ascii=False)
+        raise ModelRetry(
+            f"Your answer could not be used: {untrusted.storable(untrusted.cut(fault, _MOST_CHARS))}. Answer again "
+            f"with nothing but a JSON object that fits this schema: {untrusted.cut(schema, _MOST_SCHEMA_CHARS)}"
+        )
+
+    def restore(self, data: Any) -> Any:
+        """The value that `to_json` made `data` from.
+
+        Raises:
+            ValidationError: the type has changed since, and the data does not fit it.
+        """
+        return self._type.validate_json(json.dumps(data))
+
+    def to_json(self, value: Any) -> Any:
+        """A value of the type as JSON values that PostgreSQL stores.
+
+        Raises:
+            PydanticSerializationError: the value has no JSON form.
+        """
+        return untrusted.storable_json(self._type.dump_python(value, mode="json", by_alias=True))
+
+    def _written(self, text: str) -> Iterator[Any]:
+        """The JSON values that the text may mean, the whole text first."""
+        text = without_fence(text.strip())
+        try:
+            whole, end = untrusted.load_value(text, 0)
+            found = [whole] if end == len(text) else []
+        except ValueError:
+            found = []
+        for each in found or [*values_in(text)]:
+            if self._is_wrapped and isinstance(each, dict) and each.keys() == {_MEMBER}:
+                yield each[_MEMBER]
+            else:
+                yield each
+        if self._is_wrapped and not found:  # a bare word of an enumeration
+            yield text
+
+
+def _problems(error: ValidationError) -> str:
+    items = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{untrusted.member_path(each) or 'the value'}: {untrusted.what_is_wrong(each)}" for each in items]
+    more = [f"{len(shown) - _MOST_PROBLEMS} more"] if len(shown) > _MOST_PROBLEMS else []
+    return "; ".join([*shown[:_MOST_PROBLEMS], *more])

@@ -1,0 +1,96 @@
+"""`external_tool`: a tool without a body, whose calls a client or another service runs.
+
+    scan = external_tool("scan_barcode", "Scan a barcode with the user's phone.", {"type": "object", "properties": {}})
+
+The turn waits for the result, which comes through `POST /v1/turns/{id}/results` or `perdure.answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from perdure.errors import SettingsError, ToolError
+from perdure.text import declarations
+from perdure.text.patterns import compiled
+from perdure.tools.awaited.declared import DeclaredTool, Parameters, schema_of, signature_of
+from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, Effect, ToolContext, approval_problem
+
+_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExternalTool(DeclaredTool):
+    """A tool whose calls are run outside perdure; see `sources.RunnableTool`. Make one with `external_tool`.
+
+    A call that has no result `timeout_s` seconds after it was made has an unknown outcome. `None`:
+    `PERDURE_APPROVAL__EXPIRES_S` applies.
+    """
+
+    waits_for: ClassVar[str] = "client"
+    effect: ClassVar[Effect] = Effect.UNSAFE
+
+    timeout_s: float | None
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
+        """Raise `ToolError`: the engine parks the turn and never calls this method."""
+        raise ToolError(f"{self.name} runs outside perdure.")
+
+
+def external_tool(
+    name: str,
+    description: str | None = None,
+    parameters: Parameters | None = None,
+    *,
+    timeout_s: float | None = None,
+    max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: Approval = False,
+    approver: Approver = USER,
+) -> ExternalTool:
+    """Make a tool without a body. The turn waits until a client or another service brings the result of its call.
+
+    `parameters` describes the arguments: a JSON schema, or a function with type hints and a docstring. If `parameters`
+    is `None`, any JSON object is accepted. `description` may be left out if `parameters` is a function. A call that has
+    no result after `timeout_s` seconds, by default `PERDURE_APPROVAL__EXPIRES_S`, has an unknown outcome for the model.
+
+    Raises:
+        SettingsError: a value is invalid; the message names it.
+
+    Example:
+        >>> location = external_tool("get_location", "Where the user's phone is.")
+        >>> guide = Agent("guide", "You show the way.", tools=[location])
+        >>> model = Scripted(call("get_location"), "You are in Paris.")
+        >>> ask(guide, "Where am I?", model=model, tasks={"get_location": lambda: "Paris"}).calls[0].result
+        'Paris'
+    """
+    if not declarations.matches(name, _NAME):
+        accepted = "1 to 64 of a-z, A-Z, 0-9, _ and -"
+        raise SettingsError(f"external_tool has name={declarations.shown(name)}; accepted: {accepted}")
+    owner = f"the external_tool {name!r}"
+    signature = signature_of(name, parameters)
+    told = signature.description if description is None and signature is not None else description
+    if told is None or not (declarations.is_text(told) and told.strip()):
+        raise SettingsError(f"{owner} has description={declarations.shown(told)}; accepted: text for the model")
+    if timeout_s is not None and not declarations.is_seconds(timeout_s):
+        accepted = f"{declarations.SECONDS}, or None for PERDURE_APPROVAL__EXPIRES_S"
+        raise SettingsError(f"{owner} has timeout_s={declarations.shown(timeout_s)}; accepted: {accepted}")
+    if not declarations.is_count(max_result_chars):
+        accepted = declarations.COUNT
+        raise SettingsError(
+            f"{owner} has max_result_chars={declarations.shown(max_result_chars)}; accepted: {accepted}"
+        )
+    if (problem := approval_problem(requires_approval, approver)) is not None:
+        raise SettingsError(f"{owner} {problem}")
+    schema = schema_of(owner, parameters) if signature is None else signature.parameters
+    return ExternalTool(
+        name=name,
+        description=told,
+        parameters=schema,
+        timeout_s=timeout_s,
+        max_result_chars=max_result_chars,
+        requires_approval=requires_approval,
+        approver=approver,
+        _signature=signature,
+        _each=schema,
+    )

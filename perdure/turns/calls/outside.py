@@ -1,0 +1,85 @@
+"""Results of calls that someone outside runs: an `external_tool`, or a deferred call of an adapted agent.
+
+The first result of a call counts; a repeated one changes nothing. `awaited.record` records it and wakes the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from perdure.agents import Agents
+from perdure.database.engine import Database
+from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.runtime import Runtime, Waker
+from perdure.text.untrusted import member_path, what_is_wrong
+from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls import awaited, queries
+
+_ENDED = frozenset({"done", "failed"})
+
+
+class CallResult(BaseModel):
+    """The result of a call, or the error with which it failed: the body of `POST /v1/turns/{id}/results`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"oneOf": [{"required": ["result"]}, {"required": ["error"]}]},
+    )
+
+    call_id: Annotated[str, Field(strict=True, min_length=1)]
+    result: JsonValue = None
+    error: Annotated[str, Field(strict=True, min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if ("result" in self.model_fields_set) == (self.error is not None):
+            raise ValueError("either a result or an error is required")
+        return self
+
+
+def parse_result(given: Mapping[str, Any]) -> CallResult:
+    """Validate the body of a request.
+
+    Raises:
+        InvalidRequest: a field is invalid; the error names the field.
+    """
+    try:
+        return CallResult.model_validate(given)
+    except ValidationError as error:
+        items = error.errors(include_input=False)
+        raise InvalidRequest(" ".join(f"{member_path(item)}: {what_is_wrong(item)}." for item in items)) from None
+
+
+def answer(runtime: Runtime, turn_id: UUID, given: CallResult) -> None:
+    """As `bring`, in a process with a runtime."""
+    bring(runtime.database, runtime.wake, runtime.agents, turn_id, given)
+
+
+def bring(database: Database, wake: Waker | None, agents: Agents | None, turn_id: UUID, given: CallResult) -> None:
+    """Record the result of a call. The last result that a turn waits for wakes the turn's session.
+
+    The caller has checked that whoever brings the result has access to the turn. `wake` and `agents` are as for
+    `awaited.record`.
+
+    Raises:
+        NotFound: there is no such turn, or no such call in it.
+        Conflict: the call is not run outside, has not begun, or the turn no longer waits for it.
+    """
+    found = database.run(queries.FIND_CALL, {"turn_id": turn_id, "call_id": given.call_id})
+    if not found:
+        raise NotFound("There is no such call in this turn.")
+    row = found[0]
+    if row.waits_for != "client":
+        raise Conflict("That call is not run outside, so nobody brings its result.")
+    if row.status in _ENDED:
+        return
+    if row.status != "intended":
+        raise Conflict("That call waits for no result: it has not begun, or its turn no longer waits for it.")
+    failed = given.error is not None
+    ended = TaskEnded(failed=failed, value=given.error if failed else given.result)
+    awaited.record(database, wake, agents, row.effect_id, ended)
