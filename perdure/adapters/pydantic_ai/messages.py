@@ -140,6 +140,11 @@ def content_of(message: Message, media_types: Collection[str]) -> str | list[Use
     return [each if isinstance(each, str) else BinaryContent(each.data, media_type=each.media_type) for each in pieces]
 
 
+def files_in(prompt: str | Sequence[UserContent] | None) -> int:
+    """The number of files in a prompt."""
+    return sum(isinstance(each, BinaryContent) for each in prompt) if isinstance(prompt, list) else 0
+
+
 def history(
     turns: Sequence[Sequence[Entry]],
     *,

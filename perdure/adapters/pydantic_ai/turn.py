@@ -136,7 +136,7 @@ class AdaptedTurn(Turn):
         self._limits = within_window(runtime.settings.memory, prices.window(self._model_name, runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
-        self._size: tuple[int, str | None] = (0, None)
+        self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
 
@@ -195,7 +195,7 @@ class AdaptedTurn(Turn):
             return None
         raise found or error
 
-    def _given(self) -> tuple[str | None, list[ModelMessage], str | None]:
+    def _given(self) -> tuple[str | list[UserContent] | None, list[ModelMessage], str | None]:
         """The prompt, the messages before it, and the instructions of a run: smaller ones after one was too long.
 
         Raises:
@@ -205,7 +205,7 @@ class AdaptedTurn(Turn):
             self._limits = halved(self._limits, self._tokens)
         prompt, history = self._read_history()
         instructions = self._recalled()
-        size = (len(history), instructions)
+        size = (len(history), messages.files_in(prompt), instructions)
         if self._too_long is not None and size == self._size:
             if not self._fallback_waits:
                 raise self._too_long
@@ -534,10 +534,9 @@ class AdaptedTurn(Turn):
         """What a user's message tells the model: its text, and the files that fit (`turns.prompt.files`)."""
         if not any(entry.parts for entry in entries):
             return lambda entry: entry.content
-        settings, model = self._runtime.settings, self._model
+        model, row, most_bytes = self._model, self._row, self._runtime.settings.files.prompt_bytes
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
-        limits = FileLimits(media_types, settings.memory.budget_files, settings.files.prompt_bytes)
-        row = self._row
+        limits = FileLimits(media_types, self._limits.budget_files, most_bytes, is_strict=self._halvings > 0)
         rendered = messages_by_entry(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
         found = {id(entry): each[0] for entry, each in zip(entries, rendered, strict=True) if each}
         return lambda entry: messages.content_of(found[id(entry)], media_types)

@@ -17,6 +17,7 @@ from perdure.clock import SystemClock
 from perdure.models.adapted import adapt_model
 from tests.adapters.pydantic_ai.test_agents import Scripting
 from tests.files.contents import pdf, png
+from tests.files.test_prompts import Reader
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, OpenAIServer
 from tests.turns.harness import Harness
@@ -79,3 +80,12 @@ def test_an_adapted_model(harness: Harness, refuses: bool) -> None:
     assert len(seen) == 1 + refuses
     if refuses:
         assert str(seen[1][-1]).startswith("Look:\n[image: image/png, 40 by 30 pixels")
+
+
+def test_a_prompt_that_is_too_long_is_built_without_files(harness: Harness) -> None:
+    """The turn goes on with a description."""
+    reader = harness.any_model = Reader("application/pdf")
+    reader.too_long = 1
+    harness.agents = Agents([adapt(PydanticAgent(name="assistant"), name="assistant")])
+    assert harness.ask("", parts=[PARTS[2]])["status"] == "done"
+    assert [len(request.messages[-1].files) for request in reader.requests] == [1, 0]
