@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perdure.agents import Agent, ErrorTexts
     from perdure.application.gateway import gateway
     from perdure.application.install import install
-    from perdure.application.results import answer, result
+    from perdure.application.results import TurnResult, answer, result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
     from perdure.files.results import File
@@ -47,6 +47,7 @@ _MODULES = {
     "ToolContext": "perdure.tools.registry",
     "ToolError": "perdure.errors",
     "TurnContext": "perdure.hooks",
+    "TurnResult": "perdure.application.results",
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
@@ -87,6 +88,7 @@ __all__ = [
     "ToolError",
     "TurnContext",
     "TurnEnding",
+    "TurnResult",
     "TurnStarted",
     "Unknown",
     "adapt",

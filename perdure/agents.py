@@ -19,6 +19,7 @@ import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -116,6 +117,11 @@ class Agent:
     moved to `servers`. `on_unavailable` determines what happens to a turn if no model replies: `fail` or `park`.
     `error_messages` has the messages that users receive when a turn fails.
 
+    `max_steps`, `timeout_s` (seconds), `max_tokens` and `max_cost` (US dollars) limit one turn. They are checked before
+    each model call; a turn that has reached one of them fails with `BUDGET_EXHAUSTED`, or with `TIMEOUT`. `window` is
+    the number of tokens of the model's window, and `keep_turns` that of the session's turns in a prompt, the present
+    one included.
+
     `instructions` may be a function, `def` or `async def`, of the `TurnContext`. What it returns is stored with the
     turn. `deps` is such a function, too: it makes what `ToolContext.deps` and `TurnContext.deps` are, once for each run
     of a turn by a worker.
@@ -144,6 +150,10 @@ class Agent:
     model: str | ForeignModel | None = field(default=None, hash=False)
     max_steps: int | None = None
     timeout_s: float | None = None
+    max_tokens: int | None = None
+    max_cost: float | Decimal | None = None
+    window: int | None = None
+    keep_turns: int | None = None
     on_unavailable: OnUnavailable | str | None = None
     error_messages: ErrorMessages | None = None
     casebank: str | Literal[False] | None = COMMON
@@ -212,11 +222,11 @@ class Agent:
         is_model = isinstance(given, ForeignModel) and not isinstance(given, type)
         self._require("model", given is None or is_name or is_model, model)
         check_settings(self.settings, f"agent {self.name!r}")
-        self._require(
-            "max_steps",
-            self.max_steps is None or declarations.is_count(self.max_steps),
-            f"{declarations.COUNT}, or None",
-        )
+        for argument in ("max_steps", "max_tokens", "window", "keep_turns"):
+            value = getattr(self, argument)
+            self._require(argument, value is None or declarations.is_count(value), f"{declarations.COUNT}, or None")
+        is_amount = self.max_cost is None or declarations.is_amount(self.max_cost)
+        self._require("max_cost", is_amount, f"{declarations.AMOUNT}, or None")
         within = self.timeout_s is None or declarations.is_seconds(self.timeout_s)
         self._require("timeout_s", within, f"{declarations.SECONDS}, or None")
         known = self.on_unavailable is None or self.on_unavailable in [*OnUnavailable]

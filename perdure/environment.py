@@ -34,17 +34,17 @@ def read(settings: type[BaseSettings], path: Any) -> Mapping[str, str]:
 
 
 def unknown(settings: type[BaseSettings], names: Iterable[str]) -> list[str]:
-    """Those of `names` that begin with `PERDURE_` but are not settings, sorted."""
+    """Those of `names` that begin with `PERDURE_` but are not settings, sorted.
+
+    Those of a group with a name that an operator chooses are not among them: such a group refuses unknown members.
+    """
     known = {PREFIX + name.upper() for name in settings.model_fields}
     known |= {variable for group in _groups(settings) for variable in _of_group(settings, group)}
-    return sorted({name for name in names if name.upper().startswith(PREFIX) and _general(settings, name) not in known})
-
-
-def _general(settings: type[BaseSettings], name: str) -> str:
-    """The name in upper case, with `ANY_NAME` in place of the name that an operator chose."""
-    parts = name.upper().split("__")
-    chosen = len(parts) == 3 and parts[0].removeprefix(PREFIX) in _groups(settings, named=True)  # noqa: PLR2004 (group, name, setting)
-    return "__".join([parts[0], ANY_NAME, parts[2]]) if chosen else name.upper()
+    refused = tuple(f"{PREFIX}{group}__" for group in _groups(settings, named=True))
+    return sorted({
+        name for name in names
+        if (upper := name.upper()).startswith(PREFIX) and upper not in known and not upper.startswith(refused)
+    })  # fmt: skip
 
 
 def explain(settings: type[BaseSettings], error: ValidationError) -> str:
@@ -68,6 +68,9 @@ def _line(settings: type[BaseSettings], item: ErrorDetails) -> str:
     group = location.partition("__")[0] in _groups(settings)
     if item["type"] in {"model_type", "model_attributes_type"} or (group and item["type"] == "dict_type"):
         return _is_group(settings, location)
+    if item["type"] == "extra_forbidden":
+        accepted = ", ".join(_of_group(settings, location.partition("__")[0]))
+        return f"{PREFIX}{location} is not a setting of this release of perdure: accepted: {accepted}"
     secret = any(word in location for word in _SECRET)
     problem = "(its value is not shown) cannot be used" if secret else f"is {item['input']!r}"
     return f"{PREFIX}{location} {problem}: {message[:1].lower()}{message[1:]}"

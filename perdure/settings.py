@@ -124,12 +124,24 @@ def _split(value: Any) -> Any:
     return value
 
 
-def _is_http(url: str) -> bool:
+def check_server_url(variable: str, url: str, example: str) -> None:
+    """Check the base URL of a server. Messages name it by `variable`.
+
+    Raises:
+        ValueError: `url` is not an HTTP URL, or has a user name or a password, which perdure would not send.
+    """
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_server = is_server and "@" not in parts.netloc and url.isprintable()
     except ValueError:
-        return False
+        is_server = False
+    if not is_server:
+        shown = "(its value is not shown)" if "@" in url else f"is {url!r}"
+        raise ValueError(
+            f"{variable} {shown}: accepted: a URL that begins with http:// or https:// and has no user name, such as "
+            f"{example}"
+        )
 
 
 def _normalised(url: SecretStr | None) -> SecretStr | None:
@@ -232,6 +244,8 @@ class EndpointSettings(_Group):
     `show_received` logs the first 200 characters of what cannot be read; by default, only of a server on loopback.
     `reads` says which files its models read: `images`, `pdf`, or `none`; by default, what the protocol has.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     url: str | None = None
     key: SecretStr | None = None
@@ -566,11 +580,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{variable}: a name has 1 to 64 lower-case letters, digits, _ and -, such as vllm")
             if endpoint.url is None:
                 raise ValueError(f"{variable} is not set: set it to the server's base URL, such as {_EXAMPLE_URL}")
-            if not _is_http(endpoint.url):
-                shown = "(its value is not shown)" if "@" in endpoint.url else f"is {endpoint.url!r}"
-                raise ValueError(
-                    f"{variable} {shown}: accepted: a URL that begins with http:// or https://, such as {_EXAMPLE_URL}"
-                )
+            check_server_url(variable, endpoint.url, _EXAMPLE_URL)
         return value
 
     @field_validator("timezone")

@@ -60,6 +60,8 @@ WRONG = [
     ("PERDURE_ENDPOINTS__VLLM__URL", "http://here:99999", "such as http://127.0.0.1:8000/v1"),
     ("PERDURE_ENDPOINTS__A.B__URL", "http://here", "a name has 1 to 64"),
     ("PERDURE_ENDPOINTS__VLLM__THINKS", "maybe", "valid boolean"),
+    ("PERDURE_ENDPOINTS__VLLM__URL", "http://me:hidden@here/v1", "(its value is not shown): accepted: a URL that"),
+    ("PERDURE_ENDPOINTS__VLLM__THIKNS", "true", "accepted: PERDURE_ENDPOINTS__NAME__URL, PERDURE_ENDPOINTS__NAME__KEY"),
     ("PERDURE_ENDPOINTS__VLLM", "5", "PERDURE_ENDPOINTS__NAME__URL"),
     ("PERDURE_ENDPOINTS", "http://here", "PERDURE_ENDPOINTS__NAME__URL"),
     ("PERDURE_ENDPOINTS", '[{"vllm": {"key": "sk"}}]', "PERDURE_ENDPOINTS is a group"),
@@ -101,18 +103,17 @@ def test_an_unknown_setting_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_endpoints_have_names_in_any_case(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The variables of endpoints contain a name, and are settings. A misspelt one is logged."""
+    """The variables of endpoints contain a name, and are settings."""
     monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__URL", "http://127.0.0.1:8000/v1")
     monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KEY", "sk-of-vllm")
     monkeypatch.setenv("PERDURE_ENDPOINTS__My_Ollama__URL", "http://127.0.0.1:11434/v1")
-    monkeypatch.setenv("PERDURE_ENDPOINTS__VLLM__KNID", "openai")
     with caplog.at_level(logging.WARNING):
         endpoints = Settings.load(_env_file=None).endpoints
     assert {name: each.url for name, each in endpoints.items()} == {
         "vllm": "http://127.0.0.1:8000/v1",
         "my_ollama": "http://127.0.0.1:11434/v1",
     }
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["PERDURE_ENDPOINTS__VLLM__KNID"]
+    assert not caplog.records
     assert "sk-of-vllm" not in repr(endpoints)
 
 

@@ -8,10 +8,10 @@ the schema, because the caller sets the connection's `search_path`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from perdure.database.schema import quoted
 from perdure.database.tables import unrouted
 from perdure.errors import IncompatibleDatabase
 from perdure.ids import new_id
+from perdure.settings import OnBusy
 from perdure.turns.inbox.accept import check_settings
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
@@ -68,7 +69,32 @@ class Sent:
     status: str = "accepted"
 
 
-def send(connection: Any, *, user_id: str, text: str | None = None, tenant: str | None = None, **fields: Any) -> Sent:
+class ReplyTarget(TypedDict, total=False):
+    """Where the reply goes: a `url`, or a Celery `task` with its `queue`."""
+
+    url: str
+    task: str
+    queue: str
+
+
+class Fields(TypedDict, total=False):
+    """Fields of a message beside its user and its text, as in `POST /v1/messages`."""
+
+    parts: Sequence[Mapping[str, Any]]
+    channel: str
+    message_id: str | None
+    conversation: str | None
+    session_id: UUID | str | None
+    agent: str | None
+    priority: int
+    on_busy: OnBusy | Literal["enqueue", "reject", "interrupt", "merge"] | None
+    reply_to: ReplyTarget | None
+    metadata: Mapping[str, Any] | None
+
+
+def send(
+    connection: Any, *, user_id: str, text: str | None = None, tenant: str | None = None, **fields: Unpack[Fields]
+) -> Sent:
     """Insert a message in the transaction of `connection`. The message is accepted when this transaction commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
@@ -86,11 +112,11 @@ def send(connection: Any, *, user_id: str, text: str | None = None, tenant: str 
     Example:
         >>> with engine.begin() as connection:  # the application's own rows commit with the message
         ...     sent = send(connection, user_id="ana", text="Hello.")
-        >>> result(sent, timeout=30)["reply"]["text"]
+        >>> result(sent, timeout=30).reply
         'Good day.'
     """
     own = parts()
-    given = fields if text is None else {"text": text, **fields}
+    given: Mapping[str, Any] = fields if text is None else {"text": text, **fields}
     message = parse_incoming({"user_id": user_id, **given}, tenant=parse_tenant(tenant))
     check_settings(own.settings, message)
     turn_id = new_id(own.clock)
@@ -122,7 +148,7 @@ async def send_async(
     user_id: str,
     text: str | None = None,
     tenant: str | None = None,
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Sent:
     """`send` on a SQLAlchemy `AsyncConnection`, `AsyncSession` or `async_scoped_session`.
 

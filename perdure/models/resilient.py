@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, read_by
-from perdure.models.providers.without_tools import flatten_tool_calls
 from perdure.models.settings import supported_by, without_tools
+from perdure.models.without_tools import flatten_tool_calls
 from perdure.resilience.failures import FailureKind, allows_fallback, verdict
 from perdure.resilience.fallback import FallbackStrategy, with_fallback
 from perdure.resilience.registry import Breaker

@@ -268,13 +268,14 @@ class Conversation:
         )
 
     def _window(self) -> list[Entry]:
-        """The earlier messages in the prompt of a new turn: the messages of the last `working_turns - 1` turns.
+        """The earlier messages in the prompt of a new turn: the messages of the last turns.
 
         As in the engine, some failed turns are left out.
         """
         told = [each for each in self._store.messages if each["turn_id"] not in self._left_out]
         turns = [list(messages) for _, messages in groupby(told, key=lambda each: each["turn_id"])]
-        kept = turns[max(0, len(turns) - self._settings.memory.working_turns + 1) :]
+        most = self._agent.keep_turns or self._settings.memory.working_turns
+        kept = turns[max(0, len(turns) - most + 1) :]
         return [_entry(message) for messages in kept for message in messages if message["seq"] not in self._failures]
 
     def _tenure(self, turn: TurnRow, spent_s: float) -> Tenure:

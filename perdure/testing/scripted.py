@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, overload
 
 from pydantic_core import to_jsonable_python
 
 from perdure.clock import MovedClock
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from perdure.tools.registry import Tool
+
+P = ParamSpec("P")
 
 Respond = Callable[[ModelRequest, ModelCall], ModelReply]
 
@@ -44,8 +48,21 @@ class Late:
     reply: Reply
 
 
-def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
-    """A call of `tool` in a scripted reply. `raw`, which may be malformed JSON, replaces the JSON of `arguments`.
+@overload
+def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall: ...
+
+
+@overload
+def call(tool: Callable[P, Any], /, *args: P.args, **arguments: P.kwargs) -> ToolCall: ...
+
+
+def call(tool: str | Callable[..., Any], /, *args: Any, **arguments: Any) -> ToolCall:
+    """A call of `tool` in a scripted reply: of a tool's function, whose parameters are checked, or of a name.
+
+    After a name, a text, which may be malformed JSON, replaces the JSON of `arguments`.
+
+    Raises:
+        TypeError: the function has no such parameter.
 
     Example:
         >>> call("weather", city="Paris").arguments
@@ -53,7 +70,12 @@ def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall:
         >>> call("weather", '{"city": ').arguments
         '{"city": '
     """
-    return ToolCall("", tool, json.dumps(arguments) if raw is None else raw)
+    if isinstance(tool, str):
+        return ToolCall("", tool, args[0] if args else json.dumps(arguments))
+    function = tool.function if isinstance(tool, Tool) else tool
+    given = inspect.signature(function).bind_partial(*args, **arguments).arguments
+    name = tool.name if isinstance(tool, Tool) else function.__name__
+    return ToolCall("", name, json.dumps(to_jsonable_python(given)))
 
 
 def late(seconds: float, reply: Reply) -> Late:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 
 from perdure.errors import SettingsError
 from perdure.text.patterns import Pattern
@@ -18,6 +19,7 @@ from perdure.text.untrusted import first_line, is_storable
 MOST = 2**31 - 1
 COUNT = f"a whole number from 1 to {MOST}"
 YEAR_S = 31_536_000
+AMOUNT = "a number of US dollars above 0, such as 0.05"
 SECONDS = "a number of seconds above 0, at most a year"
 
 _SHOWN_CHARS = 200
@@ -52,6 +54,11 @@ def matches(value: object, pattern: Pattern, longest: int = 1_000) -> bool:
 def is_count(value: object) -> bool:
     """Whether `value` is a whole number from 1 to `MOST`. True and 1.0 are not."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
+
+
+def is_amount(value: object) -> bool:
+    """Whether `value` is a finite number above 0. True and "0.05" are not."""
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 < value < MOST
 
 
 def is_seconds(value: object) -> bool:

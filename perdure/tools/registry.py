@@ -25,7 +25,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
-from typing_extensions import TypeVar
+from typing_extensions import ParamSpec, TypeVar
 
 from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
 from perdure.files.results import File
@@ -53,6 +53,12 @@ _FIELD = "argument_"
 
 Deps = TypeVar("Deps", default=Any)
 """The type of an agent's dependencies."""
+
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+"""The parameters and the result of a tool's function."""
+
+EffectName = Literal["pure", "idempotent", "unsafe"]
 
 
 class Effect(StrEnum):
@@ -183,7 +189,7 @@ The function may also return True for `user`, and False for `staff`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tool:
+class Tool(Generic[P, R]):
     """A function that a model may call, `def` or `async def`. Make one with `@tool`.
 
     `parameters` is a JSON schema of type object. `timeout_s`, in seconds, overrides `PERDURE_TURN__TOOL_TIMEOUT_S`.
@@ -199,7 +205,7 @@ class Tool:
     effect: Effect
     timeout_s: float | None
     probe: Probe | None
-    function: Callable[..., Any]
+    function: Callable[P, R]
     max_result_chars: int
     requires_approval: Approval
     approver: Approver
@@ -207,7 +213,7 @@ class Tool:
     _arguments: type[BaseModel]
     _context_parameter: str | None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the undecorated function, for unit tests."""
         return self.function(*args, **kwargs)
 
@@ -246,7 +252,7 @@ class Tool:
             OutcomeUnknown: the function raised it, or the call was cancelled while it ran; the call may or may not have
                 taken effect.
         """
-        injected = {self._context_parameter: context} if self._context_parameter else {}
+        injected: dict[str, Any] = {self._context_parameter: context} if self._context_parameter else {}
         try:
             result = event_loop.call(
                 f"the tool {self.name}",
@@ -293,13 +299,13 @@ def _described(result: Any, context: ToolContext) -> Any:
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
 
 
 @overload
 def tool(
     *,
-    effect: Effect | str = Effect.UNSAFE,
+    effect: Effect | EffectName = Effect.UNSAFE,
     name: str | None = None,
     timeout_s: float | None = None,
     probe: Probe | None = None,
@@ -307,14 +313,14 @@ def tool(
     requires_approval: Approval = False,
     approver: Approver = USER,
     breaker: str | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
 def tool(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    effect: Effect | str = Effect.UNSAFE,
+    effect: Effect | EffectName = Effect.UNSAFE,
     name: str | None = None,
     timeout_s: float | None = None,
     probe: Probe | None = None,
@@ -322,7 +328,7 @@ def tool(
     requires_approval: Approval = False,
     approver: Approver = USER,
     breaker: str | None = None,
-) -> Tool | Callable[[Callable[..., Any]], Tool]:
+) -> Tool[..., Any] | Callable[[Callable[..., Any]], Tool[..., Any]]:
     """Make a tool from a function with type hints and a docstring: `@tool` or `@tool(effect="pure")`.
 
     The docstring's text becomes the description. Its `Args:` section (Google style) describes the parameters. The

@@ -271,7 +271,7 @@ def test_usage_has_the_tokens_of_thoughts(server: AnthropicServer) -> None:
         ({"thinking": "minimal"}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}),
         ({"reasoning_effort": "high", "thinking": False}, {"output_config": {"effort": "high"}}),
         ({"tool_choice": "required"}, {"tool_choice": {"type": "any"}}),
-        ({"tool_choice": "f:1"}, {"tool_choice": {"type": "tool", "name": "f_1"}}),
+        ({"tool_choice": ["f:1"]}, {"tool_choice": {"type": "tool", "name": "f_1"}}),
         ({"tool_choice": ["f:1", "g"]}, {"tool_choice": {"type": "any"}}),
         ({"parallel_tool_calls": False}, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
         ({"parallel_tool_calls": True}, {"tool_choice": None}),

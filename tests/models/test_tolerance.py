@@ -804,7 +804,8 @@ def test_settings_are_options_of_the_request(server: OpenAIServer) -> None:
     """Settings have the names of pydantic-ai. What the protocol does not have is not sent."""
     settings = {
         "temperature": 0.5, "max_tokens": 9, "stop_sequences": ["x"], "seed": 1, "thinking": "low", "top_k": 5,
-        "tool_choice": "f:1", "parallel_tool_calls": False, "extra_body": {"min_p": 0.1}, "extra_headers": {"X-A": "b"},
+        "tool_choice": ["f:1"], "parallel_tool_calls": False, "extra_body": {"min_p": 0.1},
+        "extra_headers": {"X-A": "b"},
     }  # fmt: skip
     model = model_of(server, headers={"X-B": "c"})
     model.respond(ModelRequest((QUESTION,), (ToolSchema("f:1", "", {}),), settings), new_call())

@@ -43,8 +43,8 @@ def test_ids_are_unique_over_a_prompt_and_results_find_their_calls(replies: list
     ids = WireIds(PLAIN_CHARACTERS)
     seen: list[str] = []
     for given_ids in replies:
-        assigned = ids.assign(given_ids, {})
-        assert [ids.of_result(each) for each in given_ids] == [assigned[each] for each in given_ids]
-        seen += assigned.values()
+        assigned = [ids.assign(each) for each in given_ids]
+        assert [ids.of_result(each) for each in given_ids] == assigned
+        seen += assigned
     assert len(set(seen)) == len(seen)
     assert all(re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{MAX_ID}}}", each) for each in seen)

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from perdure import Agent, ModelRetry, TurnContext, celery_tool, external_tool, tool
+from perdure import Agent, celery_tool, external_tool, tool
 from perdure.database.engine import Database
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
 from perdure.turns.calls import awaited
 from perdure.workers.watchdog import heartbeat
 from tests.processes.faults import SCENE, SILENCE_S, Effect, Faults, done
-from tests.processes.model_server import OUTSIDE, REPAIR, answer_to
+from tests.processes.model_server import OUTSIDE
 
 ATTEMPT_S = 1.5
 RETRY_S = 0.5
@@ -146,16 +146,3 @@ tools += [
     celery_tool("reports.nobodys", name="nobodys", timeout_s=60),
 ]
 tester = Agent("tester", "You are under test.", tools=[*tools, external_tool(OUTSIDE, "A client runs it.")])
-
-
-def _instructions(turn: TurnContext[Any]) -> str:
-    return f"You are under test, in the turn {turn.turn_id}, by {turn.deps}."
-
-
-def _must_be_repaired(text: str) -> None:
-    if text != answer_to(REPAIR):
-        raise ModelRetry(REPAIR)
-
-
-judging = Agent("judging", _instructions, tools, deps=lambda turn: turn.user_id, check_output=_must_be_repaired)
-"""Its instructions are stored, and its first answer in each turn is rejected."""

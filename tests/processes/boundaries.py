@@ -158,7 +158,8 @@ class CaseRunner:
             stack.callback(self.receiver.close)
             redis = RedisContainer("redis", directory / "redis")
             stack.callback(redis.teardown)
-            self.installation = Installation(database_url, redis, self.model_server, directory, agent=agent)
+            module = JUDGING if agent == NATIVE else agent  # it has both
+            self.installation = Installation(database_url, redis, self.model_server, directory, agent=module)
             stack.callback(self.installation.close)
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)

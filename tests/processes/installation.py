@@ -41,7 +41,7 @@ NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
 _MODULES = {
     NATIVE: "tests.processes.agents",
     ADAPTED: "tests.processes.adapted_agents",
-    JUDGING: "tests.processes.agents",
+    JUDGING: "tests.processes.judging_agents",
 }
 
 ROOT = Path(__file__).resolve().parents[2]

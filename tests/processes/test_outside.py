@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 def test_a_result_is_used_once_over_every_kill(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path, agent: str
 ) -> None:
-    """The turn waits while no worker lives. The process that commits the result is killed before and after the commit."""
+    """The turn waits while no worker lives. The process that commits the result is killed before or after it."""
     installation = Installation(database_url, redis_server, model_server, tmp_path, agent=agent)
     perdure = Perdure(installation.environment, tmp_path)
     text = f"{OUTSIDE}: a"

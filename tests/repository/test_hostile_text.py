@@ -35,7 +35,7 @@ from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
-from perdure.models.providers import endpoint, errors, wire_names
+from perdure.models.providers import endpoint, errors, json_values, wire_names
 from perdure.models.thoughts import ThoughtTags
 from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
@@ -60,10 +60,9 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
     "perdure.tools.registry.who_approves": "passes arguments to the author's function",
     "perdure.text.declarations.require": "takes an author's declaration",
-    "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
-    "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
+    "perdure.settings.check_server_url": "takes a setting",
     "perdure.models.adapted.vendors.vendor": "takes a setting",
     "perdure.access.keys.parse_entry": "takes an entry of a setting",
     "perdure.access.keys.parse_key": "takes an entry of a setting, or a line of an operator's file",
@@ -169,8 +168,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         400, given.encode(errors="replace"), {}
     ),
     "perdure.models.providers.endpoint.adapted": lambda given: endpoint.adapted(
-        endpoint.NO_QUIRKS, given.casefold(), {"messages": []}, ()
+        endpoint.NO_QUIRKS, errors.ProviderFailure(400, None, given, {}), {"messages": []}, ()
     ),
+    "perdure.models.providers.json_values.object_in": json_values.object_in,
     "perdure.models.families.family": families.family,
     "perdure.models.thoughts.ThoughtTags": lambda given: [
         [tags.split(given[at : at + 7]) for at in range(0, len(given), 7)]

@@ -32,9 +32,9 @@ from perdure.models.protocol import (
     ToolCall,
     ToolSchema,
 )
-from perdure.models.providers.without_tools import flatten_tool_calls
 from perdure.models.resilient import FallbackModels, FallbackRequest, GuardedModel, ResilientModel, wait_within
 from perdure.models.resolve import Models
+from perdure.models.without_tools import flatten_tool_calls
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings, Settings
 from perdure.text.patterns import compiled

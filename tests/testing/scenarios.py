@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perdure import Agent, DidNotHappen, Happened, OutcomeUnknown, ToolContext, ToolError, Unknown, required, tool
+from perdure import (
+    Agent,
+    DidNotHappen,
+    Effect,
+    Happened,
+    OutcomeUnknown,
+    ToolContext,
+    ToolError,
+    Unknown,
+    required,
+    tool,
+)
 from perdure.agents import ErrorTexts
 from perdure.errors import ContextTooLong, GuardRejected, ProviderError, RateLimited
 from perdure.models.protocol import ModelReply, Usage
@@ -153,7 +164,7 @@ def doubtful(effect: str, *, probe: Any = None, failing: int = 9) -> Any:
     """A tool that raises `OutcomeUnknown` on its first `failing` calls."""
     left = iter(range(failing))
 
-    @tool(effect=effect, probe=probe, name="transfer")
+    @tool(effect=Effect(effect), probe=probe, name="transfer")
     def transfer(cents: int) -> str:
         """Transfer money."""
         for _ in left:
@@ -167,7 +178,7 @@ def hanging(effect: str, *, probe: Any = None, hangs: int = 9) -> Any:
     """A tool that exceeds its time limit on its first `hangs` calls."""
     left = iter(range(hangs))
 
-    @tool(effect=effect, probe=probe, timeout_s=0.3, name="transfer")
+    @tool(effect=Effect(effect), probe=probe, timeout_s=0.3, name="transfer")
     def transfer(cents: int, context: ToolContext) -> str:
         """Transfer money."""
         if next(left, None) is not None:

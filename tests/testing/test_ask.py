@@ -268,3 +268,10 @@ def test_sleep_until_advances_the_clock() -> None:
     answer = ask(Agent("assistant", "You wait.", [sleep_until]), "Wait.", model=model)
     assert answer.reply == "Good morning."
     assert model.clock.offset > timedelta(days=1)
+
+
+def test_a_call_may_name_the_function() -> None:
+    """The parameters of the function are checked, where a script is written."""
+    assert call(price, "tea") == call("price", article="tea")
+    with pytest.raises(TypeError, match="artcle"):
+        call(price, artcle="tea")  # type: ignore[call-overload]

@@ -61,6 +61,11 @@ AGENT: list[tuple[str, object, str]] = [
     ("name", "x" * 201, "text of 1 to 200 characters"),
     ("name", "a\x00", "text of 1 to 200 characters"),
     ("instructions", lambda: "x", "a function of the turn"),
+    ("max_tokens", 0, "a whole number from 1"),
+    ("max_cost", "0.05", "a number of US dollars"),
+    ("max_cost", float("nan"), "a number of US dollars"),
+    ("window", 1.5, "a whole number from 1"),
+    ("keep_turns", True, "a whole number from 1"),
     ("deps", "Shop", "a function of the turn"),
     ("deps", without_parameters, "a function of the turn"),
     ("output", prompt, "a type"),
@@ -200,6 +205,16 @@ def test_the_name_of_a_tool_is_no_argument_of_the_decorator() -> None:
 
 P: Any = perdure
 _MCP: dict[str, Any] = {"command": ["x"]}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A JSON schema of objects within objects."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"inner": schema}}
+    return schema
+
+
 OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: P.celery_tool(_EXPORT), "has the task an object"),
     (lambda: P.celery_tool(None), "has the task None"),
@@ -213,6 +228,8 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: P.celery_tool("a.b", description=7), "has description=7"),
     (lambda: P.celery_tool("a.b", description=" "), "has description=' '"),
     (lambda: P.celery_tool("a.b", parameters=7), "has parameters=7; accepted: a JSON schema"),
+    (lambda: P.celery_tool("a.b", parameters=nested(900)), "has parameters that cannot be sent to a model: "),
+    (lambda: P.celery_tool("a.b", parameters=nested(40)), "nested more than 64 levels deep"),
     (lambda: P.SleepUntil(longest=60), "sleep_until has longest=60"),
     (lambda: P.SleepUntil(name=""), "sleep_until has name=''"),
     (lambda: P.McpServer(5, **_MCP), "is named 5"),

@@ -12,7 +12,16 @@ from perdure.errors import SettingsError
 from perdure.models.protocol import ToolSchema
 from perdure.text import declarations
 from perdure.text.untrusted import load_object
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approver, Effect, Probe, ToolContext, who_approves
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    USER,
+    Approver,
+    Effect,
+    EffectName,
+    Probe,
+    ToolContext,
+    who_approves,
+)
 
 KEY = "perdure"
 """The member of a tool's metadata that `effect` makes."""
@@ -42,7 +51,7 @@ def effect_id() -> UUID:
     return found
 
 
-def effect(kind: Effect | str, *, probe: Probe | None = None, approver: Approver = USER) -> dict[str, Any]:
+def effect(kind: Effect | EffectName, *, probe: Probe | None = None, approver: Approver = USER) -> dict[str, Any]:
     """The metadata of a pydantic-ai tool: what perdure may do if the outcome of a call is unknown.
 
     `kind` is `pure`, `idempotent` or `unsafe`, which a tool without this metadata is. `probe` finds out whether a call

@@ -8,6 +8,7 @@ Discovering tools, checking arguments, compaction and event handlers are no unit
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
@@ -47,6 +48,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition
 from pydantic_ai.toolsets.external import ExternalToolset
 
+from perdure.errors import OutcomeUnknown
 from perdure.models.endings import is_proper
 
 Body = Callable[[], Awaitable[Any]]
@@ -119,6 +121,7 @@ class Durability(BaseDurabilityCapability[Any]):
         durable_container_noun="turn",
         codec=JSON_CODEC,
         journal_discovery=False,
+        wrapped_toolset_kinds=frozenset({"function", "dynamic"}),  # `_wrap_leaf_toolset` wraps those of MCP servers
     )
 
     def __init__(self, name: str, models: Mapping[str, Model] | None = None) -> None:
@@ -176,7 +179,8 @@ class Durability(BaseDurabilityCapability[Any]):
         async def handler(params: ToolsetCallToolParams) -> CallToolResult:
             tool = cast("ToolsetTool[Any]", params.tool)
             with self._tool_run_context_scope(params.ctx) as context:
-                return await wrap_tool_call_result(ts.call_tool(params.name, params.tool_args, context, tool))
+                called = ts.call_tool(params.name, params.tool_args, context, tool)
+                return await wrap_tool_call_result(_answered(called))
 
         operation: DurableOperation[ToolsetCallToolParams, Any, CallToolResult] = DurableOperation(
             operation_id=ToolsetCallToolId("function", toolset_id=cast("str", ts.id)),
@@ -241,6 +245,35 @@ class _RecordedToolset(WrapperToolset[Any]):
 class _CallIdentity(NoCacheIdentity[ToolsetCallToolParams]):
     def project(self, params: ToolsetCallToolParams) -> Any:
         return params.name, params.tool_args, params.ctx, params.tool
+
+
+async def _answered(called: Awaitable[Any]) -> Any:
+    """The result of a call. pydantic-ai reports the loss of an MCP server during a call like an error of the tool.
+
+    Raises:
+        OutcomeUnknown: the server is lost, or did not answer in time.
+    """
+    try:
+        return await called
+    except Exception as error:
+        if _is_lost(error):
+            raise OutcomeUnknown("The MCP server did not answer.") from error
+        raise
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether an MCP server caused `error` by not answering."""
+    if "mcp" not in sys.modules:
+        return False
+    from mcp import MCPError  # noqa: PLC0415 (it is imported already, which takes a second)
+
+    from perdure.tools.mcp.faults import UNANSWERED  # noqa: PLC0415 (the same)
+
+    while error is not None:
+        if isinstance(error, MCPError) and error.code in UNANSWERED:
+            return True
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+    return False
 
 
 async def _report_text(_: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:

@@ -3,12 +3,14 @@
     what the server does                                 what is done
     refuses an assistant message with `content: null`    it gets an empty string
     refuses an option, such as `stream_options`          the option is left out, now and later (`learn`)
+    answers with an empty stream                         it is asked for a reply without a stream
     gives parallel calls one index                       each call gets its own
     names a call only in its first fragment              the others get an empty name, which Mistral's SDK requires
     sends a complete JSON body instead of a stream       it becomes a stream of one event
     sends an error object in a stream                    it becomes perdure's error of it
 
-All of it happens between the SDK and the server, for every path that ends in `/chat/completions`.
+All of it happens between the SDK and the server, for every path that ends in `/chat/completions`. What the server means
+is read as on perdure's own wire.
 """
 
 from __future__ import annotations
@@ -16,130 +18,117 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from perdure.clock import Clock
-from perdure.models.providers.errors import ProviderFailure, error_of
-from perdure.models.providers.json_values import as_array, as_object, as_string
-from perdure.text import untrusted
-from perdure.text.patterns import compiled
+from perdure.models.providers.chat_wire import WIRE, ReplyAssembler
+from perdure.models.providers.endpoint import NO_QUIRKS, Quirks, adapted
+from perdure.models.providers.errors import ProviderFailure, error_of, failure_in, reports_failure
+from perdure.models.providers.json_values import as_array, as_object, as_string, documents
+from perdure.models.providers.model import BLANK
+from perdure.models.providers.wire_names import WireNames
 
 log = logging.getLogger(__name__)
 
 _PATH = "/chat/completions"
 _NULLS = (b'"content": null', b'"content":null')
-_UNSUPPORTED = ("support", "permitted", "allowed", "unrecognized", "unknown", "unexpected", "extra")
-"""Of a message that refuses an option, and not only its value."""
-_WORD = compiled(r"[A-Za-z_]+")
-_NEEDED = frozenset({"model", "messages", "stream", "tools"})
-
-
-class Repair(Protocol):
-    """Repairs the body of one reply."""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """The repaired bytes that can be passed on.
-
-        Raises:
-            PerdureError: the server reported an error.
-        """
-        ...
-
-    def finish(self) -> bytes:
-        """The repaired bytes that `feed` held back.
-
-        Raises:
-            PerdureError: the server reported an error.
-        """
-        ...
+_STREAMS = ("text/event-stream", "application/json")
 
 
 @dataclass(slots=True)
 class ChatRepairs:
-    """The repairs for one endpoint. `refused` has the options that the endpoint has refused."""
+    """The repairs for one endpoint. `quirks` has what the endpoint has refused."""
 
     name: str
     clock: Clock
-    refused: set[str] = field(default_factory=set)
+    quirks: Quirks = NO_QUIRKS
 
-    def of_request(self, path: str, content: bytes) -> bytes | None:
-        """The repaired body of a request; `None` if nothing is to be repaired."""
-        if not path.endswith(_PATH) or not (self.refused or any(null in content for null in _NULLS)):
+    def of_request(self, path: str, content: bytes, *, is_whole: bool) -> bytes | None:
+        """The repaired body of a request; `None` if nothing is to be repaired. `is_whole`: it asks for no stream."""
+        is_null = any(null in content for null in _NULLS)
+        if not path.endswith(_PATH) or not (is_whole or is_null or self.quirks != NO_QUIRKS):
             return None
         body = json.loads(content)
         for message in body["messages"]:
             if message.get("role") == "assistant" and message.get("content") is None:
                 message["content"] = ""
-        return json.dumps({name: value for name, value in body.items() if name not in self.refused}).encode()
+            for part in (message, *message.get("tool_calls", ())):
+                for name in self.quirks.omits.intersection(part):
+                    del part[name]
+        renamed = {self.quirks.renames.get(name, name): value for name, value in body.items()}
+        sent = {name: value for name, value in renamed.items() if name not in self.quirks.omits}
+        if is_whole:
+            sent.pop("stream_options", None)
+            sent["stream"] = False
+        return json.dumps(sent).encode()
 
-    def of_reply(self, path: str, content_type: str, sent: bytes) -> Repair | None:
+    def of_reply(self, path: str, content_type: str, sent: bytes) -> ReplyRepair | None:
         """What repairs the reply to the request `sent`, which becomes a stream of events."""
-        if not path.endswith(_PATH):
+        if not path.endswith(_PATH) or not content_type.startswith(_STREAMS):
             return None
-        if content_type.startswith("text/event-stream"):
-            return _Events(self.clock)
-        if content_type.startswith("application/json") and as_object(json.loads(sent)).get("stream"):
-            return _WholeBody(self.clock)
-        return None
+        body = as_object(json.loads(sent))
+        return ReplyRepair(body, self.clock) if body.get("stream") else None
 
-    def learn(self, sent: bytes, status: int | None, said: str) -> bool:
-        """Remember the options of the request `sent` that an error names. Returns whether it names any."""
-        if status not in {400, 422} or not sent or not any(each in said.lower() for each in _UNSUPPORTED):
+    def learn(self, sent: bytes, failure: ProviderFailure) -> bool:
+        """Remember the options of the request `sent` that an error refuses. Returns whether there are any."""
+        body = as_object(json.loads(sent)) if sent else {}
+        found = adapted(self.quirks, failure, body, WIRE.required) if "messages" in body else None
+        if found is None or (found.quirks.omits, found.quirks.renames) == (self.quirks.omits, self.quirks.renames):
             return False
-        named = set(as_object(json.loads(sent))).intersection(_WORD.findall(said)) - _NEEDED - self.refused
-        if named:
-            log.warning("%s refuses %s, which is left out from now on", self.name, ", ".join(sorted(named)))
-        self.refused |= named
-        return bool(named)
+        log.warning("%s refuses %s, which is left out from now on", self.name, found.what)
+        self.quirks = found.quirks
+        return True
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call under way: its index as the SDK sees it, and what the server has sent of it."""
+class ReplyRepair:
+    """Repairs the body of the reply to the request `sent`: a stream of events, line by line, or JSON as a whole."""
 
-    index: int
-    id: str
-    name: str
-    arguments: str = ""
-
-    @property
-    def is_complete(self) -> bool:
-        try:
-            return bool(untrusted.load_object(self.arguments))
-        except ValueError:
-            return False
-
-
-class _Events:
-    """Repairs a stream of events, line by line."""
-
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, sent: Mapping[str, Any], clock: Clock) -> None:
+        functions = [as_object(as_object(each).get("function")) for each in as_array(sent.get("tools"))]
+        self._reading = ReplyAssembler(WireNames(as_string(each.get("name")) for each in functions))
         self._clock = clock
-        self._line = b""
-        self._calls: dict[object, _Call] = {}
-        self._count = 0
+        self._held: list[bytes] = []
+        self._is_whole = False
+        self.is_empty = True
+        """Whether the server has sent nothing but white space so far."""
 
     def feed(self, chunk: bytes) -> bytes:
-        text = self._line + chunk
-        if b"tool_calls" not in text and b'"error"' not in text:
-            whole, newline, self._line = text.rpartition(b"\n")
+        """The repaired bytes that can be passed on.
+
+        Raises:
+            PerdureError: the server reported an error, or its reply has too many calls.
+        """
+        if self.is_empty and (beginning := chunk.lstrip(BLANK)):
+            self.is_empty, self._is_whole = False, beginning.startswith((b"{", b"["))
+        self._held.append(chunk)
+        if self._is_whole or b"\n" not in chunk:
+            return b""
+        whole, newline, rest = b"".join(self._held).rpartition(b"\n")
+        self._held = [rest]
+        if b"tool_calls" not in whole and b'"error"' not in whole:
             return whole + newline
-        *lines, self._line = text.split(b"\n")
-        return b"".join(self._repaired(line) + b"\n" for line in lines)
+        return b"\n".join(map(self._repaired, whole.split(b"\n"))) + newline
 
     def finish(self) -> bytes:
-        rest, self._line = self._line, b""
-        return self._repaired(rest) if rest else b""
+        """The repaired bytes that `feed` held back. Raises as `feed`."""
+        rest, self._held = b"".join(self._held), []
+        if not self._is_whole:
+            return self._repaired(rest)
+        try:
+            bodies = documents(rest)
+        except (ValueError, RecursionError):
+            return rest  # the SDK reports it
+        events = [_streamed(self._checked(each)) for each in bodies]
+        return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events) + b"data: [DONE]\n\n"
 
     def _repaired(self, line: bytes) -> bytes:
         if not line.startswith(b"data:") or (b'"tool_calls"' not in line and b'"error"' not in line):
             return line
         try:
-            event = as_object(json.loads(line.removeprefix(b"data:")))
-        except ValueError:
+            event = self._checked(json.loads(line.removeprefix(b"data:")))
+        except (ValueError, RecursionError):
             return line  # the SDK reports it
-        _raise_error_in(event, self._clock)
         changed = [
             self._complete(fragment)
             for choice in as_array(event.get("choices"))
@@ -150,60 +139,24 @@ class _Events:
 
     def _complete(self, fragment: dict[str, Any]) -> bool:
         """Give a fragment the index of its call, and a name. Returns whether the fragment changed."""
-        function = as_object(fragment.get("function"))
-        given, name, arguments = fragment.get("index"), as_string(function.get("name")), function.get("arguments")
-        given_id = as_string(fragment.get("id")).replace("null", "")
-        call = self._calls.get(given)
-        differs = call is not None and name and (given_id != call.id if given_id and call.id else call.is_complete)
-        if call is None or differs:
-            call = self._calls[given] = _Call(self._count, given_id, name)
-            self._count += 1
-        call.id = call.id or given_id
-        call.arguments += arguments if isinstance(arguments, str) else ""
-        repaired = {**fragment, "index": call.index, "function": {"name": "", **function}}
-        is_same = repaired == fragment
-        fragment.update(repaired)
-        return not is_same
+        before = dict(fragment)
+        call = self._reading.add_fragment(fragment)
+        function = {"name": "", **as_object(fragment.get("function"))}
+        fragment.update(index=self._reading.calls.index(call), function=function)
+        return fragment != before
+
+    def _checked(self, event: Any) -> Mapping[str, Any]:
+        if reports_failure(event):
+            raise error_of(failure_in(event), self._clock)
+        return as_object(event)
 
 
-class _WholeBody:
-    """Makes a stream of one event of a complete reply."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._body = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        self._body += chunk
-        return b""
-
-    def finish(self) -> bytes:
-        try:
-            body = dict(as_object(json.loads(self._body)))
-        except ValueError:
-            return self._body  # the SDK reports it
-        _raise_error_in(body, self._clock)
-        body["object"] = "chat.completion.chunk"
-        body["choices"] = [_streamed(as_object(choice)) for choice in as_array(body.get("choices"))]
-        return b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"
-
-
-def _streamed(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice of a complete reply, as a choice of a stream."""
-    message = dict(as_object(choice.get("message")))
-    called = as_array(message.pop("tool_calls", None))
-    calls = [{**as_object(call), "index": index} for index, call in enumerate(called)]
-    return {**choice, "delta": {**message, "tool_calls": calls} if calls else message}
-
-
-def _raise_error_in(event: Mapping[str, Any], clock: Clock) -> None:
-    """Raise the error that a server reports under status 200, if it does.
-
-    Raises:
-        PerdureError: the server reported an error.
-    """
-    if error := event.get("error"):
-        details = as_object(error)
-        said = as_string(details.get("message")) or as_string(error)
-        code = details.get("code")
-        raise error_of(ProviderFailure(None, None if code is None else str(code), said, {}, details.get("type")), clock)
+def _streamed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete reply as an event of a stream; an event as it is."""
+    choices = [dict(as_object(each)) for each in as_array(body.get("choices"))]
+    for choice in choices:
+        message = dict(as_object(choice.pop("message", None)))
+        if called := as_array(message.get("tool_calls")):
+            message["tool_calls"] = [{**as_object(call), "index": index} for index, call in enumerate(called)]
+        choice.setdefault("delta", message)
+    return {**body, "object": "chat.completion.chunk", "choices": choices}

@@ -49,10 +49,7 @@ _REFUSALS = (400, 404, 415, 422)
 
 def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
     """Whether the server refused an option of the request that is left out from now on."""
-    if not isinstance(error, ModelHTTPError):
-        return False
-    said = failure_of(error, http)
-    return http.repairs.learn(http.sent, said.status, said.message)
+    return isinstance(error, ModelHTTPError) and http.repairs.learn(http.sent, failure_of(error, http))
 
 
 def refuses_files(error: Exception) -> bool:
@@ -66,8 +63,11 @@ def refuses_files(error: Exception) -> bool:
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
     """The error of perdure for `error`, which is logged."""
     found = http.failure or _of(error, http, clock)
+    status = http.status if http.status is not None and httpx2.codes.is_error(http.status) else None
+    said = failure_of(error, http).message if isinstance(error, ModelHTTPError) else ""
     code = error.provider_error_code if isinstance(error, ModelAPIError) else None
-    return http.exchange.log_failure(found, ProviderFailure(http.status, code, "", http.headers))
+    received = http.exchange.received.decode(errors="replace")
+    return http.exchange.log_failure(found, ProviderFailure(status, code, said or received, http.headers))
 
 
 def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: C901, PLR0911 (a table)

@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 
 from perdure.errors import InvalidResponse, PerdureError, ProviderError
-from perdure.models.adapted.chat_repairs import ChatRepairs, Repair
+from perdure.models.adapted.chat_repairs import ChatRepairs, ReplyRepair
 from perdure.models.protocol import ModelCall
 from perdure.models.providers import transport
 from perdure.models.providers.errors import Exchange
@@ -39,6 +39,9 @@ class HttpExchange:
     call: ModelCall
     exchange: Exchange
     repairs: ChatRepairs
+    is_whole: bool = False
+    """Whether the reply is asked for without a stream."""
+    repair: ReplyRepair | None = None
     origin: tuple[str, str, int | None] | None = None
     sent: bytes = b""
     status: int | None = None
@@ -49,6 +52,11 @@ class HttpExchange:
         """Keep `error` as the cause of the call's failure, and return it."""
         self.failure = error
         return error
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the server answered with a stream of nothing."""
+        return self.repair is not None and self.repair.is_empty and not self.is_whole
 
 
 current: ContextVar[HttpExchange] = ContextVar("current_exchange")
@@ -87,7 +95,7 @@ async def _before(request: Any) -> None:
     request.extensions = {**request.extensions, "timeout": timeouts}
     request.headers["accept-encoding"] = "identity"
     exchange.sent = await request.aread()
-    repaired = exchange.repairs.of_request(request.url.path, exchange.sent)
+    repaired = exchange.repairs.of_request(request.url.path, exchange.sent, is_whole=exchange.is_whole)
     if repaired is not None:
         request.stream = type(request.stream)(repaired)
         request.headers["content-length"] = str(len(repaired))
@@ -107,26 +115,25 @@ async def _after(body: Any, response: Any) -> None:
     is_compressed = headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
     if is_compressed and response.is_success:
         raise exchange.fail(InvalidResponse(COMPRESSED))
-    repair = None
     if is_compressed:  # an error, whose status says enough
         for name in ("content-encoding", "content-length", "transfer-encoding"):
             headers.pop(name, None)
     elif response.is_success:
-        repair = exchange.repairs.of_reply(response.request.url.path, headers.get("content-type", ""), exchange.sent)
-        if repair is not None:
+        path, kind = response.request.url.path, headers.get("content-type", "")
+        exchange.repair = exchange.repairs.of_reply(path, kind, exchange.sent)
+        if exchange.repair is not None:
             headers["content-type"] = "text/event-stream"
             headers.pop("content-length", None)
-    response.stream = body(response.stream, exchange, repair, is_dropped=is_compressed)
+    response.stream = body(response.stream, exchange, is_dropped=is_compressed)
 
 
 class _Body:
-    """The body of a response. `repair` changes it; nothing of it is read if `is_dropped` is true."""
+    """The body of a response, with its repair. Nothing of it is read if `is_dropped` is true."""
 
-    def __init__(self, stream: Any, exchange: HttpExchange, repair: Repair | None, *, is_dropped: bool) -> None:
+    def __init__(self, stream: Any, exchange: HttpExchange, *, is_dropped: bool) -> None:
         self._stream = stream
         self._chunks: AsyncIterator[bytes] = aiter(stream)
         self._exchange = exchange
-        self._repair = repair
         self._is_dropped = is_dropped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -135,6 +142,7 @@ class _Body:
             return
         async for chunk in self._chunks:
             size += len(chunk)
+            self._exchange.exchange.note(chunk)
             # The SDKs buffer data until a blank line arrives, without a limit.
             if size > transport.MAX_BODY_BYTES:
                 raise self._exchange.fail(InvalidResponse("The model's server sent a response that is too long."))
@@ -146,10 +154,11 @@ class _Body:
 
     def _repaired(self, chunk: bytes | None) -> bytes:
         """The repaired chunk; the rest if `chunk` is `None`."""
-        if self._repair is None:
+        repair = self._exchange.repair
+        if repair is None:
             return chunk or b""
         try:
-            return self._repair.finish() if chunk is None else self._repair.feed(chunk)
+            return repair.finish() if chunk is None else repair.feed(chunk)
         except PerdureError as error:
             raise self._exchange.fail(error) from error
 

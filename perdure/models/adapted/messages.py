@@ -122,16 +122,16 @@ def _content(message: Message, reads: Collection[str]) -> str | list[UserContent
 
 
 def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) -> ModelResponse:
-    wire_ids = ids.assign((call.id for call in message.tool_calls), {})
+    wire_ids = [ids.assign(call.id) for call in message.tool_calls]
     stored = _stored(message, names, sender)
     if stored is None:
         calls = [
-            ToolCallPart(names.to_wire(call.name), _arguments(call.arguments), wire_ids[call.id])
-            for call in message.tool_calls
+            ToolCallPart(names.to_wire(call.name), _arguments(call.arguments), wire_id)
+            for call, wire_id in zip(message.tool_calls, wire_ids, strict=True)
         ]
         text = [TextPart(message.content)] if message.content.strip() else []
         return ModelResponse(parts=[*text, *calls])
-    ids_in_order = iter([wire_ids[call.id] for call in message.tool_calls])
+    ids_in_order = iter(wire_ids)
     parts = [
         replace(part, tool_call_id=next(ids_in_order)) if isinstance(part, ToolCallPart) else part
         for part in stored.parts

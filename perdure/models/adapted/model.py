@@ -44,24 +44,24 @@ from perdure.models import endings, output_tool
 from perdure.models.adapted import errors, event_loop, http
 from perdure.models.adapted.chat_repairs import ChatRepairs
 from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
-from perdure.models.adapted.thoughts import OPENING, ThoughtSplitter
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
 from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import NO_QUIRKS, Endpoint, media_types
+from perdure.models.providers.endpoint import Endpoint, media_types
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
-from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireNames
+from perdure.models.providers.wire_names import WireNames
 from perdure.models.schemas import acceptable
+from perdure.models.thoughts import ThoughtTags
 from perdure.settings import Settings
-from perdure.text import untrusted
 
 log = logging.getLogger(__name__)
 
 DEFAULT_READS = ("images", "pdf")
 """The kinds of files that models are sent, unless they have refused some."""
 
+_OPENING = "<think>"
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
 
@@ -85,8 +85,7 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
     """
     scheme, _, model = name.partition(":")
     create = partial(vendor, kind or scheme, model, name, variable, endpoint)
-    reads = media_types(DEFAULT_READS if endpoint is None or endpoint.reads is None else endpoint.reads)
-    return AdaptedModel(name, create, clock, thinks=endpoint is not None and endpoint.thinks, reads=reads)
+    return AdaptedModel(name, create, clock, endpoint)
 
 
 def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
@@ -95,24 +94,16 @@ def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
     The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
     """
     model = cast("PydanticModel[Any]", given)
-    return AdaptedModel(name_of(given), lambda: Vendor(model), clock, reads=media_types(DEFAULT_READS))
+    return AdaptedModel(name_of(given), lambda: Vendor(model), clock)
 
 
 class AdaptedModel:
     """A model of pydantic-ai. Thread-safe."""
 
-    def __init__(
-        self,
-        name: str,
-        create: Callable[[], Vendor],
-        clock: Clock,
-        *,
-        thinks: bool = False,
-        reads: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock, endpoint: Endpoint | None = None) -> None:
         """`create` is called here, and again after a fork, because a client belongs to one event loop.
 
-        `thinks`: the server omits the opening tag of the model's thoughts.
+        By default, the model's server is an endpoint without settings.
 
         Raises:
             SettingsError: `create` raised it.
@@ -120,14 +111,16 @@ class AdaptedModel:
         self._name = name
         self._create = create
         self._clock = clock
-        self._thinks = thinks
-        self.reads = reads
+        given = None if endpoint is None else endpoint.reads
+        self.reads = media_types(DEFAULT_READS if given is None else given)
         """The media types of the files that the model reads."""
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vendor = create()
         self._sender = _sender_of(name, self._vendor.model)
+        self._endpoint = endpoint or Endpoint(name, self._vendor.model.base_url or "")
+        self._quirks = self._endpoint.quirks_of(self._sender.family)
         self._close = weakref.finalize(self, self._vendor.close)
 
     @property
@@ -143,22 +136,25 @@ class AdaptedModel:
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
         has_files, reads = any(each.files for each in request.messages), self.reads
+        is_whole = False
         while True:
             messages = model.prepare_messages(prompt(request.messages, names, self._sender, reads), parameters)
-            exchange = http.HttpExchange(call, Exchange(self.name), self._repairs)
+            noted = Exchange(self.name, self._endpoint.may_be_quoted, bool(self._endpoint.show_received))
+            exchange = http.HttpExchange(call, noted, self._repairs, is_whole)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
             try:
                 reply = event_loop.run(partial(self._read, stream, names, exchange), call)
             except Exception as error:
                 call.check()  # raises if the engine has ended the call
-                if errors.refuses_an_option(error, exchange):
+                is_whole = is_whole or exchange.is_empty  # the server may have failed behind the head of its response
+                if exchange.is_empty or errors.refuses_an_option(error, exchange):
                     continue
                 if has_files and errors.refuses_files(error):
                     log.warning("%s refused the files of a message, and is asked again without", self.name)
                     has_files, reads = False, frozenset()
                     continue
                 raise errors.mapped(error, exchange, self._clock) from error
-            exchange.exchange.log_success()
+            noted.log_success()
             return reply
 
     async def _read(
@@ -169,13 +165,12 @@ class AdaptedModel:
         waiting: event_loop.WaitingThread,
     ) -> ModelReply:
         http.current.set(exchange)
-        splitter = partial(ThoughtSplitter.begun, thinks=self._thinks)
         reading = _Reading(
-            names,
+            ReplyDraft(names, self._quirks),
             self._sender,
             lambda text: waiting.post(partial(exchange.call.delta, text)),
             lambda thought: waiting.post(partial(exchange.call.thought, thought)),
-            splitter,
+            ThoughtTags(thinks_first=self._quirks.thinks_first),
         )
         async with opening as stream:
             async for event in stream:
@@ -253,28 +248,24 @@ class _Reading:
 
     def __init__(
         self,
-        names: WireNames,
+        draft: ReplyDraft,
         sender: Sender,
         post: Callable[[str], None],
         post_thought: Callable[[str], None],
-        splitter: Callable[[], ThoughtSplitter],
+        tags: ThoughtTags,
     ) -> None:
         """`post` is called with each piece of the reply's text, and `post_thought` with each piece of its thoughts.
 
-        `splitter` makes a splitter for the reply.
+        `tags` are for the parts of the whole response, after the stream.
         """
-        self._new_splitter = splitter
+        self._draft = draft
         self._sender = sender
         self._post = post
         self._post_thought = post_thought
-        self._draft = ReplyDraft(names, ("", ""), NO_QUIRKS, PLAIN_CHARACTERS)
-        self._splitter = splitter()
-        self._reported = 0
-        """The number of the splitter's thoughts that have been passed on."""
-        self._thoughts: list[str] = []
+        self._tags = tags
         self._tagged: set[int] = set()
         """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
-        self._size = 0
+        self._size_of_arguments = 0
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         """Read one event.
@@ -286,15 +277,15 @@ class _Reading:
             self._continue(event.index, event.delta)
         elif isinstance(event, PartStartEvent):
             if self._tagged:
-                self._splitter.close()
+                self._show(self._draft.close_thoughts())
             self._begin(event.index, event.part)
 
     def _begin(self, index: int, part: ModelResponsePart) -> None:
         if isinstance(part, TextPart):
             self._text(part.content)
-        elif isinstance(part, ThinkingPart) and _is_of_a_tag(part) and not self._splitter.has_text:
+        elif isinstance(part, ThinkingPart) and _is_of_a_tag(part):
             self._tagged.add(index)
-            self._text(OPENING)
+            self._text(_OPENING)
         elif isinstance(part, ThinkingPart):
             self._thought(part.content)
 
@@ -306,7 +297,9 @@ class _Reading:
         elif isinstance(delta, ThinkingPartDelta):
             self._thought(delta.content_delta or "")
         elif isinstance(delta, ToolCallPartDelta) and isinstance(delta.args_delta, str):
-            self._grow(delta.args_delta)
+            self._size_of_arguments += len(delta.args_delta)
+            if self._size_of_arguments > MAX_REPLY_CHARS:
+                raise InvalidResponse(f"The model's reply is longer than {MAX_REPLY_CHARS:,} characters.")
 
     def finish(self, response: ModelResponse) -> ModelReply:
         """The reply.
@@ -315,15 +308,12 @@ class _Reading:
             InvalidResponse: the stream ended without a finish.
             PerdureError: see `ReplyDraft.finish`.
         """
-        self._show(self._splitter.finish())
-        self._report_thoughts()
         reason = _finish_reason(response)
         refusal = (response.provider_details or {}).get("refusal")
         if isinstance(refusal, str) and refusal:
-            self._show(refusal)
+            self._text(refusal)
             reason = endings.REFUSAL
-        parts = self._without_tags(response.parts)
-        calls = [part for part in parts if isinstance(part, ToolCallPart)]
+        calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
         for part in calls:
             self._draft.extend_call(call := self._draft.add_call(), name=part.tool_name, arguments=arguments_of(part))
             call.id = part.tool_call_id
@@ -331,52 +321,38 @@ class _Reading:
         self._draft.model = response.model_name or ""
         self._draft.end(endings.TOOL_CALLS if calls and reason and endings.is_proper(reason) else reason)
         rest, reply = self._draft.finish()
-        if rest:
-            self._post(rest)
-        thoughts = untrusted.storable("".join(self._thoughts + self._splitter.thoughts)).strip()
+        self._show(rest)
+        parts = self._without_tags(response.parts, is_proper=not calls and endings.is_proper(reason))
         kept = replace(response, parts=parts)
         opaque = self._sender.opaque(kept) if text_of(parts) == reply.content else None
-        return replace(reply, thoughts=thoughts, opaque=opaque)
+        return replace(reply, opaque=opaque)
 
     def _text(self, text: str) -> None:
-        self._grow(text)
-        self._show(self._splitter.feed(text))
-        self._report_thoughts()
-
-    def _report_thoughts(self) -> None:
-        fresh = "".join(self._splitter.thoughts[self._reported :])
-        self._reported = len(self._splitter.thoughts)
-        if fresh:
-            self._post_thought(untrusted.storable(fresh))
-
-    def _show(self, text: str) -> None:
-        if shown := self._draft.add_text(text):
-            self._post(shown)
+        self._show(self._draft.add_text(text))
 
     def _thought(self, thought: str) -> None:
-        self._grow(thought)
-        self._thoughts.append(thought)
-        self._post_thought(untrusted.storable(thought))
+        self._draft.add_thoughts(thought)
+        self._show("")
 
-    def _grow(self, text: str) -> None:
-        self._size += len(text)
-        if self._size > MAX_REPLY_CHARS:
-            raise InvalidResponse(f"The model's reply is longer than {MAX_REPLY_CHARS:,} characters.")
+    def _show(self, text: str) -> None:
+        if thoughts := self._draft.take_thoughts():
+            self._post_thought(thoughts)
+        if text:
+            self._post(text)
 
-    def _without_tags(self, parts: Sequence[ModelResponsePart]) -> list[ModelResponsePart]:
+    def _without_tags(self, parts: Sequence[ModelResponsePart], *, is_proper: bool) -> list[ModelResponsePart]:
         """The parts of the response, in which thoughts in tags are left out."""
-        splitter = self._new_splitter()
         found: list[ModelResponsePart] = []
         for index, part in enumerate(parts):
             if isinstance(part, TextPart):
-                text = splitter.feed(part.content)
+                _, text = self._tags.split(part.content)
                 found.append(part if text == part.content else replace(part, content=text))
             elif index in self._tagged and isinstance(part, ThinkingPart):
-                found.append(TextPart(splitter.feed(OPENING + part.content)))
-                splitter.close()
+                _, text = self._tags.split(_OPENING + part.content)
+                found.append(TextPart(text + self._tags.close()[1]))
             else:
                 found.append(part)
-        if rest := splitter.finish():
+        if rest := self._tags.finish(is_proper=is_proper)[1]:
             found.append(TextPart(rest))
         return [part for part in found if not (isinstance(part, TextPart) and _is_empty(part))]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from http import HTTPStatus
 from typing import Any
 
 import httpx2
@@ -16,15 +17,16 @@ import httpx2
 from perdure.errors import MissingKey, SettingsError
 from perdure.models import endpoints
 from perdure.models.endpoints import ANTHROPIC, OPENAI, OWN_KINDS
+from perdure.models.providers.errors import ProviderFailure
 from perdure.models.providers.wire_names import NINE_CHARACTERS, IdForm
-from perdure.settings import EndpointSettings
+from perdure.settings import EndpointSettings, check_server_url
 
 _NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """What one model of one endpoint does differently.
+    """What one model of one endpoint does differently. `mine | more` has both; in a conflict, `more` decides.
 
     `omits` are the options, and the members of messages, that the server refuses. `renames` has its own names of
     options. `ids` is the form of call ids that it accepts, if it is not the protocol's. `translates_own_ids`: it
@@ -43,6 +45,12 @@ class Quirks:
     forgets: bool = False
     reads: frozenset[str] = frozenset()
 
+    def __or__(self, more: Quirks) -> Quirks:
+        pairs = {each.name: (getattr(self, each.name), getattr(more, each.name)) for each in fields(self)}
+        return Quirks(
+            **{name: theirs or mine if name == "ids" else mine | theirs for name, (mine, theirs) in pairs.items()}
+        )
+
 
 NO_QUIRKS = Quirks()
 
@@ -50,19 +58,7 @@ _OF_HOSTS = {
     "api.openai.com": Quirks(renames={"max_tokens": "max_completion_tokens"}),
     "api.mistral.ai": Quirks(renames={"seed": "random_seed"}, ids=NINE_CHARACTERS),
 }
-_OF_FAMILIES = {
-    ("mistral", "ministral", "magistral", "codestral", "devstral", "pixtral", "mixtral"): Quirks(ids=NINE_CHARACTERS)
-}
-_MISSING: Mapping[str, Quirks] = {
-    "reasoning_content": Quirks(message_members={"reasoning_content": ""}),
-    "thought_signature": Quirks(
-        call_members={"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
-    ),
-}
-"""Members that some models require of every reply with calls, with the values for replies of other providers."""
-_PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
-_LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
-_MEMBERS = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", "type", "function"})
+_FAMILIES_OF_MISTRAL = ("mistral", "ministral", "magistral", "codestral", "devstral", "pixtral", "mixtral")
 
 
 VENDORS = {OPENAI: "https://api.openai.com/v1", ANTHROPIC: "https://api.anthropic.com"}
@@ -117,12 +113,9 @@ class Endpoint:
 
     def quirks_of(self, family: str) -> Quirks:
         """The quirks known in advance for the models of `family`; those of the endpoint's own settings come first."""
-        known = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
-        for prefixes, quirks in _OF_FAMILIES.items():
-            if family.startswith(prefixes):
-                known = _joined(known, quirks)
-        own = replace(self.quirks, thinks_first=self.thinks or self.quirks.thinks_first, reads=self._reads())
-        return _joined(known, own)
+        of_host = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
+        of_family = Quirks(ids=NINE_CHARACTERS) if family.startswith(_FAMILIES_OF_MISTRAL) else NO_QUIRKS
+        return of_host | of_family | self.quirks | Quirks(thinks_first=self.thinks, reads=self._reads())
 
     def _reads(self) -> frozenset[str]:
         """As the setting says, else what the protocol has: PDFs are no part of what most servers of OpenAI's read."""
@@ -143,7 +136,7 @@ def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
 
     Raises:
         MissingKey: the key is not set, and the server is the vendor's own.
-        SettingsError: the base URL is not an HTTP URL.
+        SettingsError: the base URL is not an HTTP URL, or the key has characters that no header can have.
     """
     prefix, vendor = kind.upper(), VENDORS[kind]
     base_url = os.environ.get(f"{prefix}_BASE_URL") or vendor
@@ -153,14 +146,12 @@ def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
             f"{prefix}_API_KEY is not set and {setting} is {name!r}: set {prefix}_API_KEY, "
             f"or {prefix}_BASE_URL to a compatible server that needs no key"
         )
-    if not _is_address(base_url):
-        raise SettingsError(
-            f"{prefix}_BASE_URL is {base_url!r}: accepted: an address that begins with http:// or https://, "
-            f"such as {vendor}"
-        )
-    _check_key(key, f"{prefix}_API_KEY")
+    try:
+        check_server_url(f"{prefix}_BASE_URL", base_url, vendor)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     headers = {name: os.environ[each] for each, name in _VENDOR_HEADERS.get(kind, {}).items() if os.environ.get(each)}
-    return Endpoint(kind, base_url, key or _NO_KEY, kind=kind, headers=headers)
+    return Endpoint(kind, base_url, _sendable(key, f"{prefix}_API_KEY"), kind=kind, headers=headers)
 
 
 def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
@@ -169,24 +160,17 @@ def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
     Raises:
         SettingsError: the key has characters that no header can have.
     """
-    key = (given.key.get_secret_value().strip() if given.key is not None else "") or _NO_KEY
-    _check_key(key, endpoints.variable(name, "KEY"))
+    key = given.key.get_secret_value().strip() if given.key is not None else ""
     kind = given.kind if given.kind in OWN_KINDS else OPENAI
+    key = _sendable(key, endpoints.variable(name, "KEY"))
     return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind, reads=given.reads)
 
 
-def _check_key(key: str, variable: str) -> None:
-    # The HTTP library's error would quote the header, and so the key.
+def _sendable(key: str, variable: str) -> str:
+    """The key to send. The HTTP library's error for another one would quote the header, and so the key."""
     if not (key.isascii() and key.isprintable()):
         raise SettingsError(f"{variable} has characters that are not accepted: accepted: printable ASCII characters")
-
-
-def _is_address(base_url: str) -> bool:
-    try:
-        url = httpx2.URL(base_url)
-    except httpx2.InvalidURL:
-        return False
-    return url.scheme in ("http", "https") and bool(url.host)
+    return key or _NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +182,11 @@ class Adaptation:
     lasting: bool = True
 
 
+_REFUSALS = frozenset({None, 400, 404, 422})
+"""The statuses with which servers refuse an option. `None`: an error under status 200."""
+_FAILURES = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.NOT_IMPLEMENTED})
+"""The statuses with which some servers, such as llama.cpp's two, refuse an option. The message must say so."""
+_REFUSES = ("unsupported", "not support", "validation error")
 _UNSUPPORTED = (
     "support", "permitted", "allowed", "recogni", "unknown", "unexpected", "extra", "additional", "invalid parameter",
     "invalid argument", "cannot find", "not implemented", "deprecated", "not available", "forbidden",
@@ -213,13 +202,29 @@ _ATTACHED = {
 """By kind of files: the types of their parts in a body, and parts of messages that refuse them."""
 _UNREQUESTED = frozenset({"stream_options", "response_format", "output_config"})
 """The options that perdure adds to those that agents set."""
+_PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
+_LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+_MEMBERS = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", "type", "function"})
+_REQUIRED_OF_REPLIES = {
+    "reasoning_content": Quirks(message_members={"reasoning_content": ""}),
+    "thought_signature": Quirks(
+        call_members={"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+    ),
+}
+"""Members that some models require of every reply with calls, with the values for replies of other providers."""
 
 
-def adapted(quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]) -> Adaptation | None:
-    """How `body` can be sent to a server that refused it with the texts `said`, in lower case.
+def adapted(
+    quirks: Quirks, failure: ProviderFailure, body: Mapping[str, Any], required: Collection[str]
+) -> Adaptation | None:
+    """How `body` can be sent to a server that refused it.
 
-    The options `required` are always sent. Returns `None` if the refusal names nothing that could be sent otherwise.
+    The options `required` are always sent. Returns `None` if the failure is no refusal, or names nothing that could be
+    sent otherwise.
     """
+    said = failure.said
+    if failure.status not in _REFUSALS and not (failure.status in _FAILURES and any(each in said for each in _REFUSES)):
+        return None
     return _without_files(quirks, said, body) or _without_members(quirks, said, body, required)
 
 
@@ -235,19 +240,24 @@ def _without_files(quirks: Quirks, said: str, body: Mapping[str, Any]) -> Adapta
 def _without_members(
     quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]
 ) -> Adaptation | None:
-    needs_nine, is_long = "length of 9" in said, "too long" in said and ("].id" in said or "tool_call_id" in said)
-    if (needs_nine or is_long) and not quirks.translates_own_ids:
-        form = NINE_CHARACTERS if needs_nine else quirks.ids
-        return Adaptation(replace(quirks, ids=form, translates_own_ids=True), "the form of call ids")
     words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
-    if "signature" in said and words & {"invalid", "corrupted"} and not quirks.forgets:  # of another account, perhaps
-        return Adaptation(replace(quirks, forgets=True), "its own signatures", lasting=False)
-    if "redacted_thinking" in words and "thinking" in body:  # the calls of another model have no thoughts before them
-        return Adaptation(replace(quirks, omits=quirks.omits | {"thinking"}), "thinking", lasting=False)
-    if words & {"missing", "must", "required"}:
-        for name, filled in _MISSING.items():
-            if name in words and (joined := _joined(quirks, filled)) != quirks:
-                return Adaptation(joined, f"replies without {name}")
+    is_long = "too long" in said and ("].id" in said or "tool_call_id" in said)
+    is_missing = bool(words & {"missing", "must", "required"})
+    forgets = "signature" in said and bool(words & {"invalid", "corrupted"})  # of another account, perhaps
+    # The calls of another model have no thoughts before them.
+    pauses = "redacted_thinking" in words and "thinking" in body
+    for applies, difference, what, lasting in (
+        ("length of 9" in said, Quirks(ids=NINE_CHARACTERS, translates_own_ids=True), "the form of call ids", True),
+        (is_long, Quirks(translates_own_ids=True), "the form of call ids", True),
+        (forgets, Quirks(forgets=True), "its own signatures", False),
+        (pauses, Quirks(omits=frozenset({"thinking"})), "thinking", False),
+        *(
+            (is_missing and name in words, each, f"replies without {name}", True)
+            for name, each in _REQUIRED_OF_REPLIES.items()
+        ),
+    ):
+        if applies and (joined := quirks | difference) != quirks:
+            return Adaptation(joined, what, lasting)
     words |= {whole for part, whole in _PARTS_OF_OPTIONS.items() if part in words}
     refused = sorted(words & _refusable(said, body) - set(required))
     if not refused:
@@ -257,22 +267,8 @@ def _without_members(
         for standard in _LIMITS
         if (sent := quirks.renames.get(standard, standard)) in refused and _LIMITS[sent] in words
     }
-    omits = quirks.omits | {each for each in refused if each not in _LIMITS or not renames}
-    return Adaptation(replace(quirks, renames={**quirks.renames, **renames}, omits=omits), ", ".join(refused))
-
-
-def _joined(quirks: Quirks, more: Quirks) -> Quirks:
-    return Quirks(
-        quirks.omits | more.omits,
-        {**quirks.renames, **more.renames},
-        more.ids or quirks.ids,
-        quirks.translates_own_ids or more.translates_own_ids,
-        {**quirks.message_members, **more.message_members},
-        {**quirks.call_members, **more.call_members},
-        quirks.thinks_first or more.thinks_first,
-        quirks.forgets or more.forgets,
-        quirks.reads | more.reads,
-    )
+    omits = frozenset(each for each in refused if each not in _LIMITS or not renames)
+    return Adaptation(quirks | Quirks(omits=omits, renames=renames), ", ".join(refused))
 
 
 def _types_of_parts(body: Mapping[str, Any]) -> set[str]:

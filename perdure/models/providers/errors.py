@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC
@@ -52,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_AFTER_S = 86_400.0
 _LONGEST_PAGE = 10_000
+_QUOTED = 200
 _DEEPEST_ERROR = 5
 _TELLING = ("message", "detail", "msg", "innererror")
 """The members of an error that say what is wrong."""
@@ -139,6 +139,11 @@ class Exchange:
     request_id: str | None = None
     received: bytes = b""
 
+    def note(self, chunk: bytes) -> None:
+        """Note the beginning of a response for the log."""
+        if len(self.received) < _QUOTED:
+            self.received += chunk[:_QUOTED]
+
     def log_success(self) -> None:
         _log.info("%s answered: request id %s", self.name, _line(self.request_id))
 
@@ -158,7 +163,7 @@ class Exchange:
 
 def _line(text: str | None) -> str | None:
     """A server's text for the log: one line without control characters, which a terminal would obey."""
-    return None if text is None else "".join(filter(str.isprintable, first_line(text, 200)))
+    return None if text is None else "".join(filter(str.isprintable, first_line(text, _QUOTED)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,28 +286,16 @@ def connection_error(cause: BaseException | None) -> PerdureError:
 
 def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:
     """The provider's retry delay in seconds; `None` if it is missing or invalid."""
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        seconds: float | None = milliseconds / 1000
-    else:
-        header = headers.get("retry-after", "")
-        seconds = _number(header)
-        if seconds is None:
-            seconds = _seconds_until(header, clock)
-    return seconds if seconds is not None and 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None
-
-
-def _seconds_until(http_date: str, clock: Clock) -> float | None:
-    try:
-        moment = parsedate_to_datetime(http_date)
-    except (ValueError, OverflowError):
-        return None
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (aware - clock.now()).total_seconds())
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        given = headers.get(name, "")
+        try:
+            seconds = float(given) * unit_s
+        except ValueError:
+            try:
+                moment = parsedate_to_datetime(given)
+            except (ValueError, OverflowError):
+                continue
+            aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            seconds = max(0.0, (aware - clock.now()).total_seconds())
+        return seconds if 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None  # NaN is not
+    return None

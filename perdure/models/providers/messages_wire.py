@@ -21,14 +21,13 @@ from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models import endings
-from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, ToolCall, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
-from perdure.models.providers.json_values import as_array, as_count, as_object, as_string
-from perdure.models.providers.reply import Origin, ReplyDraft, SentBefore, ToolCallDraft
+from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
+from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.models.schemas import acceptable, without_limits
 from perdure.models.settings import NAMES
-from perdure.text import untrusted
 
 MAX_TOKENS = 16_384
 """Maximum tokens of a reply. Each request must contain a limit. All models of the provider accept this value."""
@@ -39,44 +38,29 @@ _REFUSED = "refusal"
 """The provider's classifiers ended the reply. A refusal in the model's own words ends with `end_turn`."""
 
 _READ_OF_CALLS = frozenset({"type", "id", "name", "input"})
+_READ_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 Block = dict[str, Any]
 
-HEADERS: Mapping[str, str] = {"anthropic-version": "2023-06-01"}
-REQUIRED = frozenset({"model", "messages", "stream", "tools", "system", "max_tokens"})
 OUTPUT = "output_config"
 """The option with the schema of the reply."""
-
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_tokens": "max_tokens",
-    "stop_sequences": "stop_sequences",
-}
-"""The names of settings in the request."""
-
-SUPPORTED_SETTINGS = frozenset(NAMES) - {"seed", "presence_penalty", "frequency_penalty", "logit_bias"}
-
+_OPTIONS = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
+"""The settings that are options of the request."""
 _TIERS = {"auto": "auto", "default": "standard_only"}
 _EFFORTS = {"minimal": "low"}
-
-
-def path(base_url: str) -> str:
-    return "/messages" if base_url.rstrip("/").endswith("/v1") else "/v1/messages"
+_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 
 
 def request_body(
-    model: str, request: ModelRequest, quirks: Quirks = NO_QUIRKS, origin: Origin = ("", "")
+    model: str, request: ModelRequest, quirks: Quirks = NO_QUIRKS, origin: Origin = NO_ORIGIN
 ) -> dict[str, Any]:
     """The body of a streaming request to `/v1/messages`. Opaque parts are sent back to their `origin` only."""
     names = names_of(request)
     system = "\n\n".join(each.content for each in request.messages if each.role is Role.SYSTEM and each.content.strip())
-    spoken = [each for each in request.messages if each.role is not Role.SYSTEM]
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": MAX_TOKENS,
-        "messages": _turns(_blocks(spoken, names, quirks, origin)),
+        "messages": _turns(_blocks(request.messages, names, quirks, origin)),
         "stream": True,
         **_options(request),
         **_tools(request, names),
@@ -89,7 +73,7 @@ def request_body(
 
 def _options(request: ModelRequest) -> dict[str, Any]:
     settings = request.settings
-    options = {wire: settings[name] for name, wire in _OPTIONS.items() if settings.get(name) is not None}
+    options = {name: settings[name] for name in _OPTIONS if settings.get(name) is not None}
     thinking = settings.get("reasoning_effort", settings.get("thinking"))
     output: dict[str, Any] = {}
     if thinking is not None:
@@ -105,42 +89,24 @@ def _options(request: ModelRequest) -> dict[str, Any]:
     return options
 
 
-def names_of(request: ModelRequest) -> WireNames:
-    return WireNames(tool.name for tool in request.tools)
-
-
 def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
-    if request.tools:
-        tools = [
-            {
-                "name": names.to_wire(each.name),
-                "description": each.description,
-                "input_schema": acceptable(each.parameters),
-            }
-            for each in request.tools
-        ]
-        return _chosen(tools, request.settings, names)
-    called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
-    if not called:
-        return {}
-    # The provider requires definitions of all tools that the conversation calls. `tool_choice` forbids new calls.
-    return {
-        "tools": [{"name": name, "input_schema": {"type": "object"}} for name in called],
-        "tool_choice": {"type": "none"},
-    }
-
-
-def _chosen(tools: list[Block], settings: Mapping[str, Any], names: WireNames) -> dict[str, Any]:
-    """The options `tools` and `tool_choice` for the settings. Of several named tools, only those are offered."""
-    choice = settings.get("tool_choice")
-    wire: dict[str, Any] = {}
-    if choice in ("auto", "none", "required"):
-        wire = {"type": {"required": "any"}.get(choice, choice)}
-    elif choice is not None:
-        named = [names.to_wire(each) for each in ([choice] if isinstance(choice, str) else choice)]
+    """The options `tools` and `tool_choice`. Of several chosen tools, only those are offered."""
+    if not request.tools:
+        # The provider requires definitions of all tools that the conversation calls. `tool_choice` forbids new calls.
+        called = dict.fromkeys(names.to_wire(call.name) for message in request.messages for call in message.tool_calls)
+        tools: list[Block] = [{"name": name, "input_schema": {"type": "object"}} for name in called]
+        return {"tools": tools, "tool_choice": {"type": "none"}} if tools else {}
+    tools = [
+        {"name": names.to_wire(each.name), "description": each.description, "input_schema": acceptable(each.parameters)}
+        for each in request.tools
+    ]
+    choice = request.settings.get("tool_choice")
+    wire: dict[str, Any] = {"type": _CHOICES.get(choice, choice)} if isinstance(choice, str) else {}
+    if isinstance(choice, list | tuple):
+        named = [names.to_wire(each) for each in choice]
         wire = {"type": "tool", "name": named[0]} if len(named) == 1 else {"type": "any"}
         tools = [each for each in tools if each["name"] in named] if len(named) > 1 else tools
-    if settings.get("parallel_tool_calls") is False and choice != "none":
+    if request.settings.get("parallel_tool_calls") is False and choice != "none":
         wire = {"type": "auto", **wire, "disable_parallel_tool_use": True}
     return {"tools": tools, "tool_choice": wire} if wire else {"tools": tools}
 
@@ -148,18 +114,32 @@ def _chosen(tools: list[Block], settings: Mapping[str, Any], names: WireNames) -
 def _blocks(
     messages: Sequence[Message], names: WireNames, quirks: Quirks, origin: Origin
 ) -> Iterator[tuple[str, list[Block]]]:
-    """The role and the content blocks of each message."""
+    """The role and the content blocks of each message but those of the system."""
     ids = WireIds(quirks.ids or PLAIN_CHARACTERS)
     for message in messages:
-        if message.role is Role.TOOL:
-            yield "user", [_result(message, ids.of_result(message.tool_call_id or ""), quirks)]
-        elif message.role is Role.USER:
-            yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
-        else:
-            sent = SentBefore.of(message, origin, quirks)
-            wire_ids = ids.assign((call.id for call in message.tool_calls), sent.ids)
-            calls = [_call(each, wire_ids[each.id], names) | sent.calls.get(each.id, {}) for each in message.tool_calls]
-            yield "assistant", _in_order(as_array(sent.message.get("blocks")), message.content, calls)
+        match message.role:
+            case Role.SYSTEM:
+                pass
+            case Role.TOOL:
+                said = _content(message, quirks) if message.files else message.content
+                content = {"content": said} if message.content.strip() else {}
+                result = {"type": "tool_result", "tool_use_id": ids.of_result(message.tool_call_id), **content}
+                yield "user", [result]
+            case Role.USER:
+                yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
+            case Role.ASSISTANT:
+                members, sent = sent_back(message, ids, origin, quirks)
+                calls = [
+                    {
+                        "type": "tool_use",
+                        "id": wire_id,
+                        "name": names.to_wire(call.name),
+                        "input": object_in(call.arguments),
+                        **own,
+                    }
+                    for call, wire_id, own in sent
+                ]
+                yield "assistant", _in_order(as_array(members.get("blocks")), message.content, calls)
 
 
 def _in_order(kept: Sequence[Block], content: str, calls: Sequence[Block]) -> list[Block]:
@@ -222,35 +202,15 @@ def _file(file: Attachment) -> Block:
     return {"type": "document", "source": source, **({"title": file.name} if file.name else {})}
 
 
-def _result(message: Message, wire_id: str, quirks: Quirks) -> Block:
-    block = {"type": "tool_result", "tool_use_id": wire_id}
-    content = _content(message, quirks) if message.files else message.content
-    return {**block, "content": content} if message.content.strip() else block
+class ReplyAssembler(ReplyDraft):
+    """Assembles a reply from the events of a stream. The last event sets `complete`."""
 
+    ID_FORM = PLAIN_CHARACTERS
 
-def _call(call: ToolCall, wire_id: str, names: WireNames) -> Block:
-    return {"type": "tool_use", "id": wire_id, "name": names.to_wire(call.name), "input": _input(call.arguments)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        return untrusted.load_object(arguments)
-    except ValueError:
-        return {}
-
-
-def assembler(request: ModelRequest, quirks: Quirks, origin: Origin) -> ReplyAssembler:
-    return ReplyAssembler(names_of(request), quirks, origin)
-
-
-class ReplyAssembler:
-    """Assembles a reply from the events of a stream."""
-
-    def __init__(self, names: WireNames | None = None, quirks: Quirks = NO_QUIRKS, origin: Origin = ("", "")) -> None:
-        """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
-        self.complete = False
-        self.draft = ReplyDraft(names or WireNames(), origin, quirks, PLAIN_CHARACTERS)
-        self._calls: dict[object, ToolCallDraft] = {}
+    def __init__(self, names: WireNames | None = None, quirks: Quirks = NO_QUIRKS, origin: Origin = NO_ORIGIN) -> None:
+        super().__init__(names, quirks, origin)
+        self._open: dict[object, tuple[Block | None, ToolCallDraft]] = {}
+        """The latest block of each index, if it is kept, and its call or input, which is streamed like a call's."""
         self._unstreamed: list[tuple[ToolCallDraft, str]] = []
         self._empty: set[object] = set()
         """The indexes of calls with an empty piece of arguments.
@@ -259,30 +219,23 @@ class ReplyAssembler:
         """
         self._blocks: list[Block] = []
         """The blocks in their order, as `_in_order` reads them."""
-        self._kept: dict[object, Block] = {}
-        self._inputs: list[tuple[Block, ToolCallDraft]] = []
-        """The kept blocks, each with its input, which is streamed like that of a call."""
-        self._usage: dict[str, int] = {}
+        self._kept: list[tuple[Block, ToolCallDraft]] = []
+        self._counts: dict[str, int] = {}
 
     def feed(self, event: Mapping[str, Any]) -> str:
-        """Add one event and return its text. The last event sets `complete`.
-
-        Raises:
-            InvalidResponse: the event is malformed, or the reply is too long or has too many calls.
-        """
         match event.get("type"):
             case "message_start":
                 message = as_object(event.get("message"))
-                self.draft.model = as_string(message.get("model"))
+                self.model = as_string(message.get("model"))
                 self._count(message)
             case "content_block_start":
                 return self._begin(_key(event.get("index")), as_object(event.get("content_block")))
             case "content_block_delta":
                 return self._continue(_key(event.get("index")), as_object(event.get("delta")))
             case "content_block_stop" if (key := _key(event.get("index"))) in self._empty:
-                self._unstreamed.append((self._calls[key], "{}"))
+                self._unstreamed.append((self._open[key][1], "{}"))
             case "message_delta":
-                self.draft.end(as_string(as_object(event.get("delta")).get("stop_reason")))
+                self.end(as_string(as_object(event.get("delta")).get("stop_reason")))
                 self._count(event)
             case "message_stop":
                 self.complete = True
@@ -299,74 +252,65 @@ class ReplyAssembler:
         return text
 
     def finish(self) -> tuple[str, ModelReply]:
-        """The text that `feed` has not returned yet, and the complete reply.
-
-        Raises:
-            PerdureError: see `ReplyDraft.finish`.
-        """
+        """The text that `feed` has not returned yet, and the complete reply; see `ReplyDraft.finish`."""
         for call, arguments in self._unstreamed:
             if not call.arguments:
-                self.draft.extend_call(call, arguments=arguments)
-        self.draft.overflowed = self.draft.stop_reason == _OVERFLOWED
-        if self.draft.stop_reason == _REFUSED:
-            self.draft.stop_reason = endings.CONTENT_FILTER
-        if self._inputs:
-            for block, given in self._inputs:
-                if whole := given.whole_arguments():
-                    block["input"] = _input(whole)
-            self.draft.members["blocks"] = self._blocks
-        return self.draft.finish()
+                self.extend_call(call, arguments=arguments)
+        self.overflowed = self.stop_reason == _OVERFLOWED
+        if self.stop_reason == _REFUSED:
+            self.stop_reason = endings.CONTENT_FILTER
+        for block, given in self._kept:
+            if whole := given.whole_arguments():
+                block["input"] = object_in(whole)
+            self.members["blocks"] = self._blocks
+        return super().finish()
 
     def _begin(self, key: object, block: Mapping[str, Any]) -> str:
         match block.get("type"):
             case "text":
                 return self._add_text(as_string(block.get("text")))
             case "tool_use":
-                call = self._calls[key] = self.draft.add_call()
-                self._kept.pop(key, None)  # some servers give each block the same index
+                call = self.add_call()
+                self._open[key] = None, call  # some servers give each block the same index
                 call.id = as_string(block.get("id"))
-                self.draft.extend_call(call, name=as_string(block.get("name")))
-                self.draft.keep(
-                    call.members, {name: each for name, each in block.items() if name not in _READ_OF_CALLS}
-                )
+                self.extend_call(call, name=as_string(block.get("name")))
+                self.keep(call.members, {name: each for name, each in block.items() if name not in _READ_OF_CALLS})
                 self._blocks.append({"type": "tool_use"})
                 if whole_input := as_object(block.get("input")):  # from servers that do not stream arguments
                     self._unstreamed.append((call, json.dumps(whole_input)))
             case None:
                 pass
             case _:  # thinking, and the provider's own tools
-                kept, self._calls[key] = dict(block), ToolCallDraft()
-                self._kept[key] = kept
-                self._inputs.append((kept, self._calls[key]))
+                kept, given = self._open[key] = dict(block), ToolCallDraft()
+                self._kept.append((kept, given))
                 self._blocks.append(kept)
-                self.draft.add_thoughts(as_string(block.get("thinking")))
+                self.add_thoughts(as_string(block.get("thinking")))
         return ""
 
     def _continue(self, key: object, delta: Mapping[str, Any]) -> str:
-        kept = self._kept.get(key)
+        kept, call = self._open.get(key, (None, None))
         match delta.get("type"):
             case "text_delta":
                 return self._add_text(as_string(delta.get("text")))
             case "input_json_delta":
-                call = self._calls.get(key)
                 if call is None:
                     raise InvalidResponse("The model's server sent arguments that belong to no tool call.")
-                self.draft.extend_call(call, arguments=as_string(delta.get("partial_json")))
+                self.extend_call(call, arguments=as_string(delta.get("partial_json")))
                 if delta.get("partial_json") == "":
                     self._empty.add(key)
             case _ if kept is not None:
-                self.draft.keep(kept, {name: each for name, each in delta.items() if name != "type"})
-                self.draft.add_thoughts(as_string(delta.get("thinking")))
+                self.keep(kept, {name: each for name, each in delta.items() if name != "type"})
+                self.add_thoughts(as_string(delta.get("thinking")))
             case _:
                 pass
         return ""
 
     def _add_text(self, piece: str) -> str:
-        before = self.draft.text_length
-        text = self.draft.add_text(piece)
+        before = self.text_length
+        text = self.add_text(piece)
         if not self._blocks or self._blocks[-1]["type"] != "text":
             self._blocks.append({"type": "text", "length": 0})
-        self._blocks[-1]["length"] += self.draft.text_length - before
+        self._blocks[-1]["length"] += self.text_length - before
         return text
 
     def _count(self, holder: Mapping[str, Any]) -> None:
@@ -374,16 +318,26 @@ class ReplyAssembler:
         usage = as_object(holder.get("usage"))
         for name, value in {**usage, **as_object(usage.get("output_tokens_details"))}.items():
             if (count := as_count(value)) is not None:
-                self._usage[name] = count
-        read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-        if "output_tokens" in self._usage and any(each in self._usage for each in read):
-            self.draft.usage = Usage(
-                input_tokens=sum(self._usage.get(each, 0) for each in read),
-                output_tokens=self._usage["output_tokens"],
-                cached_tokens=self._usage.get("cache_read_input_tokens"),
-                reasoning_tokens=self._usage.get("thinking_tokens"),
+                self._counts[name] = count
+        if "output_tokens" in self._counts and any(each in self._counts for each in _READ_COUNTS):
+            self.usage = Usage(
+                input_tokens=sum(self._counts.get(each, 0) for each in _READ_COUNTS),
+                output_tokens=self._counts["output_tokens"],
+                cached_tokens=self._counts.get("cache_read_input_tokens"),
+                reasoning_tokens=self._counts.get("thinking_tokens"),
             )
 
 
 def _key(index: object) -> object:
     return index if isinstance(index, int) else None
+
+
+WIRE = Wire(
+    lambda base_url: "/messages" if base_url.rstrip("/").endswith("/v1") else "/v1/messages",
+    required=frozenset({"model", "messages", "stream", "tools", "system", "max_tokens"}),
+    settings=frozenset(NAMES) - {"seed", "presence_penalty", "frequency_penalty", "logit_bias"},
+    output=OUTPUT,
+    request_body=request_body,
+    assembler=ReplyAssembler,
+    headers={"anthropic-version": "2023-06-01"},
+)

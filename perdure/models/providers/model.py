@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
-from typing import Any, Protocol
+from typing import Any
 
 import httpcore2
 
@@ -32,52 +32,19 @@ from perdure.models.providers.errors import (
     failure_of,
     reports_failure,
 )
-from perdure.models.providers.reply import Origin, ReplyDraft
+from perdure.models.providers.json_values import documents
+from perdure.models.providers.reply import Origin, names_of
 from perdure.models.providers.transport import TRANSPORT_ERRORS, Connections, Response, bind_call
 
 log = logging.getLogger(__name__)
 
+_WIRES = {OPENAI: chat_wire.WIRE, ANTHROPIC: messages_wire.WIRE}
 _MOST_ADAPTATIONS = 8
-_REFUSALS = frozenset({None, 400, 404, 422})
-"""The statuses with which servers refuse an option. `None`: an error under status 200."""
-_FAILURES = frozenset({500, 501})
-"""The statuses with which some servers, such as llama.cpp's two, refuse an option."""
-_UNSUPPORTED = ("unsupported", "not support", "validation error")
-"""Of a message that refuses an option under one of `_FAILURES`."""
-_QUOTED = 200
 _REQUEST_IDS = ("x-request-id", "request-id")
 _UNREADABLE = "The model's server sent something that cannot be read."
 _NOT_A_REPLY = "The model's server sent something that is not part of a reply."
 _DONE = b"[DONE]"
-_BLANK = b"\xef\xbb\xbf \t\r\n"
-
-
-class _Assembler(Protocol):
-    complete: bool
-    draft: ReplyDraft
-
-    def feed(self, event: dict[str, Any]) -> str: ...
-    def feed_whole(self, body: dict[str, Any]) -> str: ...
-    def finish(self) -> tuple[str, ModelReply]: ...
-
-
-class _Wire(Protocol):
-    """What a module of a protocol has."""
-
-    @property
-    def HEADERS(self) -> Mapping[str, str]: ...  # noqa: N802 (a constant of the module)
-    @property
-    def REQUIRED(self) -> Collection[str]: ...  # noqa: N802 (a constant of the module)
-    @property
-    def OUTPUT(self) -> str: ...  # noqa: N802 (a constant of the module)
-    @property
-    def SUPPORTED_SETTINGS(self) -> frozenset[str]: ...  # noqa: N802 (a constant of the module)
-    def path(self, base_url: str) -> str: ...
-    def request_body(self, model: str, request: ModelRequest, quirks: Quirks, origin: Origin) -> dict[str, Any]: ...
-    def assembler(self, request: ModelRequest, quirks: Quirks, origin: Origin) -> _Assembler: ...
-
-
-_WIRES: dict[str, _Wire] = {OPENAI: chat_wire, ANTHROPIC: messages_wire}
+BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
 class Client:
@@ -146,7 +113,7 @@ class EndpointModel:
         self.close = self._client.close
         self._wire = _WIRES[endpoint.kind]
         self._path = self._wire.path(endpoint.base_url)
-        self.supported_settings = self._wire.SUPPORTED_SETTINGS
+        self.supported_settings = self._wire.settings
         """The names of `ModelRequest.settings` that the endpoint's protocol has. Others are not sent."""
         self._origin: Origin = (endpoint.identity, family(model))
         self._quirks = endpoint.quirks_of(family(model))
@@ -178,35 +145,32 @@ class EndpointModel:
 
     def _with_output(self, request: ModelRequest, quirks: Quirks) -> ModelRequest:
         """`request`, with the output as a tool if the server refuses its schema, or has other tools to offer."""
-        if not request.requires_output or not (request.tools or self._wire.OUTPUT in quirks.omits):
+        if not request.requires_output or not (request.tools or self._wire.output in quirks.omits):
             return request
         return output_tool.with_tool(request)
 
     def _adaptation(self, quirks: Quirks, refusal: Refusal, body: Mapping[str, Any]) -> Adaptation | None:
-        error, status, said = error_of(refusal.failure, self._clock), refusal.failure.status, refusal.failure.said
-        if refusal.late or not isinstance(error, ProviderError):
-            return None
-        is_refusal = status in _REFUSALS and not error.transient
-        if not is_refusal and not (status in _FAILURES and any(each in said for each in _UNSUPPORTED)):
-            return None
-        return adapted(quirks, said, body, self._wire.REQUIRED)
+        error = error_of(refusal.failure, self._clock)
+        is_final = (
+            refusal.late or not isinstance(error, ProviderError) or (refusal.failure.status is None and error.transient)
+        )
+        return None if is_final else adapted(quirks, refusal.failure, body, self._wire.required)
 
     def _ask(
         self, request: ModelRequest, body: Mapping[str, Any], quirks: Quirks, call: ModelCall, exchange: Exchange
     ) -> ModelReply:
         exchange.received = b""
-        assembler = self._wire.assembler(request, quirks, self._origin)
-        headers = {**self._wire.HEADERS, **request.settings.get("extra_headers", {})}
+        assembler = self._wire.assembler(names_of(request), quirks, self._origin)
+        headers = {**self._wire.headers, **request.settings.get("extra_headers", {})}
         with self._client.post(self._path, body, exchange, headers) as response:
-            for data, is_whole in events(_noted(response, exchange, may_be_empty=bool(body["stream"]))):
-                parsed = json.loads(data)
+            for parsed, is_whole in events(_noted(response, exchange, may_be_empty=bool(body["stream"]))):
                 if reports_failure(parsed):
-                    raise Refusal(failure_in(parsed), late=bool(assembler.draft.text_length))
+                    raise Refusal(failure_in(parsed), late=bool(assembler.text_length))
                 if not isinstance(parsed, dict):
                     raise InvalidResponse(_NOT_A_REPLY)
                 text = assembler.feed_whole(parsed) if is_whole else assembler.feed(parsed)
-                if assembler.draft.fresh_thoughts:
-                    call.thought(assembler.draft.take_thoughts())
+                if assembler.fresh_thoughts:
+                    call.thought(assembler.take_thoughts())
                 call.delta(text)
                 if assembler.complete:
                     break
@@ -218,7 +182,7 @@ class EndpointModel:
                 # The server closes the kept connection at about this time. The next request has a new one.
                 return self._ask(request, whole, quirks, call, exchange)
         rest, reply = assembler.finish()
-        call.thought(assembler.draft.take_thoughts())
+        call.thought(assembler.take_thoughts())
         call.delta(rest)
         return reply
 
@@ -234,22 +198,25 @@ def _noted(response: Response, exchange: Exchange, *, may_be_empty: bool) -> Ite
     """
     try:
         for chunk in response.chunks():
-            if len(exchange.received) < _QUOTED:
-                exchange.received += chunk[:_QUOTED]
+            exchange.note(chunk)
             yield chunk
     except httpcore2.RemoteProtocolError:
         if exchange.received or not may_be_empty:
             raise
 
 
-def events(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """The data of each server-sent event of a body, or its whole JSON, and whether it is whole.
+def events(chunks: Iterator[bytes]) -> Iterator[tuple[Any, bool]]:
+    """The JSON of each server-sent event of a body, or its whole JSON, and whether it is whole.
 
-    Some servers send whole JSON where a stream was requested.
+    Some servers send whole JSON where a stream was requested, or each event as JSON in a line of its own.
+
+    Raises:
+        ValueError, RecursionError: the body has no JSON.
     """
-    beginning = next((start for each in chunks if (start := each.lstrip(_BLANK))), b"")
+    beginning = next((start for each in chunks if (start := each.lstrip(BLANK))), b"")
     if beginning.startswith((b"{", b"[")):
-        yield b"".join((beginning, *chunks)), True
+        found = documents(b"".join((beginning, *chunks)))
+        yield from ((each, len(found) == 1) for each in found)
         return
     data: list[bytes] = []
     for line in _lines(chain((beginning,), chunks, (b"\n\n",))):
@@ -260,7 +227,7 @@ def events(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
             if joined.startswith(_DONE):
                 return
             if joined:
-                yield joined, False
+                yield json.loads(joined), False
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

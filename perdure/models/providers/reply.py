@@ -1,4 +1,4 @@
-"""Builds a reply from the parts of a stream, for every wire format.
+"""What all protocols share: the parts of a reply that go back to the provider, and the assembly of a streamed reply.
 
 The wire modules pass the text, the thoughts, the tool calls and the opaque parts to a `ReplyDraft`. The draft limits
 the length of the reply, replaces characters that PostgreSQL cannot store, separates thoughts from text, and rejects an
@@ -7,16 +7,16 @@ incomplete reply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from perdure.errors import ContextTooLong, InvalidResponse
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelReply, Opaque, ToolCall, Usage
-from perdure.models.providers.endpoint import Quirks
-from perdure.models.providers.json_values import as_array, as_object
-from perdure.models.providers.wire_names import IdForm, WireNames, make_unique
+from perdure.models.protocol import Message, ModelReply, ModelRequest, Opaque, ToolCall, Usage
+from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
+from perdure.models.providers.json_values import as_array, as_object, as_string
+from perdure.models.providers.wire_names import ANY_CHARACTERS, IdForm, WireIds, WireNames, make_unique
 from perdure.models.thoughts import ThoughtTags
 from perdure.text import untrusted
 
@@ -30,37 +30,54 @@ Origin: TypeAlias = tuple[str, str]
 """The endpoint and the model family that a reply comes from, and to which its opaque parts may return."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentBefore:
-    """What a provider sent with one of its replies, as it may be sent back.
+NO_ORIGIN: Origin = ("", "")
 
-    `message` has the members of its message, `calls` those of its calls and `ids` its own ids of calls, by perdure's
-    ids. All are empty for the replies of other providers.
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A protocol. `required` are the options that every request has, and `settings` those that agents may set.
+
+    `output` is the option with the schema of the reply. `path` is the path of requests at a base URL. `request_body`
+    creates a request that asks for a stream.
     """
 
-    message: dict[str, Any] = field(default_factory=dict)
-    calls: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ids: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, message: Message, origin: Origin, quirks: Quirks) -> Self:
-        opaque = message.opaque
-        if opaque is None or quirks.forgets or not opaque.is_from(*origin):
-            return cls()
-        sent = cls(_left(opaque.parts.get("message"), quirks))
-        # By position, because a transcript gives calls other ids if they repeat within a turn.
-        for call, members in zip(message.tool_calls, as_array(opaque.parts.get("calls")), strict=False):
-            sent.calls[call.id] = _left(members, quirks)
-            if (own := sent.calls[call.id].pop("id", None)) and not quirks.translates_own_ids:
-                sent.ids[call.id] = own
-        return sent
+    path: Callable[[str], str]
+    required: frozenset[str]
+    settings: frozenset[str]
+    output: str
+    request_body: Callable[[str, ModelRequest, Quirks, Origin], dict[str, Any]]
+    assembler: type[ReplyDraft]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def _left(members: object, quirks: Quirks) -> dict[str, Any]:
-    return {name: value for name, value in as_object(members).items() if name not in quirks.omits}
+def names_of(request: ModelRequest) -> WireNames:
+    return WireNames(tool.name for tool in request.tools)
 
 
-@dataclass(slots=True)
+def sent_back(
+    message: Message, ids: WireIds, origin: Origin, quirks: Quirks
+) -> tuple[dict[str, Any], list[tuple[ToolCall, str, dict[str, Any]]]]:
+    """What the server gets back of a reply: the opaque members of its message, and each call with its id and members.
+
+    Replies of other providers have no such members, except those that the server requires of every call.
+    """
+    opaque = message.opaque
+    is_own = opaque is not None and not quirks.forgets and opaque.is_from(*origin)
+    parts: Mapping[str, Any] = opaque.parts if opaque is not None and is_own else {}
+    # By position, because a transcript gives calls other ids if they repeat within a turn.
+    kept = [parts.get("message"), *as_array(parts.get("calls")), *[quirks.call_members] * len(message.tool_calls)]
+    members, *of_calls = [
+        {name: value for name, value in as_object(each).items() if name not in quirks.omits}
+        for each in kept[: 1 + len(message.tool_calls)]
+    ]
+    own = [as_string(each.pop("id", "")) for each in of_calls]
+    if quirks.translates_own_ids:
+        own = [""] * len(own)
+    assigned = [ids.assign(call.id, each) for call, each in zip(message.tool_calls, own, strict=True)]
+    return members, list(zip(message.tool_calls, assigned, of_calls, strict=True))
+
+
+@dataclass(slots=True, eq=False)
 class ToolCallDraft:
     """A tool call under construction. `members` are the members of the provider's call that perdure does not read."""
 
@@ -95,12 +112,17 @@ def _is_object(text: str) -> bool:
 class ReplyDraft:
     """A reply under construction. When `stop_reason` is set, the server has ended the reply.
 
-    `overflowed`: the prompt and the reply together do not fit the model's context window. `members` are the members of
-    the provider's message that perdure does not read. `fresh_thoughts` are the thoughts since they were last taken.
+    `complete`: the stream has ended. `overflowed`: the prompt and the reply together do not fit the model's context
+    window. `members` are the members of the provider's message that perdure does not read. `fresh_thoughts` are the
+    thoughts since they were last taken.
     """
 
-    def __init__(self, names: WireNames, origin: Origin, quirks: Quirks, ids: IdForm) -> None:
-        """`names` translates the tool names in the reply. `ids` is the form of ids that the protocol accepts."""
+    ID_FORM: ClassVar[IdForm] = ANY_CHARACTERS
+    """The form of call ids that the protocol accepts."""
+
+    def __init__(self, names: WireNames | None = None, quirks: Quirks = NO_QUIRKS, origin: Origin = NO_ORIGIN) -> None:
+        """`names` translates the tool names in the reply. By default, they stay as the model wrote them."""
+        self.complete = False
         self.model = ""
         self.stop_reason = ""
         self.overflowed = False
@@ -109,14 +131,26 @@ class ReplyDraft:
         self.members: dict[str, Any] = {}
         self.fresh_thoughts = ""
         self.text_length = 0
-        self._names = names
+        self.names = names or WireNames()
         self._origin = origin
-        self._ids = quirks.ids or ids
+        self._ids = quirks.ids or self.ID_FORM
         self._tags = ThoughtTags(thinks_first=quirks.thinks_first)
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._held_back = ""
         self._size = 0
+
+    def feed(self, event: Mapping[str, Any]) -> str:
+        """Add one event of a stream, and return its text.
+
+        Raises:
+            InvalidResponse: the event is malformed, or the reply is too long or has too many calls.
+        """
+        raise NotImplementedError
+
+    def feed_whole(self, body: Mapping[str, Any]) -> str:
+        """Add a reply that was not streamed, and return its text. Raises as `feed`."""
+        return self.feed(body)
 
     def end(self, reason: str) -> None:
         """Note why the server ends the reply. A proper end does not replace an improper one: the reply was cut off.
@@ -141,6 +175,12 @@ class ReplyDraft:
         thoughts, text = self._tags.split(text)
         if thoughts:
             self._add_thoughts(thoughts)
+        return self._shown(text)
+
+    def close_thoughts(self) -> str:
+        """End the thoughts in tags, if they have not ended, and return the text that can be shown."""
+        thoughts, text = self._tags.close()
+        self._add_thoughts(thoughts)
         return self._shown(text)
 
     def add_thoughts(self, thoughts: str) -> None:
@@ -200,11 +240,10 @@ class ReplyDraft:
         """
         if not self.stop_reason:
             raise InvalidResponse("The model's reply ended before it was finished.")
-        thoughts, text = self._tags.rest()
+        is_proper = endings.is_proper(self.stop_reason) and not self.calls
+        thoughts, text, in_doubt = self._tags.finish(is_proper=is_proper)
         self._add_thoughts(thoughts)
-        if self._tags.is_unopened and not self._text and not self.calls and endings.is_proper(self.stop_reason):
-            # The model has answered without thinking, so that no closing tag came.
-            text, self._thoughts, self.fresh_thoughts = "".join(self._thoughts), [], ""
+        all_thoughts = "".join(self._thoughts)
         rest = self._shown(text) + untrusted.storable(self._held_back)
         calls, opaque = self._finished_calls()
         reply = ModelReply(
@@ -213,7 +252,7 @@ class ReplyDraft:
             usage=self.usage,
             model=untrusted.storable(self.model),
             stop_reason=untrusted.storable(endings.normalized(self.stop_reason)),
-            thoughts=untrusted.storable("".join(self._thoughts)).strip(),
+            thoughts=untrusted.storable(all_thoughts[: len(all_thoughts) - in_doubt]).strip(),
             opaque=opaque,
         )
         if not reply.content.strip() and not reply.tool_calls:
@@ -245,15 +284,13 @@ class ReplyDraft:
         members: list[dict[str, Any]] = []
         for number, call in enumerate(self.calls, start=1):
             call_id = make_unique(untrusted.storable(call.id) or f"call_{number}", used)
-            name, arguments = self._names.from_wire(call.name), call.whole_arguments()
+            name, arguments = self.names.from_wire(call.name), call.whole_arguments()
             finished.append(ToolCall(call_id, untrusted.storable(name), untrusted.storable(arguments)))
             if call.id and not (call.id == call_id and self._ids.accepts(call_id)):
                 call.members["id"] = call.id
             members.append(call.members)
-        parts = {
-            **({"message": self.members} if self.members else {}),
-            **({"calls": members} if any(members) else {}),
-        }
+        kept = {"message": self.members, "calls": members if any(members) else []}
+        parts = {name: each for name, each in kept.items() if each}
         return tuple(finished), Opaque(*self._origin, _storable(parts)) if parts else None
 
     def _grow(self, characters: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_NAME = 64
@@ -103,27 +103,20 @@ class WireIds:
     """Maps perdure's call ids to ids that are unique within one prompt.
 
     A provider may give the same id to calls of two replies, but refuses a prompt with a repeated id. In a prompt, a
-    tool result belongs to a call of the nearest earlier message that has calls.
+    tool result belongs to the nearest earlier call with its id.
     """
 
     def __init__(self, form: IdForm) -> None:
         self._form = form
         self._used: set[str] = set()
-        self._assigned: Mapping[str, str] = {}
+        self._assigned: dict[str, str] = {}
 
-    def assign(self, ids: Iterable[str], own: Mapping[str, str]) -> Mapping[str, str]:
-        """Assign provider ids to the calls of one message. Returns a mapping from perdure's ids to provider ids.
+    def assign(self, call_id: str, own: str = "") -> str:
+        """The provider's id of a call. `own` is the id that the same server gave to it; it stays unless it repeats."""
+        wire_id = own if own and own not in self._used else self._form.unique(call_id, self._used)
+        self._used.add(wire_id)
+        self._assigned[call_id] = wire_id
+        return wire_id
 
-        `own` has the ids that the same server gave to calls; they stay as they are unless they repeat.
-        """
-        self._assigned = {each: self._assign(each, own.get(each)) for each in ids}
-        return self._assigned
-
-    def _assign(self, call_id: str, own: str | None) -> str:
-        if own is None or own in self._used:
-            return self._form.unique(call_id, self._used)
-        self._used.add(own)
-        return own
-
-    def of_result(self, call_id: str) -> str:
-        return self._assigned.get(call_id, call_id)
+    def of_result(self, call_id: str | None) -> str:
+        return self._assigned.get(call_id or "", call_id or "")

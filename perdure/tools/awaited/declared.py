@@ -104,7 +104,8 @@ def schema_of(owner: str, parameters: Parameters | None) -> Mapping[str, Any]:
         accepted = "a JSON schema of type object, or a function"
         raise SettingsError(f"{owner} has parameters={declarations.shown(parameters)}; accepted: {accepted}")
     try:
-        json.dumps(parameters)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"{owner} has parameters that are not JSON: {untrusted.first_line(str(error))}") from error
+        untrusted.load_object(json.dumps(parameters))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = untrusted.first_line(str(error))
+        raise SettingsError(f"{owner} has parameters that cannot be sent to a model: {why}") from error
     return {"properties": {}, **parameters}

@@ -22,6 +22,7 @@ from perdure.tools.registry import (
     Approval,
     Approver,
     Effect,
+    EffectName,
     ToolContext,
     approval_problem,
 )
@@ -78,7 +79,7 @@ class CeleryTool(DeclaredTool):
 def celery_tool(
     task: str,
     *,
-    effect: Effect | str = Effect.UNSAFE,
+    effect: Effect | EffectName = Effect.UNSAFE,
     timeout_s: float = 3_600,
     name: str | None = None,
     description: str | None = None,

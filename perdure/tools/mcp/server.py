@@ -11,7 +11,16 @@ from perdure.errors import SettingsError
 from perdure.settings import McpSettings
 from perdure.text import declarations
 from perdure.text.patterns import compiled
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, Effect, Probe, approval_problem
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    USER,
+    Approval,
+    Approver,
+    Effect,
+    EffectName,
+    Probe,
+    approval_problem,
+)
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
 
@@ -45,7 +54,7 @@ class McpServer:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    effect: Effect | str = Effect.UNSAFE
+    effect: Effect | EffectName = Effect.UNSAFE
     effects: Mapping[str, Effect | str] = field(default_factory=dict)
     probes: Mapping[str, Probe] = field(default_factory=dict)
     requires_approval: Approval | Mapping[str, Approval] = False

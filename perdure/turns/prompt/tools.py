@@ -36,9 +36,12 @@ class Offered:
 def budget(settings: Settings, agent: Agent) -> int:
     """The tokens that the agent's tools may have in a prompt."""
     given = settings.memory.budget_tools
-    if given is not None:
-        return given
-    return (prices.window(agent.model or settings.model, settings) or DEFAULT_WINDOW) // _SHARE
+    return given if given is not None else (window(settings, agent) or DEFAULT_WINDOW) // _SHARE
+
+
+def window(settings: Settings, agent: Agent) -> int | None:
+    """The tokens of the window of the agent's model: the agent's own number, or what is known of the model."""
+    return agent.window or prices.window(agent.model or settings.model, settings)
 
 
 def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offered:

@@ -9,7 +9,7 @@ from functools import cache
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
-from perdure.models import endpoints, prices
+from perdure.models import endpoints
 from perdure.models.endings import checked
 from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role, name_of, read_by
 from perdure.models.settings import of_call
@@ -21,7 +21,7 @@ from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt.build import Prompt, build, halved, within_window
 from perdure.turns.prompt.files import FileLimits
-from perdure.turns.prompt.tools import Offered, budget, offered
+from perdure.turns.prompt.tools import Offered, budget, offered, window
 from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,7 @@ class ModelCaller:
         self._on_left_out = on_left_out
         self._instructions = cache(instructions)
         self._model: Model = runtime.models(agent.model or runtime.settings.model)
-        window = prices.window(agent.model or runtime.settings.model, runtime.settings)
-        self._limits = within_window(runtime.settings.memory, window)
+        self._limits = within_window(runtime.settings.memory, window(runtime.settings, agent))
         self._prompt: Prompt | None = None
         self._halvings = 0
         self._fallback_waits = False

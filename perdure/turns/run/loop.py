@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Protocol, runtime_checkable
 from uuid import UUID
@@ -37,11 +38,12 @@ from perdure.database.fencing import Fence
 from perdure.errors import BudgetExhausted, IncompleteReply, PerdureError, ProviderError, SettingsError, Unavailable
 from perdure.events.writer import TurnEvents
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted
+from perdure.models.protocol import CallAborted, Usage
 from perdure.runtime import Runtime
 from perdure.settings import OnUnavailable
 from perdure.snapshots.snapshot import Memory
 from perdure.tools.variables import VariableSet
+from perdure.turns import costs
 from perdure.turns.calls.plan import Planned, plan
 from perdure.turns.calls.run_calls import CallRunner, Interrupted
 from perdure.turns.lease import wait_for_model
@@ -185,7 +187,9 @@ class Runner:
         runtime, row = self._runtime, tenure.at_hand
         if tenure.strikes > self._limits.max_attempts:
             return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, row, tenure.strikes)))
-        transcript = Transcript.load(runtime.database, row, window=runtime.settings.memory.working_turns)
+        agent = runtime.agents.find(row.agent)
+        kept = (agent and agent.keep_turns) or runtime.settings.memory.working_turns
+        transcript = Transcript.load(runtime.database, row, window=kept)
         if row.verdict is not None:  # an earlier worker could not save the snapshot
             verdict, variables = Verdict.from_json(row.verdict), VariableSet(kept_variables(runtime.database, tenure))
         else:
@@ -405,8 +409,20 @@ class Turn(ABC):
             return ShutDown()
         if self._tenure.spent_s >= self._timeout_s:
             return Failed(out_of_time(self._timeout_s))
-        if self.transcript.steps >= self._max_steps and self.transcript.open_reply() is None:
-            return Failed(BudgetExhausted(f"I could not finish within {self._max_steps} steps, so I stopped."))
+        limit = None if self.transcript.open_reply() is not None else self._limit_reached()
+        return None if limit is None else Failed(BudgetExhausted(f"I could not finish within {limit}, so I stopped."))
+
+    def _limit_reached(self) -> str | None:
+        agent, used = self._agent, self.transcript.usage or Usage()
+        if self.transcript.steps >= self._max_steps:
+            return f"{self._max_steps} steps"
+        if agent.max_tokens is not None and used.input_tokens + used.output_tokens >= agent.max_tokens:
+            return f"{agent.max_tokens:,} tokens"
+        most = agent.max_cost
+        if most is not None and costs.spent(self.transcript.present, agent, self._runtime.settings) >= Decimal(
+            str(most)
+        ):
+            return f"{most} US dollars"
         return None
 
     def _try_step(self) -> Outcome | None:
@@ -455,6 +471,7 @@ class OwnTurn(Turn):
         self, runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcript, variables: VariableSet
     ) -> None:
         super().__init__(runtime, tenure, agent, transcript, variables)
+        costs.check_prices(agent, runtime.settings)
         self._model = ModelCaller(
             runtime, tenure, self._row, agent, transcript,
             events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),

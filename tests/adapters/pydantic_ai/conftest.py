@@ -18,7 +18,7 @@ from perdure.agents import Agent, Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import Settings
-from perdure.tools.registry import Probe, ToolContext
+from perdure.tools.registry import Effect, Probe, ToolContext
 from tests.conftest import RecordingWaker
 from tests.turns.harness import PATIENCE_S, Harness
 
@@ -68,7 +68,7 @@ class Bench:
             return self._run(given, context.effect_id, amount)
 
         return tool(
-            effect=given.effect,
+            effect=Effect(given.effect),
             name=given.name,
             probe=given.probe,
             requires_approval=given.requires_approval,
@@ -83,7 +83,7 @@ class Bench:
         bare.tool_plain(
             name=given.name,
             requires_approval=given.requires_approval,
-            metadata=effect(given.effect, probe=given.probe),
+            metadata=effect(Effect(given.effect), probe=given.probe),
             timeout=given.timeout_s,
         )(act)
 

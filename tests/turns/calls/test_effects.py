@@ -15,7 +15,7 @@ import pytest
 
 from perdure import tool
 from perdure.hooks import ToolCalling
-from perdure.tools.registry import DidNotHappen, Happened, Probe, Tool, ToolContext, Unknown
+from perdure.tools.registry import DidNotHappen, Effect, Happened, Probe, Tool, ToolContext, Unknown
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Ran, Unequipped
 from perdure.turns.run.loop import Runner
@@ -35,7 +35,7 @@ class Bench:
     def tool(self, effect: str, probe: Probe | None = None) -> Tool:
         """A tool with the effect class `effect`."""
 
-        @tool(effect=effect, name="act", probe=probe)
+        @tool(effect=Effect(effect), name="act", probe=probe)
         def act(context: ToolContext) -> str:
             """Record the effect id."""
             self.ran.append(context.effect_id)

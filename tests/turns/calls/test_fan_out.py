@@ -14,6 +14,7 @@ import pytest
 
 from perdure import celery_tool
 from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskSent
+from perdure.tools.registry import Effect
 from perdure.turns.calls.awaited import finish
 from perdure.turns.cancel import cancel
 from tests.turns.awaiting import (
@@ -30,7 +31,9 @@ from tests.turns.scripted import calls, says
 
 def _many(harness: Harness, count: int, *, effect: str = "idempotent") -> dict[str, Any]:
     """Run a turn until it waits for a call with `count` items. At most two tasks of the call run at a time."""
-    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    harness.equip(
+        celery_tool("reports.export", effect=Effect(effect), timeout_s=TIMEOUT_S, name="many", max_parallel=2)
+    )
     return ask_and_wait(harness, ("many", {"calls": [{"n": number} for number in range(count)]}))
 
 
@@ -76,7 +79,9 @@ def test_a_crash_while_a_list_is_sent(
     harness: Harness, broker: Broker, effect: str, sent_again: int, commit: str
 ) -> None:
     """If it is unknown whether a task was sent, an idempotent task is sent again, and an unsafe task is not."""
-    harness.equip(celery_tool("reports.export", effect=effect, timeout_s=TIMEOUT_S, name="many", max_parallel=2))
+    harness.equip(
+        celery_tool("reports.export", effect=Effect(effect), timeout_s=TIMEOUT_S, name="many", max_parallel=2)
+    )
     harness.script(calls(("many", {"calls": [{"n": number} for number in range(3)]})), says("done"))
     accepted = harness.send()
     with harness.crashing("before", commit):

@@ -10,7 +10,7 @@ import pytest
 from perdure import DidNotHappen, Happened, ToolContext, Unknown, tool
 from perdure.errors import OutcomeUnknown, ToolError
 from perdure.tools.leaks import Leaks
-from perdure.tools.registry import ProbeOutcome
+from perdure.tools.registry import Effect, ProbeOutcome
 from perdure.turns.calls.execute import TRIED_BEFORE
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.run.loop import Runner
@@ -72,7 +72,7 @@ def test_a_call_whose_outcome_is_unknown(
     """A pure or idempotent call is repeated once, an unsafe call only if its probe returns `DidNotHappen`."""
     ran: list[UUID] = []
 
-    @tool(effect=effect, probe=None if answer is None else lambda _context: answer)
+    @tool(effect=Effect(effect), probe=None if answer is None else lambda _context: answer)
     def call(context: ToolContext) -> str:
         """Call a remote service."""
         ran.append(context.effect_id)
@@ -94,7 +94,7 @@ def test_a_call_that_fails_after_an_unknown_outcome(harness: Harness, effect: st
     """If the second attempt fails, an idempotent call's error says that the first attempt may have taken effect."""
     outcomes = iter([OutcomeUnknown("The line broke."), ToolError("Not called.")])
 
-    @tool(effect=effect)
+    @tool(effect=Effect(effect))
     def call() -> str:
         """Call a remote service."""
         raise next(outcomes)

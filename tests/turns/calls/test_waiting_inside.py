@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -24,11 +24,11 @@ __all__ = ["application", "woken"]
 REFUSED = "perdure.result cannot wait inside {}: the other turn may need the place that this turn occupies."
 
 
-def _plainly(turn: UUID) -> dict[str, Any]:
-    return result(turn, timeout=60)
+def _plainly(turn: UUID) -> Mapping[str, Any]:
+    return result(turn, timeout=60).body
 
 
-def _in_a_thread(turn: UUID) -> dict[str, Any]:
+def _in_a_thread(turn: UUID) -> Mapping[str, Any]:
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(context.run, _plainly, turn).result(60)
@@ -111,7 +111,7 @@ def test_a_tool_may_send_and_may_look(harness: Harness, application: Engine, oth
             sent.append(send(connection, user_id=context.user_id, text="do it", conversation="aside"))
         with pytest.raises(DeadlineExceeded):
             result(sent[0], timeout=0)
-        return str(result(other)["reply"]["text"])
+        return str(result(other).reply)
 
     harness.script(says("the other's answer"))
     routed(harness, Sent(other))

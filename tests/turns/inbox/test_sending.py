@@ -16,13 +16,14 @@ from sqlalchemy import Engine, Row, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from perdure import Sent, answer, external_tool, result, send, send_async
+from perdure import Agent, Sent, answer, external_tool, result, send, send_async
 from perdure.access.tenants import UserKey
+from perdure.agents import Agents
 from perdure.application import process
 from perdure.channels.http.schemas.turns import Turn
 from perdure.database.engine import Database, Statement
 from perdure.database.grants import grant_sending
-from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, NotFound, TooLarge
+from perdure.errors import DeadlineExceeded, IncompatibleDatabase, InvalidRequest, InvalidResponse, NotFound, TooLarge
 from perdure.settings import GuardSettings
 from perdure.turns import queries
 from perdure.turns.cancel import cancel
@@ -284,7 +285,7 @@ def test_messages_that_are_refused_at_once(application: Engine, woken: list[str]
         with pytest.raises(InvalidRequest, match="PERDURE_REPLY_TASKS"):
             send(connection, user_id="ana", text="hello", reply_to={"task": "shop.reply"})
         with pytest.raises(InvalidRequest, match="colour"):
-            send(connection, user_id="ana", text="hello", colour="red")
+            send(connection, user_id="ana", text="hello", colour="red")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="not <class 'str'>"):
         send("postgresql://", user_id="ana", text="hello")
     with pytest.raises(TypeError, match="send_async"):
@@ -338,11 +339,12 @@ def test_refusals_after_the_commit_are_failed_turns(harness: Harness, applicatio
 
 def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -> None:
     """If a message is refused after its commit, the refusal is delivered to the message's `reply_to`."""
-    lost = {"session_id": "00000000-0000-7000-8000-000000000000"}
-    reply_to = {"url": "https://a.example/hook"}
+    lost = "00000000-0000-7000-8000-000000000000"
     with application.begin() as connection:
-        sent = send(connection, user_id="ana", text="hello", reply_to=reply_to, **lost)
-        send(connection, user_id="ana", text="hello", **lost)
+        sent = send(
+            connection, user_id="ana", text="hello", reply_to={"url": "https://a.example/hook"}, session_id=lost
+        )
+        send(connection, user_id="ana", text="hello", session_id=lost)
     route_unrouted.route_due(harness.runtime)
     [delivery_id] = harness.waker.deliveries
     [listed] = list_deliveries(harness.database)
@@ -350,7 +352,7 @@ def test_a_refusal_reaches_the_receiver(harness: Harness, application: Engine) -
     recipient = Recipient()
     assert deliver(harness.database, {"url": recipient}, delivery_id) == Delivered()
     [(target, body)] = recipient.arrived
-    assert target == reply_to
+    assert target == {"url": "https://a.example/hook"}
     assert (body["status"], body["session_id"], body["error"]["code"]) == ("failed", None, "NOT_FOUND")
     exported = export_user(harness.database, harness.clock, None, UserKey("ana"))
     assert [each["delivery_id"] for each in exported["tables"]["deliveries"]] == [str(delivery_id)]
@@ -424,7 +426,7 @@ def test_a_message_that_a_limit_delays_can_be_cancelled(harness: Harness, applic
     cancel(harness.runtime, second.turn_id)
     shown = read_turn(harness.database, second.turn_id)
     assert (shown["status"], shown["error"]["code"]) == ("cancelled", "TURN_CANCELLED")
-    assert result(second, timeout=5) == shown
+    assert result(second, timeout=5).body == shown
     assert states_of(harness.database, [second.turn_id]) != before
     harness.move(61)
     route_unrouted.route_due(harness.runtime)
@@ -442,7 +444,7 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
     with pytest.raises(DeadlineExceeded):
         result(second, timeout=0.3)
     assert routed(harness, first)["status"] == "done"
-    assert result(second, timeout=5)["turn_id"] == str(first.turn_id)
+    assert result(second, timeout=5).turn_id == first.turn_id
 
 
 @pytest.mark.long
@@ -514,11 +516,12 @@ def test_bringing_the_result_of_a_call(harness: Harness, application: Engine, mo
     routed(harness, sent)
     [pending] = harness.turn(sent.turn_id)["pending_calls"]
     harness.waker.sessions.clear()
-    session_id = UUID(answer(sent, pending["call_id"], {"city": "Paris"})["session_id"])
+    session_id = answer(sent, pending["call_id"], {"city": "Paris"}).session_id
+    assert session_id is not None
     assert harness.waker.sessions == [session_id]
     answer(str(sent.turn_id), pending["call_id"], error="repeated")
     harness.run(session_id)
-    assert result(sent, timeout=20)["reply"]["text"] == "You are in Paris."
+    assert result(sent, timeout=20).reply == "You are in Paris."
     assert ("tool", '{"city": "Paris"}') in harness.lines(session_id)
     with pytest.raises(InvalidRequest):
         answer(sent, pending["call_id"], 1, error="both")
@@ -535,9 +538,23 @@ def test_waiting_for_the_result(harness: Harness, application: Engine) -> None:
         result(sent, timeout=0.05)
     harness.script(says("Good day."))
     routed(harness, sent)
-    assert result(str(sent.turn_id), timeout=20)["reply"]["text"] == "Good day."
-    assert result(refused, timeout=20)["error"]["code"] == "CONFLICT"
+    assert result(str(sent.turn_id), timeout=20).reply == "Good day."
+    assert result(refused, timeout=20).body["error"]["code"] == "CONFLICT"
     with pytest.raises(NotFound):
         result("00000000-0000-7000-8000-000000000000", timeout=1)
     with pytest.raises(InvalidRequest):
         result("seven", timeout=1)
+
+
+def test_a_result_has_the_output_as_a_value_of_its_type(harness: Harness, application: Engine) -> None:
+    """Without the type, the data is JSON values; with another type, the error says so."""
+    harness.agents = Agents([Agent("assistant", "You help.", output=list[int])])
+    harness.script(says("[1, 2]"))
+    with application.begin() as connection:
+        sent = send(connection, user_id="ana", text="hello")
+    routed(harness, sent)
+    found = result(sent, output=list[int], timeout=5)
+    assert (found.status, found.reply, found.data, found.steps) == ("done", "[1, 2]", [1, 2], 1)
+    assert result(sent).data == [1, 2]
+    with pytest.raises(InvalidResponse, match="does not fit the output"):
+        result(sent, output=str)

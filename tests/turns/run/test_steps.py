@@ -12,7 +12,7 @@ from perdure import errors, tool
 from perdure.database.engine import Moment
 from perdure.errors import PerdureError, ToolError
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
-from perdure.tools.registry import ToolContext
+from perdure.tools.registry import Effect, ToolContext
 from perdure.turns.calls.plan import MAX_CALLS
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Unequipped
@@ -321,7 +321,7 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect:
         release.wait(PATIENCE_S)
         return "too late"
 
-    harness.equip(tool(effect=effect, timeout_s=30)(hang))
+    harness.equip(tool(effect=Effect(effect), timeout_s=30)(hang))
     harness.script(calls(("hang", {})), says("I see."))
     assert harness.ask()["status"] == "done"
     release.set()

@@ -1,0 +1,47 @@
+"""MCP servers as toolsets of agents of pydantic-ai: a row for each call, and a server that dies within a call."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fastmcp.client.transports import StdioTransport
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai.mcp import MCPToolset
+
+from perdure import adapt
+from perdure.agents import Agents
+from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from tests.tools import mcp_server
+from tests.turns.harness import Harness
+from tests.turns.scripted import calls, says
+
+
+def _equip(harness: Harness) -> None:
+    transport = StdioTransport(sys.executable, [str(Path(mcp_server.__file__)), "stdio"], keep_alive=False)
+    harness.agents = Agents([adapt(PydanticAgent(name="assistant", toolsets=[MCPToolset(transport)]))])
+
+
+def _rows(harness: Harness) -> list[tuple[str, str, str]]:
+    return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
+
+
+def test_each_call_has_a_row(harness: Harness) -> None:
+    """The server of the toolset runs while the turn does."""
+    _equip(harness)
+    harness.script(calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})), says("done"))
+    turn = harness.ask()
+    assert turn["status"] == "done"
+    assert _rows(harness) == [("add", "unsafe", "done")] * 2
+    results = [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
+    assert results == ["3", "7"]
+
+
+def test_a_server_that_dies_within_a_call(harness: Harness) -> None:
+    """The call is in doubt, as for an MCP server of perdure's own agents, and the turn goes on."""
+    _equip(harness)
+    harness.script(calls(("die", {})), says("done"))
+    assert harness.ask()["status"] == "done"
+    assert _rows(harness) == [("die", "unsafe", "unknown")]
+    [result] = harness.sql("SELECT content FROM messages WHERE role = 'tool'")
+    assert result.content.endswith(UNKNOWN_OUTCOME)

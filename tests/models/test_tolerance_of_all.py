@@ -1,0 +1,202 @@
+"""What perdure's own models and those of pydantic-ai both accept of servers that speak Chat Completions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, ProviderError
+from perdure.models.adapted import AdaptedModel, adapted_model
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.model import EndpointModel
+from perdure.settings import Settings
+from perdure.testing.suites.models import QUESTION, ask, new_call
+from tests.models.openai_server import Answer, Chunks, OpenAIServer, Raw, Status, chunk
+
+Make = Callable[..., EndpointModel | AdaptedModel]
+
+ONE, TWO = '{"expression": "1"}', '{"expression": "2"}'
+EVENTS = [
+    chunk([{"index": 0, "delta": {"content": "<think>Hm.</think>Y"}}]),
+    chunk([{"index": 0, "delta": {"content": "es."}}]),
+    chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]),
+]
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as running:
+        yield running
+
+
+@pytest.fixture(params=["own", "adapted"])
+def make(request: pytest.FixtureRequest, server: OpenAIServer) -> Iterator[Make]:
+    """Makes a model of the server as an endpoint with these members."""
+    made: list[EndpointModel | AdaptedModel] = []
+
+    def model(**members: Any) -> EndpointModel | AdaptedModel:
+        endpoint = Endpoint("there", server.base_url, "sk-of-the-tests", **members)
+        if request.param == "own":
+            made.append(EndpointModel(endpoint, "test-model", SystemClock()))
+        else:
+            name = "there:test-model"
+            made.append(adapted_model(name, Settings(), SystemClock(), "PERDURE_MODEL", endpoint, "openai-chat"))
+        return made[-1]
+
+    yield model
+    for each in made:
+        each.close()
+
+
+def streamed(model: EndpointModel | AdaptedModel) -> tuple[str, ModelReply]:
+    """The text that a model reports, and its reply."""
+    texts = list[str]()
+    reply = ask(model, QUESTION, call=ModelCall(SystemClock(), 30.0, texts.append))
+    return "".join(texts), reply
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "thoughts", "content"),
+    [
+        pytest.param("<thought>Hm.</thought>Yes.", "Hm.", "Yes.", id="another name"),
+        pytest.param("<THINK>Hm.</Think>Yes.", "Hm.", "Yes.", id="capitals"),
+        pytest.param("<think>a<think>b</think>c</think>Yes.", "abc", "Yes.", id="nested"),
+        pytest.param("<think>\n<think>Hm.</think>Yes.", "Hm.", "Yes.", id="opened twice"),
+        pytest.param("<think>Not <think> again.</think>\nYes.", "Not  again.", "Yes.", id="a tag within thoughts"),
+        pytest.param("<think>Hm.</think>\n</think>Yes.", "Hm.", "Yes.", id="closed twice"),
+        pytest.param("Sure.\n\n<think>Hm.</think>\n\nYes.", "Hm.", "Sure.\n\nYes.", id="after text"),
+        pytest.param(
+            "Write\n<think>, then go on.", "", "Write\n<think>, then go on.", id="a tag at a line's beginning"
+        ),
+        pytest.param("```\n<think>Hm.</think>\n```", "", "```\n<think>Hm.</think>\n```", id="code"),
+    ],
+)
+def test_thoughts_in_tags_are_no_text(  # noqa: PLR0917 (two fixtures and a table)
+    make: Make, server: OpenAIServer, size: int, text: str, thoughts: str, content: str
+) -> None:
+    """Tags may be in capitals, nested, and after text. What no tag closes is text if the reply ended properly."""
+    server.script(Answer(text, piece=size))
+    shown, reply = streamed(make())
+    assert (shown, reply.content, reply.thoughts) == (content, content, thoughts)
+
+
+@pytest.mark.parametrize("size", [2, 100])
+@pytest.mark.parametrize(
+    ("text", "thoughts", "content"),
+    [("Hm.</think>\nYes.", "Hm.", "Yes."), ("Just yes.", "", "Just yes."), ("</think>Yes.", "", "Yes.")],
+)
+def test_a_server_may_omit_the_opening_tag(  # noqa: PLR0917 (two fixtures and a table)
+    make: Make, server: OpenAIServer, size: int, text: str, thoughts: str, content: str
+) -> None:
+    """A model that answers without thoughts writes no closing tag: its text is the answer."""
+    server.script(Answer(text, piece=size))
+    shown, reply = streamed(make(thinks=True))
+    assert (shown, reply.content, reply.thoughts) == (content, content, thoughts)
+
+
+def test_thoughts_that_were_cut_off_are_no_answer(make: Make, server: OpenAIServer) -> None:
+    server.script(Answer("Hm, and so", finish_reason="length"), Answer("Sure.\n<think>Hm", finish_reason="length"))
+    with pytest.raises(PerdureError):
+        ask(make(thinks=True), QUESTION)
+    assert ask(make(), QUESTION).content == "Sure.\n"
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+@pytest.mark.parametrize("form", ["whole", "indented", "lines"])
+def test_json_without_events_is_a_reply(make: Make, server: OpenAIServer, content_type: str, form: str) -> None:
+    """Some servers send a whole reply, or JSON in lines of its own, under the content type of a stream, too."""
+    whole = server.whole(Answer("<think>Hm.</think>Yes."), "m")
+    body = "\n".join(map(json.dumps, EVENTS)) if form == "lines" else json.dumps(whole, indent=2 * (form != "whole"))
+    server.script(Raw(b"\n" + body.encode(), content_type))
+    shown, reply = streamed(make())
+    assert (shown, reply.content, reply.thoughts) == ("Yes.", "Yes.", "Hm.")
+
+
+def test_an_empty_stream_is_requested_again_as_a_whole(make: Make, server: OpenAIServer) -> None:
+    """A server that fails behind the head of its response reports the failure only without a stream."""
+    too_long = Status(400, "context_length_exceeded", "This model's maximum context length is 2048 tokens.")
+    server.script(Raw(b""), too_long, Raw(b""), Answer("Yes."), Raw(b""), Raw(b""))
+    model = make()
+    with pytest.raises(ContextTooLong):
+        ask(model, QUESTION)
+    assert ask(model, QUESTION).content == "Yes."
+    with pytest.raises(InvalidResponse):
+        ask(model, QUESTION)
+    assert [bool(each.get("stream")) for each in server.requests] == [True, False] * 3
+    assert "stream_options" not in server.requests[1]
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 500, 501])
+def test_a_refused_option_is_left_out(make: Make, server: OpenAIServer, status: int) -> None:
+    """Both servers of llama.cpp refuse an option with status 500. It is left out from then on."""
+    server.script(Status(status, message="Unsupported param: stream_options"), Answer("yes"), Answer("yes"))
+    model = make()
+    assert [ask(model, QUESTION).content for _ in range(2)] == ["yes", "yes"]
+    assert ["stream_options" in each for each in server.requests] == [True, False, False]
+
+
+def test_a_limit_may_have_its_other_name(make: Make, server: OpenAIServer) -> None:
+    """Of the two names of the limit of tokens, each server has one."""
+    names = ["max_tokens", "max_completion_tokens"]
+    model = make()
+    request = ModelRequest((QUESTION,), settings={"max_tokens": 9})
+    server.script(Answer("yes"))
+    model.respond(request, new_call())
+    (sent,) = [name for name in names if name in server.requests[0]]
+    (other,) = [name for name in names if name != sent]
+    server.script(Status(400, message=f"Unsupported parameter: {sent}. Use {other} instead."), Answer("yes"))
+    model.respond(request, new_call())
+    assert server.requests[2][other] == 9
+    assert sent not in server.requests[2]
+
+
+def test_calls_of_two_tools_without_arguments_are_two(make: Make, server: OpenAIServer) -> None:
+    """A call without arguments is followed by a call of another tool with the same index and without an id."""
+    given = [("clock", ""), ("calculator", ONE), ("calculator", TWO)]
+    fragments = [{"index": 0, "function": {"name": name, "arguments": arguments}} for name, arguments in given]
+    events = [chunk([{"index": 0, "delta": {"tool_calls": [each]}}]) for each in fragments]
+    server.script(Chunks([*events, chunk([{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])]))
+    calls = ask(make(), QUESTION).tool_calls
+    assert [(call.name, call.arguments) for call in calls] == given
+    assert len({call.id for call in calls}) == len(given)
+
+
+def test_counts_may_be_strings(server: OpenAIServer) -> None:
+    """Some servers send counts as strings or floats. The SDKs of adapted models read numbers only."""
+    usage = {"prompt_tokens": "11", "completion_tokens": 7.0, "prompt_tokens_details": {"cached_tokens": "x"}}
+    server.script(Answer("yes", usage=usage))
+    model = EndpointModel(Endpoint("there", server.base_url), "test-model", SystemClock())
+    assert ask(model, QUESTION).usage == Usage(11, 7)
+
+
+@pytest.mark.parametrize(("setting", "shows"), [(True, True), (None, False), (False, False)])
+def test_what_a_server_sent_is_logged_if_the_setting_allows_it(  # noqa: PLR0917 (three fixtures and a table)
+    make: Make,
+    server: OpenAIServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: bool | None,
+    shows: bool,
+) -> None:
+    """By default, only answers of servers on loopback are quoted: a server may quote what users wrote."""
+    monkeypatch.setattr("perdure.models.providers.endpoint.ipaddress.ip_address", _no_address)
+    model = make(show_received=setting)
+    server.script(Raw(b"<html>It works!" + b"x" * 300, "text/html"), Status(400, "odd", "You said: my secret"))
+    with caplog.at_level(logging.WARNING, "perdure"):
+        for error in (InvalidResponse, ProviderError):
+            with pytest.raises(error):
+                ask(model, QUESTION)
+    assert ("the server sent: <html>It works!xx" in caplog.text) is shows
+    assert ("You said: my secret" in caplog.text) is shows
+    assert "x" * 200 not in caplog.text
+
+
+def _no_address(_: str) -> None:
+    raise ValueError("not an address")
