@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.application.results import TurnResult, answer, result
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
+    from perdure.files.results import File
     from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
     from perdure.tools.awaited.external import external_tool
     from perdure.tools.awaited.task import celery_tool
@@ -34,6 +35,7 @@ _MODULES = {
     "DidNotHappen": "perdure.tools.registry",
     "Effect": "perdure.tools.registry",
     "ErrorTexts": "perdure.agents",
+    "File": "perdure.files.results",
     "GuardRejected": "perdure.errors",
     "Happened": "perdure.tools.registry",
     "ModelRetry": "perdure.errors",
@@ -72,6 +74,7 @@ __all__ = [
     "DidNotHappen",
     "Effect",
     "ErrorTexts",
+    "File",
     "GuardRejected",
     "Happened",
     "McpServer",

@@ -20,6 +20,7 @@ from perdure.agents import Agent, Agents
 from perdure.clock import Clock, SystemClock
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
+from perdure.files.store import Files
 from perdure.settings import Settings
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.server import McpServer
@@ -139,6 +140,7 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
             `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
     """
     from perdure.channels.services import configured
+    from perdure.files import objects
     from perdure.models.embedders.resolve import check as check_embedder
     from perdure.models.resolve import Models
     from perdure.resilience.resolve import resolve as resolve_breakers
@@ -154,6 +156,8 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     with suppress(*(() if asks_embedder else (MissingKey,))):
         check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()
+    if settings.files.url is not None:
+        objects.check(settings.files.url)
 
 
 def require_database(settings: Settings, database_url: str) -> None:
@@ -188,6 +192,7 @@ class _AcceptingRuntime:
     database: Database
     agents: Agents
     wake: Waker
+    files: Files
 
 
 def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> AcceptingRuntime:
@@ -199,7 +204,8 @@ def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> Ac
     agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
         check(settings, asks_models=False, asks_embedder=False)
-    return _AcceptingRuntime(settings, SystemClock(), open_database(settings, database_url), agents, wake)
+    clock, database = SystemClock(), open_database(settings, database_url)
+    return _AcceptingRuntime(settings, clock, database, agents, wake, Files(database, settings.files, clock))
 
 
 def assemble(

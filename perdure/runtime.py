@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.database.engine import Database
     from perdure.events.writer import EventWriter
+    from perdure.files.store import Files
     from perdure.memory.recall.search import Recall
     from perdure.memory.redis.memory import RedisMemory
     from perdure.models.embedders.protocol import Embedder
@@ -81,6 +82,9 @@ class AcceptingRuntime(Protocol):
     def agents(self) -> Agents:
         """The agents that a message may name."""
         ...
+
+    @property
+    def files(self) -> Files: ...
 
     @property
     def wake(self) -> Waker:
@@ -146,6 +150,13 @@ class Runtime:
         return CaseLookup(self.database, self.embedder, self.settings.casebank, lambda: self.agents.banks)
 
     @cached_property
+    def files(self) -> Files:
+        """The files of messages."""
+        from perdure.files.store import Files  # noqa: PLC0415 (as above)
+
+        return Files(self.database, self.settings.files, self.clock)
+
+    @cached_property
     def eraser(self) -> Eraser:
         """Erases users."""
         from perdure.users.erase import Eraser  # noqa: PLC0415 (imports all tables; most processes never erase)
@@ -156,6 +167,7 @@ class Runtime:
             snapshots=self.snapshots,
             redis_memory=self.redis_memory,
             lease_s=self.settings.turn.lease_s,
+            files=self.files,
             file=self.redis_file,
             revoke=None if self.calls is None else self.calls.revoke,
         )

@@ -62,6 +62,9 @@ _ENDPOINT_NAME = compiled(r"[a-z0-9_-]{1,64}")
 _LONGEST_NAME = 63
 """The maximum length of a name in PostgreSQL, in bytes."""
 
+READABLE, NOTHING = ("images", "pdf"), "none"
+"""The kinds of files that a model may read, as named in `PERDURE_ENDPOINTS__NAME__READS`."""
+
 BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -239,6 +242,7 @@ class EndpointSettings(_Group):
     `kind` is the protocol: `openai` (Chat Completions), `anthropic` (Messages), or a provider that pydantic-ai names.
     With `thinks`, each reply begins with thoughts, up to a tag `</think>`: some servers omit the opening tag.
     `show_received` logs the first 200 characters of what cannot be read; by default, only of a server on loopback.
+    `reads` says which files its models read: `images`, `pdf`, or `none`; by default, what the protocol has.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -248,6 +252,15 @@ class EndpointSettings(_Group):
     kind: str = "openai"
     thinks: bool = False
     show_received: bool | None = None
+    reads: Annotated[tuple[str, ...] | None, NoDecode] = None
+
+    @field_validator("reads", mode="before")
+    @classmethod
+    def _kinds_of_files(cls, value: Any) -> Any:
+        kinds = _split(value)
+        if kinds is not None and not (set(kinds) <= set(READABLE) or kinds == (NOTHING,)):
+            raise ValueError(f"accepted: {NOTHING}, or some of {', '.join(READABLE)}, separated by commas")
+        return kinds
 
 
 class MemorySettings(_Group):
@@ -267,6 +280,7 @@ class MemorySettings(_Group):
     budget_archive: Annotated[int, Field(ge=0)] = 4_000
     budget_meta: Annotated[int, Field(ge=0)] = 2_000
     budget_tools: Annotated[int, Field(ge=0)] | None = None
+    budget_files: Annotated[int, Field(ge=0)] = 100_000
     recall_timeout_s: Seconds = 2
     recall_text: Weight = 1
     recall_vector: Weight = 0.6
@@ -377,6 +391,28 @@ class StreamSettings(_Group):
     def user_share(self) -> int:
         """What one user may have open: `max_open_per_user`, and at most half of `max_open`."""
         return min(self.max_open_per_user, max(1, self.max_open // 2))
+
+
+class FileSettings(_Group):
+    """`PERDURE_FILES__*`: where files are stored, and how large they may be, in bytes.
+
+    Files of more than `row_bytes` are stored under `url`, a URL of fsspec such as `s3://bucket/perdure`. Without it,
+    all are stored in rows of PostgreSQL. A user has at most `user_bytes` of files (0: no limit). A prompt has at most
+    `prompt_bytes` of files; the older ones are described.
+    """
+
+    url: str | None = None
+    row_bytes: Count = 2**20
+    max_bytes: Annotated[int, Field(ge=1, le=2**29)] = 2**25
+    user_bytes: Annotated[int, Field(ge=0)] = 2**30
+    prompt_bytes: Annotated[int, Field(ge=0)] = 2**25
+
+    @field_validator("url")
+    @classmethod
+    def _a_url(cls, value: str | None) -> str | None:
+        if value is not None and "://" not in value:
+            raise ValueError("accepted: a URL of fsspec, such as file:///var/lib/perdure/files or s3://bucket/perdure")
+        return value
 
 
 class CasebankSettings(_Group):
@@ -506,6 +542,7 @@ class Settings(BaseSettings):
     flower: FlowerSettings = FlowerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     stream: StreamSettings = StreamSettings()
+    files: FileSettings = FileSettings()
     casebank: CasebankSettings = CasebankSettings()
     discord: DiscordSettings = DiscordSettings()
     slack: SlackSettings = SlackSettings()

@@ -1,4 +1,4 @@
-"""Work that may take minutes or wait for a third party: erasures, the planner's statistics after them, and indexes.
+"""Work that may take minutes or wait for a third party: erasures, statistics after them, unused files, and indexes.
 
 Each duty of `UPKEEP` has a thread of its own, so that a duty that waits delays neither the sweep nor another duty. One
 worker of all takes each round of a duty. Celery's tasks are no place for this work, because it would occupy a slot.
@@ -34,6 +34,7 @@ class Upkeep:
 
 UPKEEP = {
     "erasures": Upkeep(1, lambda runtime, _: runtime.eraser.finish_due()),
+    "files": Upkeep(12, lambda runtime, _: runtime.files.collect()),
     "statistics": Upkeep(1, lambda runtime, go_on: forget_samples(runtime.database, go_on)),
     "memory indexes": Upkeep(
         6,

@@ -8,7 +8,7 @@ the schema, because the caller sets the connection's `search_path`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -80,6 +80,7 @@ class ReplyTarget(TypedDict, total=False):
 class Fields(TypedDict, total=False):
     """Fields of a message beside its user and its text, as in `POST /v1/messages`."""
 
+    parts: Sequence[Mapping[str, Any]]
     channel: str
     message_id: str | None
     conversation: str | None
@@ -91,12 +92,14 @@ class Fields(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
 
 
-def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None, **fields: Unpack[Fields]) -> Sent:
+def send(
+    connection: Any, *, user_id: str, text: str | None = None, tenant: str | None = None, **fields: Unpack[Fields]
+) -> Sent:
     """Insert a message in the transaction of `connection`. The message is accepted when this transaction commits.
 
     `connection` is a SQLAlchemy `Connection`, `Session` or `scoped_session`, or a Django connection
     (`django.db.connection`), and must be connected to the database of `PERDURE_DATABASE_URL`. `fields` are further
-    fields of `POST /v1/messages`.
+    fields of `POST /v1/messages`, such as `parts` in place of `text`.
 
     Raises:
         InvalidRequest, TooLarge: the message is refused. Rules that need other rows (rate limits, `on_busy`, a repeated
@@ -113,7 +116,8 @@ def send(connection: Any, *, user_id: str, text: str, tenant: str | None = None,
         'Good day.'
     """
     own = parts()
-    message = parse_incoming({"user_id": user_id, "text": text, **fields}, tenant=parse_tenant(tenant))
+    given: Mapping[str, Any] = fields if text is None else {"text": text, **fields}
+    message = parse_incoming({"user_id": user_id, **given}, tenant=parse_tenant(tenant))
     check_settings(own.settings, message)
     turn_id = new_id(own.clock)
     if isinstance(connection, scoped_session):
@@ -142,7 +146,7 @@ async def send_async(
     connection: AsyncConnection | AsyncSession | async_scoped_session[AsyncSession],
     *,
     user_id: str,
-    text: str,
+    text: str | None = None,
     tenant: str | None = None,
     **fields: Unpack[Fields],
 ) -> Sent:
@@ -196,7 +200,7 @@ def _insert_with_django(own: Parts, connection: Any, turn_id: UUID, message: Inc
 
 
 def _fields(message: Incoming) -> Mapping[str, Any]:
-    return message.model_dump(mode="json", exclude={"user"}, exclude_none=True)
+    return message.model_dump(mode="json", exclude={"user"}, exclude_none=True)  # the text is also that of the parts
 
 
 def _require(schema: str, role: str, there: bool, allowed: bool) -> None:  # noqa: FBT001 (a row's columns)

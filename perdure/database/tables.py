@@ -464,6 +464,8 @@ turns = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
+_PARTS = "its files, in the order of the text: [{type, file_id, media_type, name, size, at, tokens, ...}]"
+
 inbox = Table(
     "inbox",
     metadata,
@@ -474,6 +476,7 @@ inbox = Table(
     Column("position", Integer, nullable=False, comment="order within the turn; over 1: it was merged into it"),
     Column("text", Text, nullable=False),
     Column("accepted_at", _timestamp, nullable=False),
+    Column("parts", JSONB, comment=_PARTS),
     PrimaryKeyConstraint("user_id", "channel", "message_id"),
     Index("inbox_user_id_idx", "user_id", "accepted_at"),
     comment="Every message accepted, once; it enters the transcript with its turn's first commit.",
@@ -499,9 +502,54 @@ messages = Table(
     Column("author", Text, comment="who wrote the message, in a group"),
     Column("stop_reason", Text, comment="how the model's reply ended, such as stop or length"),
     Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
+    Column("parts", JSONB, comment=_PARTS),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",
+)
+
+file_contents = Table(
+    "file_contents",
+    metadata,
+    Column("content_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False, comment="'': none"),
+    Column("sha256", LargeBinary, nullable=False),
+    Column("size", BigInteger, nullable=False, comment="bytes"),
+    Column("width", Integer, comment="pixels, of an image"),
+    Column("height", Integer, comment="pixels, of an image"),
+    Column("pages", Integer, comment="of a PDF, as far as they can be counted"),
+    Column("place", Text, comment="the URL of its object; NULL: its bytes are in file_chunks"),
+    Column("delete_at", _timestamp, comment="no file has it: when its object, then its row, is deleted"),
+    Index(
+        "file_contents_tenant_sha256_key", "tenant", "sha256", unique=True, postgresql_where=text("delete_at IS NULL")
+    ),
+    Index("file_contents_delete_at_idx", "delete_at", postgresql_where=text("delete_at IS NOT NULL")),
+    comment="The contents of files, each once for each tenant.",
+)
+
+file_chunks = Table(
+    "file_chunks",
+    metadata,
+    Column("content_id", Uuid, ForeignKey("file_contents.content_id", ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False, comment="from 0"),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("content_id", "number"),
+    comment="The bytes of the contents that have no object.",
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("file_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False, comment="'': none"),
+    Column("user_id", Text, index=True, comment="NULL: uploaded for no user; a message gets a copy for its user"),
+    Column("content_id", Uuid, ForeignKey("file_contents.content_id"), nullable=False, index=True),
+    Column("media_type", Text, nullable=False, comment="as its content shows"),
+    Column("name", Text),
+    Column("created_at", _timestamp, nullable=False),
+    Column("used_at", _timestamp, comment="when a message first had it; NULL: it is deleted after a day"),
+    Index("files_unused_idx", "created_at", postgresql_where=text("used_at IS NULL")),
+    comment="Files of users.",
 )
 
 tool_effects = Table(

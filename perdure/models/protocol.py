@@ -84,9 +84,24 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of a message. `content[start:end]` describes it in text, for a model that cannot read it.
+
+    `media_type` is the type of `data`, such as `image/png`.
+    """
+
+    media_type: str
+    name: str | None
+    start: int
+    end: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One entry of a prompt. `tool_call_id` is set on tool results only, and `opaque` on a model's replies only.
 
+    `files` are in the order of the text. A model that reads none of them reads `content`, which describes them.
     `extra` holds the members of a stored message that this release does not know; they are not sent to models.
     """
 
@@ -95,7 +110,18 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     opaque: Opaque | None = field(default=None, repr=False)
+    files: tuple[Attachment, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def pieces(self, media_types: Collection[str]) -> list[str | Attachment]:
+        """The text and the files of these `media_types`, in order. Other files are described in the text."""
+        found, at = list[str | Attachment](), 0
+        for each in self.files:
+            if each.media_type in media_types:
+                found += [self.content[at : each.start].strip("\n"), each]
+                at = each.end
+        found.append(self.content[at:].strip("\n") if found else self.content)
+        return [each for each in found if isinstance(each, Attachment) or each.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +386,18 @@ def name_of(model: str | ForeignModel) -> str:
     return model if isinstance(model, str) else f"{model.system}:{model.model_name}"
 
 
+def read_by(model: Model) -> frozenset[str]:
+    """The media types of files that `model` may read; a model without the attribute `reads` reads none."""
+    reads: frozenset[str] = getattr(model, "reads", frozenset())
+    return reads
+
+
 class Model(Protocol):
-    """A language model."""
+    """A language model.
+
+    A model that reads files has an attribute `reads`, the media types that it may read. `Message.files` has only files
+    of these types.
+    """
 
     @property
     def name(self) -> str:

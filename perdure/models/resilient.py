@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, read_by
 from perdure.models.settings import supported_by, without_tools
 from perdure.models.without_tools import flatten_tool_calls
 from perdure.resilience.failures import FailureKind, allows_fallback, verdict
@@ -75,6 +75,10 @@ class GuardedModel:
     @property
     def supported_settings(self) -> frozenset[str]:
         return supported_by(self._model)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return read_by(self._model)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt; see `Model.respond`.
@@ -140,6 +144,10 @@ class ResilientModel:
     @property
     def supported_settings(self) -> frozenset[str]:
         return supported_by(self._model)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return read_by(self._model)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set to true.

@@ -5,8 +5,8 @@ an IP address, in any spelling, or a local host name. `resolve` looks a host nam
 the host. `pinned` makes a request that connects to a checked address, because a second look-up might return another
 address. TLS still checks the certificate against the host name.
 
-The tool `http_get` and the delivery of replies call this module. Callers that follow redirects check the URL of each
-redirect in the same way.
+The tool `http_get`, the files of messages and the delivery of replies call this module. `get` follows redirects, and
+checks the URL of each in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import InvalidRequest
@@ -26,6 +27,8 @@ from perdure.text.untrusted import first_line
 
 if TYPE_CHECKING:
     import httpx2
+
+MAX_REDIRECTS = 5
 
 _LAST_PORT = 65_535
 _NAME = compiled(r"[a-z0-9._-]+")
@@ -90,6 +93,36 @@ def pinned(
         extensions={"sni_hostname": url.raw_host.decode("ascii").rstrip(".")},
         **more,
     )
+
+
+@asynccontextmanager
+async def get(url: str, reachable: Reachable, accept: str = "*/*") -> AsyncIterator[httpx2.Response]:
+    """Send a GET request, and yield the response whose body is not read yet, after at most `MAX_REDIRECTS` redirects.
+
+    The caller limits the time, and the bytes that it reads: a server may compress the body although it is asked not to.
+
+    Raises:
+        EgressRefused: the URL or the target of a redirect is not allowed, or there are too many redirects.
+        httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError: the server cannot be reached.
+    """
+    import httpx2  # noqa: PLC0415 (few messages name a URL)
+
+    headers = {"Accept": accept, "Accept-Encoding": "identity"}
+    async with httpx2.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
+        for _ in range(MAX_REDIRECTS + 1):
+            target = check(url, reachable).copy_with(username=None, password=None)
+            address, *_ = await resolve(target, reachable)
+            response = await client.send(pinned(client, "GET", target, address, headers), stream=True)
+            try:
+                location = response.headers.get("Location") if response.is_redirect else None
+                if location is None:
+                    response.extensions["url"] = target
+                    yield response
+                    return
+                url = str(target.join(location))
+            finally:
+                await response.aclose()
+    raise EgressRefused(f"There were more than {MAX_REDIRECTS} redirects.")
 
 
 def port_of(url: httpx2.URL) -> int:

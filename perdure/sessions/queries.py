@@ -206,7 +206,8 @@ MESSAGES = Statement(
     sized(
         f"""
         SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel,
-               m.token_count, m.model, m.fallback, m.stop_reason, m.created_at, failed.error_code, failed.error_message
+               m.token_count, m.model, m.fallback, m.stop_reason, m.parts, m.created_at, failed.error_code,
+               failed.error_message
         FROM messages AS m {WITH_FAILURE}
         WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
         ORDER BY m.seq LIMIT %(most)s
@@ -472,10 +473,10 @@ FORK = Statement(
         JOIN turns AS t ON t.turn_id = new.old_turn_id
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, stop_reason, opaque, created_at)
+                              token_count, model, fallback, usage, stop_reason, opaque, parts, created_at)
         SELECT %(fork_id)s::uuid, m.seq, copied.new_turn_id, m.role, m.content, m.tool_calls, m.tool_call_id,
                m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.stop_reason,
-               m.opaque, m.created_at
+               m.opaque, m.parts, m.created_at
         FROM messages AS m JOIN copied USING (turn_id)
         WHERE m.session_id = %(session_id)s
         RETURNING seq

@@ -13,6 +13,7 @@ from perdure.database.bodies import body
 from perdure.database.engine import Executor
 from perdure.database.paging import pages
 from perdure.errors import NotFound
+from perdure.files.parts import shown as shown_files
 from perdure.sessions import queries
 from perdure.text.untrusted import load_object
 
@@ -113,6 +114,7 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "turn_id": str(row.turn_id),
         "role": row.role,
         "content": row.content,
+        "parts": shown_files(row.parts) if row.parts else None,
         "tool_calls": [_call(call) for call in row.tool_calls] if row.tool_calls else None,
         "tool_call_id": row.tool_call_id,
         "channel": row.channel,
@@ -123,7 +125,7 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
         "created_at": row.created_at.isoformat(),
     }
-    optional = ("tool_calls", "tool_call_id", "model", "fallback", "stop_reason", "error")
+    optional = ("parts", "tool_calls", "tool_call_id", "model", "fallback", "stop_reason", "error")
     return {key: value for key, value in shown.items() if key not in optional or value is not None}
 
 

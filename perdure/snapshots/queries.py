@@ -37,7 +37,8 @@ def pending(session_id: str, most: str = "ALL") -> str:
     """
     return f"""
            (SELECT coalesce(json_agg(queued ORDER BY queued.seq, queued.position), '[]')
-            FROM (SELECT i.channel, i.user_id, i.message_id, i.text, t.agent, t.priority, t.reply_to, t.metadata,
+            FROM (SELECT i.channel, i.user_id, i.message_id, i.text, i.parts, t.agent, t.priority, t.reply_to,
+                         t.metadata,
                          CASE WHEN i.position > 1 THEN true END AS merged, t.seq, i.position
                   FROM turns AS t JOIN inbox AS i USING (turn_id)
                   WHERE t.session_id = {session_id} AND t.settled_at IS NULL AND t.status = 'accepted'

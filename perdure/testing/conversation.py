@@ -27,7 +27,7 @@ from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.testing.scripted import Scripted
-from perdure.testing.store import MemoryStore
+from perdure.testing.store import MemoryFiles, MemoryStore
 from perdure.testing.tasks import InlineCalls, Tasks
 from perdure.text.untrusted import load_object, storable
 from perdure.tools.variables import VariableSet
@@ -213,6 +213,7 @@ class Conversation:
         self._store.agent = self._agent.name
         self._tasks = InlineCalls(tasks or {})
         self._runtime = self._make_runtime(model)
+        vars(self._runtime)["files"] = MemoryFiles()
         self._turns = 0
         self._left_out: set[UUID] = set()
         self._open = False
@@ -417,4 +418,5 @@ def _entry(message: Mapping[str, Any]) -> Entry:
         seq=message["seq"],
         stop_reason=message["stop_reason"],
         opaque=Opaque.from_dict(message["opaque"]) if message["opaque"] else None,
+        parts=tuple(message["parts"] or ()),
     )

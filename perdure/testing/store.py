@@ -12,16 +12,69 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
-from uuid import UUID
+from typing import Any, NamedTuple, cast
+from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey
+from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
+from perdure.files.spool import Spool
+from perdure.files.store import Files, Owner, Stored
+from perdure.settings import FileSettings
+
+
+class _StoredFile(NamedTuple):
+    """A file, with the columns of its row that prompts read, and its content."""
+
+    file_id: UUID
+    user_id: UserKey | None
+    media_type: str
+    name: str | None
+    size: int
+    width: int | None
+    height: int | None
+    pages: int | None
+    content: bytes
+
+
+class MemoryFiles(Files):
+    """Stores files in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Database", None), FileSettings(), MovedClock())
+        self._files: dict[UUID, _StoredFile] = {}
+
+    def put(
+        self,
+        content: Spool,
+        owner: Owner,
+        *,
+        named: str | None = None,
+        name: str | None = None,
+        used: bool = False,  # noqa: ARG002 (as in PostgreSQL)
+    ) -> Stored:
+        """Store a file. Raises as `Files.put`."""
+        kind, data, file_id = content.kind(named), b"".join(content.pieces(2**20)), uuid4()
+        pixels = kind.width, kind.height
+        self._files[file_id] = _StoredFile(
+            file_id, owner.user, kind.media_type, name, len(data), *pixels, kind.pages, data
+        )
+        return Stored(file_id, kind.media_type, len(data), content.sha256.hex())
+
+    def rows(self, file_ids: Iterable[UUID]) -> dict[UUID, Row[Any]]:
+        """The files that exist."""
+        return {each: cast("Row[Any]", self._files[each]) for each in file_ids if each in self._files}
+
+    def pieces(self, row: Row[Any], most: int | None = None) -> Iterator[bytes]:
+        """The content in one piece."""
+        yield row.content[:most]
+
 
 _INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for", "approver")
 

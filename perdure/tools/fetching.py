@@ -30,8 +30,6 @@ TIMEOUT_S = 15.0
 MAX_BYTES = 1_000_000
 """The most bytes of a response's body that are read. If the body is longer, the result says so."""
 
-MAX_REDIRECTS = 5
-
 _LOOK_UP_S = 0.1
 _SHOWN_CHARS = MAX_RESULT_CHARS - 200
 """The most characters of a page in a result: `MAX_RESULT_CHARS` minus room for the marks of the quotation."""
@@ -94,7 +92,7 @@ def http_get_tool(reachable: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -
 
 async def _fetch(url: str, allowed: Reachable, timeout_s: float, context: ToolContext) -> Page:
     async with asyncio.timeout(timeout_s):
-        work = asyncio.ensure_future(_follow(url.strip(), allowed))
+        work = asyncio.ensure_future(_get(url.strip(), allowed))
         try:
             while not work.done():
                 if context.cancelled.is_set():
@@ -105,33 +103,12 @@ async def _fetch(url: str, allowed: Reachable, timeout_s: float, context: ToolCo
             work.cancel()
 
 
-async def _follow(url: str, allowed: Reachable) -> Page:
-    """The page at `url`, after at most `MAX_REDIRECTS` redirects. The target of each redirect is checked."""
-    async with httpx2.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
-        for _ in range(MAX_REDIRECTS + 1):
-            found = await _get(client, url, allowed)
-            if isinstance(found, Page):
-                return found
-            url = found
-    raise ToolError(f"There were more than {MAX_REDIRECTS} redirects.")
-
-
-async def _get(client: httpx2.AsyncClient, target_url: str, allowed: Reachable) -> Page | str:
-    """Send one request; returns the page, or the target URL if the response is a redirect."""
-    url = egress.check(target_url, allowed).copy_with(username=None, password=None)
-    address, *_ = await egress.resolve(url, allowed)
-    headers = {"Accept": "text/*, application/json, */*;q=0.5", "Accept-Encoding": "identity"}
-    request = egress.pinned(client, "GET", url, address, headers)
-    response = await client.send(request, stream=True)
-    try:
-        target = response.headers.get("Location") if response.is_redirect else None
-        if target is not None:
-            return str(url.join(target))
+async def _get(url: str, allowed: Reachable) -> Page:
+    async with egress.get(url, allowed, "text/*, application/json, */*;q=0.5") as response:
         body, cut = await _read(response)
-    finally:
-        await response.aclose()
-    content_type = response.headers.get("Content-Type", "unknown type")
-    return Page(str(url), response.status_code, content_type, body, response.charset_encoding or "utf-8", cut)
+        content_type = response.headers.get("Content-Type", "unknown type")
+        encoding = response.charset_encoding or "utf-8"
+        return Page(str(response.extensions["url"]), response.status_code, content_type, body, encoding, cut)
 
 
 async def _read(response: httpx2.Response) -> tuple[bytes, bool]:

@@ -27,7 +27,8 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 from typing_extensions import ParamSpec, TypeVar
 
-from perdure.errors import OutcomeUnknown, SettingsError, ToolError
+from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
+from perdure.files.results import File
 from perdure.models.protocol import ToolSchema
 from perdure.models.schemas import WithoutTitles
 from perdure.text import declarations, untrusted
@@ -111,6 +112,8 @@ class ToolContext(Generic[Deps]):
     tenant: str | None = None
     reminders: UserReminders | None = field(default=None, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    attach: Callable[[File], str] | None = field(default=None, compare=False)
+    """Stores a file and returns the line that describes it; the engine calls it for each `File` that a tool returns."""
     deps: Deps = field(default=cast("Deps", None), compare=False)
 
 
@@ -268,7 +271,9 @@ class Tool(Generic[P, R]):
         except (Exception, SystemExit) as error:
             raise ToolError(untrusted.error_summary(error)) from error
         try:
-            return untrusted.dump(result, self.max_result_chars)
+            return untrusted.dump(_described(result, context), self.max_result_chars)
+        except PerdureError as error:
+            raise ToolError(f"The tool {self.name} ran, but its file cannot be stored: {error.message}") from error
         except ValueError as error:
             raise ToolError(
                 f"The tool {self.name} ran, but its result of type {type(result).__name__} cannot be shown: {error}"
@@ -280,6 +285,17 @@ class Tool(Generic[P, R]):
             f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
             f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
         )
+
+
+def _described(result: Any, context: ToolContext) -> Any:
+    """The result of a tool, in which a line stands for each `File`."""
+    if isinstance(result, list) and any(isinstance(each, File) for each in result):
+        return "\n".join(str(_described(each, context)) for each in result)
+    if not isinstance(result, File):
+        return result
+    if context.attach is None:
+        raise InvalidRequest("this process stores no files.")
+    return context.attach(result)
 
 
 @overload

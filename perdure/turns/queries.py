@@ -415,7 +415,7 @@ ANSWER_BYTES = Statement(
 _PAGE_OF_TURN = sized(
     """
     SELECT seq, turn_id, role, content, tool_calls, tool_call_id, channel, token_count, model, fallback, stop_reason,
-           created_at, error_code, error_message
+           parts, created_at, error_code, error_message
     FROM own WHERE number > %(after)s ORDER BY seq LIMIT %(most)s
     """,
     order="seq",

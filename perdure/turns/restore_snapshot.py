@@ -15,6 +15,7 @@ from uuid import UUID
 
 from perdure.access.tenants import parse_tenant
 from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.files.parts import as_given
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
 from perdure.sessions.routing import scope_of
@@ -25,7 +26,7 @@ from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.turns.inbox.accept import accept, check
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
-_ACCEPTED = ("user_id", "message_id", "text", "priority", "reply_to", "metadata")
+_ACCEPTED = ("user_id", "message_id", "text", "parts", "priority", "reply_to", "metadata")
 """Fields of an event's payload that are copied to the message. Unknown fields, of newer releases, are ignored."""
 
 
@@ -97,6 +98,8 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
             "with user_id, message_id and text."
         )
     given = {name: payload[name] for name in _ACCEPTED if name in payload}
+    if "parts" in given:
+        given["parts"] = as_given(given["text"], given["parts"])
     if _chat_of(event) is not None:
         del given["reply_to"]
     if payload.get("agent") in [each.name for each in runtime.agents]:  # otherwise the session's agent answers

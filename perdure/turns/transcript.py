@@ -9,7 +9,7 @@ A call without a result is pending work. So a worker that continues after a cras
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -20,6 +20,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor, Statement, as_json
 from perdure.errors import ContentFiltered, ContextTooLong, loggable
+from perdure.files.parts import text_tokens
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.text.untrusted import cut, storable
@@ -39,7 +40,8 @@ HISTORY = Statement(
     "turns.history",
     f"""
     SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
-           m.model, m.fallback, m.stop_reason, m.opaque, NULL::text AS message_id, m.created_at, NULL::int AS position
+           m.model, m.fallback, m.stop_reason, m.opaque, m.parts, NULL::text AS message_id, m.created_at,
+           NULL::int AS position
     FROM messages AS m
     WHERE m.session_id = %(session_id)s AND m.seq >= (
         SELECT min(first_seq) FROM (
@@ -50,8 +52,8 @@ HISTORY = Statement(
       AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
            FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     UNION ALL
-    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, i.message_id, i.accepted_at,
-           i.position
+    SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, i.parts, i.message_id,
+           i.accepted_at, i.position
     FROM inbox AS i
     WHERE i.turn_id = %(turn_id)s
       AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
@@ -81,6 +83,7 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 class Entry:
     """One message of a transcript; `seq` is `None` until the message is committed.
 
+    `parts` are the stored records of its files (`perdure.files.parts`).
     `stop_reason` tells how a model's reply ended; it is `None` for every other message.
     """
 
@@ -97,16 +100,22 @@ class Entry:
     seq: int | None = None
     stop_reason: str | None = None
     opaque: Opaque | None = None
+    parts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def token_count(self) -> int:
         """A conservative estimate of the number of tokens: one token for every three bytes of UTF-8.
 
-        Counts what is sent back to the provider, too.
+        Counts what is sent back to the provider, too, and files.
         """
+        return self.text_tokens + sum(int(part.get("tokens", 0)) - text_tokens(part) for part in self.parts)
+
+    @property
+    def text_tokens(self) -> int:
+        """`token_count` without the images and pages of files."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
         opaque = 0 if self.opaque is None else len(as_json(self.opaque.parts))
-        return (len(self.content.encode()) + calls + opaque) // 3 + 4
+        return (len(self.content.encode()) + calls + opaque) // 3 + 4 + sum(map(text_tokens, self.parts))
 
     @property
     def is_rejected(self) -> bool:
@@ -138,6 +147,7 @@ class Entry:
             "usage": self.usage.to_dict() if self.usage else None,
             "stop_reason": self.stop_reason,
             "opaque": self.opaque.to_dict() if self.opaque else None,
+            "parts": list(self.parts) or None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
         }
 
@@ -311,4 +321,5 @@ def _entry(row: Row[Any]) -> Entry:
         seq=row.seq,
         stop_reason=row.stop_reason,
         opaque=Opaque.from_dict(row.opaque) if row.opaque else None,
+        parts=tuple(row.parts or ()),
     )

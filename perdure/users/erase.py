@@ -27,11 +27,13 @@ from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.errors import Unavailable, loggable
+from perdure.files import queries as files
+from perdure.files.store import Files, release
 from perdure.ids import new_id, part_task_id
 from perdure.memory.redis.memory import RedisMemory
 from perdure.snapshots.store import SnapshotStore
 from perdure.users import queries
-from perdure.users.tables import USER_TABLES
+from perdure.users.tables import SHARED_TABLES, USER_TABLES
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Eraser:
     snapshots: SnapshotStore
     redis_memory: RedisMemory | None
     lease_s: float
+    files: Files
     file: RedisFile | None = None
     revoke: Callable[[Sequence[UUID]], bool] | None = None
 
@@ -98,11 +101,13 @@ class Eraser:
             transaction.run(queries.LOCK_CASES, user)
             task_ids = _task_ids(transaction.run(queries.QUEUED_CALLS, user))
             rows = {table: transaction.run(delete, user)[0].gone for table, delete in queries.ERASE.items()}
+            owned = transaction.run(files.DELETE_OF_USER, user)
+            rows |= {"files": len(owned), "file_contents": release(transaction, [row.content_id for row in owned])}
             second_pass = {
                 "erasure_id": new_id(self.clock),
                 "session_ids": sessions,
                 "task_ids": task_ids,
-                "tables": [each.table for each in USER_TABLES],
+                "tables": [*(each.table for each in USER_TABLES), *SHARED_TABLES],
                 "lease_s": self.lease_s,
                 **user,
             }
@@ -162,6 +167,7 @@ class Eraser:
         Events in the user's stream that are later than `until` are kept.
         """
         try:
+            self.files.collect()
             for session_id in sessions:
                 self.snapshots.delete(session_id)
             if self.redis_memory is None:

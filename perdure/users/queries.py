@@ -135,7 +135,8 @@ def _export(user_table: UserTable) -> tuple[Statement, dict[str, str]]:
     return statement, {name: column.name for name, column in after.items()}
 
 
-ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES}
+ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES if user_table.table != "files"}
+"""By table, the statement that deletes a user's rows. Files are deleted together with their contents."""
 EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}
 
 # Replaces the user's earlier code, since a user has at most one. Inserts the user if it does not exist.

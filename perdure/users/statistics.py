@@ -18,7 +18,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Database, Statement
 from perdure.errors import loggable
-from perdure.users.tables import USER_TABLES
+from perdure.users.tables import SHARED_TABLES, USER_TABLES
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ _POSTPONE = Statement(
 )
 
 _IS_EMPTY = {
-    each.table: Statement(
-        f"statistics.is_empty.{each.table}",
-        f"SELECT NOT EXISTS (SELECT FROM {each.table}) AS empty",  # noqa: S608 (constants)
+    table: Statement(
+        f"statistics.is_empty.{table}",
+        f"SELECT NOT EXISTS (SELECT FROM {table}) AS empty",  # noqa: S608 (constants)
         writes=False,
     )
-    for each in USER_TABLES
+    for table in (*(each.table for each in USER_TABLES), *sorted(SHARED_TABLES))
 }
 
 # `ANALYZE` does not change the statistics of an empty table, so this statement deletes those of the table and its

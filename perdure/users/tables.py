@@ -39,6 +39,12 @@ _ERROR = f"""
 """  # noqa: S608 (constants)
 
 
+_SHA256 = """
+    (SELECT jsonb_build_object('size', c.size, 'sha256', encode(c.sha256, 'hex'))
+     FROM file_contents AS c WHERE c.content_id = m.content_id)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class UserTable:
     """A table with users' data. `of_user` is the SQL condition for the rows of the user `%(user_id)s`.
@@ -78,6 +84,7 @@ USER_TABLES = (
     UserTable("messages", _OF_SESSIONS, added=_ERROR),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),
+    UserTable("files", _OF_USER, added=_SHA256),
     UserTable("inbox", _OF_USER),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),
@@ -95,6 +102,9 @@ USER_TABLES = (
 TABLES_WITHOUT_USER_DATA = frozenset(
     {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
 )
+
+SHARED_TABLES = frozenset({"file_contents", "file_chunks"})
+"""The contents of files, each of which several users may have. The erasure of the last of them deletes it."""
 
 ERASURE_TABLES = frozenset({"erasures", "stale_statistics"})
 """The tables that record unfinished erasures. The second pass of an erasure deletes the erasure's row from `erasures`.

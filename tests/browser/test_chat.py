@@ -12,6 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
+from tests.files.contents import pdf, png
 from tests.models.server import Answer, Status
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
@@ -110,6 +111,32 @@ def test_the_whole_story(
     page.find("#open-side").click()
     page.see("#conversations")
     page.picture(tmp_path / "390-list.png")
+
+
+@pytest.mark.browser
+def test_files_are_sent(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page, tmp_path: Path
+) -> None:
+    """20 MB of PDF and an image of 4,000 pixels. The model's server gets the image, and a description of the PDF."""
+    contents = {"cat.png": png(4_000, 4_000, padding=2**20), "bill.pdf": pdf(2, size=20 * 2**20)}
+    for name, content in {**contents, "bomb.png": png(10**6, 1)}.items():
+        (tmp_path / name).write_bytes(content)
+        page.find("#file").send_keys(str(tmp_path / name))
+    page.until(lambda: "1,000,000 by 1 pixels" in page.texts("#status")[0], "the bomb is refused")
+    page.until(lambda: len(page.all("#files li:not([aria-busy])")) == 2, "the files are uploaded")
+    assert ["400" in each for each in page.errors()] == [True]
+    page.say("What are these?")
+    described = (
+        f"[file: bill.pdf, application/pdf, 2 pages, {20 * 2**20 / 10**6:.1f} MB; its content is not shown here]"
+    )
+    page.until(
+        lambda: page.texts() == ["cat.pngbill.pdfWhat are these?", answer_to(f"What are these?\n\n{described}")],
+        "the answer",
+    )
+    content = installation.model_server.server.requests[-1]["messages"][-1]["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "text"]
+    page.driver.refresh()
+    page.until(lambda: page.texts()[:1] == ["cat.pngbill.pdfWhat are these?"], "the conversation again")
 
 
 @pytest.mark.browser

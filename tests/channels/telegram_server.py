@@ -26,6 +26,8 @@ class TelegramServer:
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.failures: list[tuple[str, int, dict[str, Any]]] = []
         self.updates: list[dict[str, Any]] = []
+        self.files: dict[str, bytes] = {}
+        """The contents of files, by `file_id`."""
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -60,6 +62,10 @@ class TelegramServer:
                 if not any(each["update_id"] >= after for each in self.updates):
                     time.sleep(_POLL_S)
                 return 200, {"ok": True, "result": [each for each in self.updates if each["update_id"] >= after]}
+            if method == "getFile":
+                file_id = fields["file_id"]
+                found = {"file_id": file_id, "file_unique_id": file_id, "file_path": f"documents/{file_id}"}
+                return 200, {"ok": True, "result": found}
             if method in {"sendMessage", "editMessageText"}:
                 message = {"message_id": len(self.calls), "date": 1, "chat": CHAT, "text": fields["text"]}
                 return 200, {"ok": True, "result": message}
@@ -81,6 +87,14 @@ class TelegramServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_GET(self) -> None:
+                found = server.files.get(self.path.rpartition("/")[2])
+                known = found is not None and self.path.startswith(f"/file/bot{TOKEN}/documents/")
+                self.send_response(200 if known else 404)
+                self.send_header("Content-Length", str(len(found or b"")))
+                self.end_headers()
+                self.wfile.write(found or b"")
 
             def log_message(self, *_: Any) -> None:
                 """Log nothing."""

@@ -137,6 +137,8 @@ ROUTES = [
     ("POST", "/v1/schedules"),
     ("PATCH", "/v1/schedules/here"),
     ("DELETE", "/v1/schedules/here"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files/here/content"),
     ("PATCH", "/v1/conversations/here?user_id=a"),
     ("POST", "/v1/turns/here/cancel"),
     ("GET", "/v1/sessions"),

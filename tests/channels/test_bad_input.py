@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from perdure.channels.http.body import MAX_BODY_BYTES, MAX_DRAINED_BYTES
+from perdure.settings import FileSettings
 
 Rows = Callable[[], dict[str, int]]
 Say = Callable[..., dict[str, Any]]
@@ -158,7 +159,11 @@ def test_a_message_id_with_another_text_is_a_conflict(client: TestClient, rows: 
     assert rows() == before
 
 
-def test_an_endless_body_is_cut_off(client: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("/v1/schedules", MAX_BODY_BYTES), ("/v1/messages", MAX_BODY_BYTES + FileSettings().max_bytes * 4 // 3)],
+)
+def test_an_endless_body_is_cut_off(client: TestClient, path: str, most: int) -> None:
     """An endless body gets 413 after the gateway has read a limited part of it. The connection is then closed."""
     chunk, taken, sent = b" " * 2**16, 0, []
 
@@ -170,13 +175,12 @@ def test_an_endless_body_is_cut_off(client: TestClient) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    path = "/v1/messages"
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
     asyncio.run(client.app(scope, receive, send))  # type: ignore[arg-type]
 
     assert sent[0]["status"] == 413
     assert (b"connection", b"close") in sent[0]["headers"]
-    assert taken <= MAX_BODY_BYTES + MAX_DRAINED_BYTES + 2 * len(chunk)
+    assert taken <= most + MAX_DRAINED_BYTES + 2 * len(chunk)
 
 
 @pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "", None])

@@ -28,6 +28,7 @@ from perdure.turns.run.loop import Runner
 from tests.casebank.bank import put
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_casebank_routes import Working
+from tests.files.contents import png
 from tests.repository.http_reference import OPENAI, PAGE, PATH, Example, document, examples, page
 from tests.turns.scripted import Scripted, calls, says
 
@@ -113,8 +114,9 @@ class ExampleGateway:
         turn = self.client.get(f"/v1/turns/{sent['turn_id']}").json()
         reminder = {"user_id": "ann", "text": "tea", "cron": "0 17 * * *"}
         scheduled = self.client.post("/v1/schedules", json=reminder).json()
+        uploaded = self.client.post("/v1/files?user_id=ann", content=png()).json()
         self.ids |= {TURN_ID: sent["turn_id"], SESSION_ID: sent["session_id"]}
-        self.ids[PATH["schedule_id"]] = scheduled["schedule_id"]
+        self.ids |= {PATH["schedule_id"]: scheduled["schedule_id"], PATH["file_id"]: uploaded["file_id"]}
         self.ids.update(("call_0", each["call_id"]) for each in turn["pending_approvals"] + turn["pending_calls"])
 
     def add_case(self, status: str) -> None:
@@ -138,6 +140,8 @@ class ExampleGateway:
         path, body = example.path, json.dumps(example.body)
         for printed, real in self.ids.items():
             path, body = path.replace(printed, real), body.replace(printed, real)
+        if example.route == "POST /v1/files":
+            return self.client.post(path, content=png())
         return self.client.request(example.method, path, json=json.loads(body))
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ class Ana:
     turn_id: str
     session_id: str
     schedule_id: str
+    file_id: str = ""
 
     @property
     def traces(self) -> tuple[str, ...]:
@@ -117,7 +118,8 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     reminder = {"user_id": "ana", "text": secret, "cron": "30 7 * * *"}
     scheduled = tenants.ask(key, "POST", "/v1/schedules", json=reminder)
     assert scheduled.status_code == 201, scheduled.text
-    return Ana(tenant, secret, ids["turn_id"], ids["session_id"], scheduled.json()["schedule_id"])
+    file = tenants.ask(key, "POST", "/v1/files?user_id=ana", content=secret.encode()).json()
+    return Ana(tenant, secret, ids["turn_id"], ids["session_id"], scheduled.json()["schedule_id"], file["file_id"])
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class ById:
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
     ends: bool = False  # the route deletes its target, so only the first call finds it
-    missing: Callable[[], Ana] = lambda: Ana(None, "", str(uuid4()), str(uuid4()), str(uuid4()))
+    missing: Callable[[], Ana] = lambda: Ana(None, "", *(str(uuid4()) for _ in range(4)))
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
         lambda ana: f"/v1/schedules/{ana.schedule_id}", lambda _: {"paused": True}
     ),
     ("DELETE", "/v1/schedules/{schedule_id}"): ById(lambda ana: f"/v1/schedules/{ana.schedule_id}", ends=True),
+    ("POST", "/v1/files"): ByUser("/v1/files?user_id=ana", {"a": "text"}, shows=False),
+    ("GET", "/v1/files/{file_id}/content"): ById(lambda ana: f"/v1/files/{ana.file_id}/content"),
     ("POST", "/v1/memory/search"): ByUser("/v1/memory/search", {"user_id": "ana", "query": QUESTION}),
     ("POST", "/v1/memory/consolidate"): ById(
         lambda _: "/v1/memory/consolidate", lambda ana: {"session_id": ana.session_id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import threading
 from collections.abc import Callable, Collection
@@ -33,7 +34,7 @@ from perdure.turns.run.loop import Runner
 from perdure.users.erase import Eraser, ErasureResult
 from perdure.users.export import export_user
 from perdure.users.statistics import forget_samples
-from perdure.users.tables import ERASURE_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
+from perdure.users.tables import ERASURE_TABLES, SHARED_TABLES, TABLES_WITHOUT_USER_DATA, USER_TABLES
 from tests.memory.archive import Archive, Echo
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -140,11 +141,11 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         return f"noted {what}"
 
     harness.agents = Agents([Agent("assistant", "You help.", [note])])
-    user = f"user {word}"
+    user, encoded = f"user {word}", base64.b64encode(f"file of {word}".encode()).decode()
     for number in range(2):
         harness.script(calls(("note", {"what": f"{word} thing"})), says(f"I know of {word}"))
         sent = harness.send(
-            f"my name is {word}",
+            parts=[{"type": "text", "text": f"my name is {word}"}, {"type": "file", "data": encoded, "name": word}],
             user_id=user,
             reply_to={"url": f"https://a.example/{word}"},
             metadata={"of": word},
@@ -213,14 +214,15 @@ def lived(harness: Harness, redis_memory: RedisMemory, redis_url: str) -> Harnes
 
 
 def _eraser(harness: Harness, redis_memory: RedisMemory | None) -> Eraser:
-    return Eraser(harness.database, harness.clock, harness.snapshots, redis_memory, harness.settings.turn.lease_s)
+    lease_s, files = harness.settings.turn.lease_s, harness.runtime.files
+    return Eraser(harness.database, harness.clock, harness.snapshots, redis_memory, lease_s, files)
 
 
 def test_every_table_is_personal_or_not() -> None:
     """Each table must be in one of three lists: with users' data, without users' data, or with records of erasures."""
     named = [holding.table for holding in USER_TABLES]
     assert len(named) == len(set(named))
-    assert {*named, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
+    assert {*named, *SHARED_TABLES, *TABLES_WITHOUT_USER_DATA, *ERASURE_TABLES} == set(metadata.tables)
     assert not TABLES_WITHOUT_USER_DATA & {*named}
     for table in metadata.tables.values():  # a referencing table is erased before the referenced one
         for key in table.foreign_keys:
@@ -261,7 +263,7 @@ def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisM
     _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
     lived.move(lived.settings.turn.lease_s + 1)
     assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
-    assert forget_samples(lived.database) == len(USER_TABLES)
+    assert forget_samples(lived.database) == len(USER_TABLES) + len(SHARED_TABLES)
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
     assert lived.sql("SELECT * FROM stale_statistics") == []
 

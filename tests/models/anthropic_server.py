@@ -103,11 +103,20 @@ def _block_problems(where: str, role: str, blocks: Sequence[Wire]) -> Iterator[s
             case "tool_result" if role == "user":
                 if not str(block.get("content", "x")).strip():
                     yield f"{where}: the content of a tool_result must not be blank"
+            case "image" | "document" if role == "user":
+                yield from _source_problems(where, block)
             case kind if role == "assistant" and kind in _KEPT:
                 if "thinking" in kind and not (block.get("signature") or block.get("data")):
                     yield f"{where}: Invalid `signature` in `thinking` block"
             case other:
                 yield f"{where}: a block of type {other!r} does not belong to the role {role}"
+
+
+def _source_problems(where: str, block: Wire) -> Iterator[str]:
+    source, is_image = block.get("source", {}), block["type"] == "image"
+    accepted = {"image/png", "image/jpeg", "image/gif", "image/webp"} if is_image else {"application/pdf"}
+    if source.get("type") != "base64" or source.get("media_type") not in accepted or not source.get("data"):
+        yield f"{where}.{block['type']}.source: expected base64 data of {sorted(accepted)}"
 
 
 def _call_problems(where: str, block: Wire) -> Iterator[str]:

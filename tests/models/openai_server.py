@@ -88,8 +88,22 @@ def _spoken_problems(where: str, message: Wire, seen: set[str], open_ids: list[s
         yield from _asking_problems(where, message, seen, open_ids)
     elif role not in ("system", "developer", "user", "assistant"):
         yield f"{where}.role: {role!r} is not a role"
+    elif isinstance(message.get("content"), list) and role == "user":
+        yield from (f"{where}.content: {part} is no part" for part in message["content"] if not _is_part(part))
     elif not isinstance(message.get("content"), str):
         yield f"{where}.content: expected a string"
+
+
+def _is_part(part: Any) -> bool:
+    match part:
+        case {"type": "text", "text": str(text), **rest}:
+            return bool(text.strip()) and not rest
+        case {"type": "image_url", "image_url": {"url": str(url)}, **rest}:
+            return url.startswith("data:image/") and not rest
+        case {"type": "file", "file": {"filename": str(name), "file_data": str(data)}, **rest}:
+            return bool(name) and data.startswith("data:application/pdf;base64,") and not rest
+        case _:
+            return False
 
 
 def _result_problems(where: str, message: Wire, open_ids: list[str]) -> Iterator[str]:

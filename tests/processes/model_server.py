@@ -123,7 +123,8 @@ def memory_of(text: str) -> str:
 
 
 def _newest(body: Wire) -> str:
-    return next(str(each["content"]) for each in reversed(body["messages"]) if each["role"] == "user")
+    content = next(each["content"] for each in reversed(body["messages"]) if each["role"] == "user")
+    return content if isinstance(content, str) else "\n".join(each.get("text", "") for each in content).strip()
 
 
 def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answer:

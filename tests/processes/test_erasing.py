@@ -6,6 +6,7 @@ that these tests exclude, and how long a text remains in them.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -110,6 +111,17 @@ class UserData:
         assert turn["status"] in {"done", "failed"}, turn
         return turn
 
+    def with_files(self) -> None:
+        """Send a file that a row stores, upload one that no message has, and send one that is refused."""
+        word, user = self.word, self.user
+        encoded = base64.b64encode(f"file of {word}".encode()).decode()
+        parts = [{"type": "text", "text": f"see {word}"}, {"type": "file", "data": encoded, "name": f"{word}.txt"}]
+        accepted = self._client.post("/v1/messages", json={"user_id": user, "parts": parts}).raise_for_status().json()
+        assert self._client.get(f"/v1/turns/{accepted['turn_id']}?wait=20").json()["status"] == "done"
+        upload = partial(self._client.post, "/v1/files", params={"user_id": user, "name": word})
+        assert upload(content=f"unused {word}".encode()).status_code == 201
+        assert upload(content=b"GIF89a" + word.encode()[:1] + bytes(2)).status_code == 400
+
     def refused_by_http(self) -> None:
         """Send messages that are refused."""
         word, post = self.word, partial(self._client.post, "/v1/messages")
@@ -153,6 +165,7 @@ def live(user_data: UserData, installation: Installation, perdure: Perdure, dire
     assert user_data.by_http(f"pure: {word} as well", agent="adapted")["status"] == "done"
     assert user_data.by_http(f"refuse: {word}")["status"] == "failed"
     user_data.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
+    user_data.with_files()
     user_data.refused_by_http()
     errors = user_data.by_celery()
     praised = user_data.by_http(f"what is {word}?")["turn_id"]

@@ -226,11 +226,11 @@ def test_bad_requests_have_openais_shape(
 ) -> None:
     """An error has the members of OpenAI's errors, and names a wrong parameter. No bad request becomes a turn."""
     hello = [{"role": "user", "content": "hello"}]
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]}]
+    sound = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]}]
     cases: list[tuple[str, dict[str, object], int, str | None]] = [
         ("/chat/completions", {"model": "tester", "messages": hello}, 400, "user"),
         ("/chat/completions", {"model": "nobody", "user": "ana", "messages": hello}, 404, "model"),
-        ("/chat/completions", {"model": "tester", "user": "ana", "messages": image}, 400, "messages[0].content[0]"),
+        ("/chat/completions", {"model": "tester", "user": "ana", "messages": sound}, 400, "messages[0].content[0]"),
         ("/chat/completions", {"model": "tester", "user": "ana", "messages": hello, "n": 2}, 400, "n"),
         ("/chat/completions", {"model": "tester", "user": "ana", "messages": hello, "tools": [{}]}, 400, "tools"),
         ("/chat/completions", {"model": "tester", "user": "ana", "messages": []}, 400, None),

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 from urllib.parse import quote
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.schemas.answer import RUN_ID, SESSION_ID, TURN_ID
+from perdure.channels.http.schemas.answer import FILE_ID, RUN_ID, SESSION_ID, TURN_ID
 from perdure.channels.http.schemas.schedules import SCHEDULE_ID
 from perdure.settings import Settings
 from tests.repository.source import ROOT
@@ -32,11 +32,19 @@ PATH = {
     "conversation": "trip-to-rome",
     "case_id": "case-17",
     "schedule_id": SCHEDULE_ID,
+    "file_id": FILE_ID,
     "name": "llm:openai:gpt-5",
 }
 """The value of each path parameter in the examples."""
 
-QUERY = {"user_id": "ann", "q": "reset the router", "wait": "30", "channel": "telegram", "external_id": "4711"}
+QUERY = {
+    "user_id": "ann",
+    "q": "reset the router",
+    "wait": "30",
+    "channel": "telegram",
+    "external_id": "4711",
+    "name": "cat.png",
+}
 """The values of query parameters in the examples. The examples omit other query parameters."""
 
 TITLES = {
@@ -44,6 +52,7 @@ TITLES = {
     "turns": "Turns",
     "sessions": "Sessions and conversations",
     "schedules": "Schedules",
+    "files": "Files",
     "memory": "Memory",
     "users": "Users",
     "tokens": "Tokens",
@@ -205,6 +214,8 @@ def _curl(method: str, url: str, body: Any, operation: dict[str, Any]) -> str:
     lines = [" ".join(words)]
     if operation.get("security") != []:
         lines.append('-H "Authorization: Bearer $KEY"')
+    if "*/*" in operation.get("requestBody", {}).get("content", {}):
+        lines += ['-H "Content-Type: image/png"', "--data-binary @cat.png"]
     if body is not None:
         lines += ['-H "Content-Type: application/json"', f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"]
     return " \\\n  ".join(lines)

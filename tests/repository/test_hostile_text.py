@@ -26,6 +26,7 @@ from perdure.channels.services.discord import channel as discord
 from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
+from perdure.files.results import named_in
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import time_spans
@@ -193,6 +194,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long((given.encode(errors="replace"),) * 2),
+    "perdure.files.results.named_in": named_in,
     "perdure.network.egress.check": lambda given: [
         suppressing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
         for url in (given, f"http://{given}/", f"http://a.internal/perdure/{given}")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ToolError
+from perdure.network import egress
 from perdure.tools import fetching
 from perdure.tools.fetching import http_get, http_get_tool
 from perdure.tools.registry import ToolContext
@@ -221,7 +222,7 @@ def test_redirects_end(site: str, context: ToolContext) -> None:
     """A page that redirects to itself is requested at most `MAX_REDIRECTS` + 1 times."""
     with pytest.raises(ToolError, match="more than 5 redirects"):
         http_get_tool([LOOPBACK]).call({"url": f"{site}/loop"}, context)
-    assert len(_Site.requests) == fetching.MAX_REDIRECTS + 1
+    assert len(_Site.requests) == egress.MAX_REDIRECTS + 1
 
 
 @pytest.mark.parametrize("path", ["/big", "/bomb"])

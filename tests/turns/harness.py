@@ -117,7 +117,8 @@ class Harness:
 
     def send(self, text: str = "hello", user_id: str = "ana", **given: Any) -> Accepted:
         """Accept a message."""
-        return accept(self.runtime, Incoming(user=UserKey(user_id), text=text, **given))
+        words = {} if "parts" in given else {"text": text}
+        return accept(self.runtime, Incoming.model_validate({"user": UserKey(user_id), **words, **given}))
 
     def run_with(self, runtime: Runtime, text: str) -> dict[str, Any]:
         """Send a message of `ana`, and run its turn with `runtime`. Returns the turn."""

@@ -43,6 +43,7 @@ from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 from tests.turns.scripted import UNREPORTED, calls, says
 
+PART = {"type": "image", "file_id": str(UUID(int=1)), "media_type": "image/png", "size": 1, "at": 0, "tokens": 40}
 OPAQUE = {"endpoint": "openai", "family": "gpt-5", "parts": {"reasoning_content": "Hm."}}
 NEWER = {"of_a_newer_release": {"deep": [1]}}
 CALL = {"id": "call_0", "name": "count", "arguments": "{}"}
@@ -78,12 +79,14 @@ def the_transcript(harness: Harness, redis_memory: RedisMemory, path: Path) -> N
     _extend(harness, "messages", "tool_calls")
     _extend(harness, "messages", "usage")
     _extend(harness, "messages", "opaque")
+    harness.sql("UPDATE messages SET parts = %(parts)s WHERE role = 'user'", parts=json.dumps([PART | NEWER]))
     newest = harness.sql("SELECT turn_id FROM turns ORDER BY seq DESC LIMIT 1")[0]
     transcript = Transcript.load(harness.database, harness.tenure_of(newest.turn_id).at_hand)
     asking = transcript.present[1].to_dict(1)
     assert asking["tool_calls"] == [CALL | NEWER]
     assert asking["usage"].items() >= NEWER.items()
     assert asking["opaque"] == OPAQUE | NEWER
+    assert transcript.present[0].to_dict(1)["parts"] == [PART | NEWER]
     assert harness.ask("and now?")["status"] == "done"
     assert not any("of_a_newer_release" in str(request) for request in harness.model.requests)
 
@@ -275,6 +278,7 @@ READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
 
 COLUMNS = {
     "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "messages.opaque": "the_transcript",
+    "messages.parts": "the_transcript", "inbox.parts": "is copied as it is",
     "turns.unsaved": "a_held_ending",
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
     "tool_effects.payload": "is read by pydantic-ai: see tests/adapters", "turns.data": "is shown as it is",

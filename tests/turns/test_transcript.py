@@ -8,10 +8,16 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.access.tenants import UserKey
+from perdure.clock import MovedClock
+from perdure.database.engine import Database
+from perdure.files.store import Files
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Opaque, Role, ToolCall, Usage
 from perdure.models.providers.chat_wire import request_body
+from perdure.settings import FileSettings
 from perdure.text.untrusted import storable
 from perdure.turns.prompt.build import Prompt
+from perdure.turns.prompt.files import FileLimits
 from perdure.turns.run.verdict import result_entries
 from perdure.turns.transcript import Entry, Transcript, reply_entry, result_of
 from tests.models.openai_server import validate_transcript
@@ -57,6 +63,9 @@ def turns(draw: st.DrawFn, turn_id: UUID) -> list[Entry]:
     return entries
 
 
+UNUSED = Files(Database("postgresql://"), FileSettings(), MovedClock())
+
+
 @st.composite
 def transcripts(draw: st.DrawFn) -> list[list[Entry]]:
     """Generate the entries of one to six turns, with sequence numbers."""
@@ -77,7 +86,9 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
     transcript = Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn])
-    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(transcript)
+    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(
+        transcript, UNUSED, FileLimits((), 0, 0), UserKey("ana")
+    )
 
 
 @given(transcripts())

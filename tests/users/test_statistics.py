@@ -12,14 +12,21 @@ from sqlalchemy import Engine, create_engine
 from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
+from perdure.files.store import Files
+from perdure.settings import FileSettings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.users.erase import Eraser
 from perdure.users.statistics import forget_samples
-from perdure.users.tables import USER_TABLES
+from perdure.users.tables import SHARED_TABLES, USER_TABLES
 
 SAMPLED = Statement("tests.sampled", "SELECT tablename FROM pg_stats WHERE schemaname = current_schema()", writes=False)
 STALE = Statement("tests.stale", "SELECT table_name FROM stale_statistics ORDER BY 1", writes=False)
 MINE = Statement("tests.role", "SELECT rolsuper FROM pg_roles WHERE rolname = current_user", writes=False)
+
+
+def _eraser(database: Database, clock: MovedClock) -> Eraser:
+    files = Files(database, FileSettings(), clock)
+    return Eraser(database, clock, PostgresSnapshots(database), None, 30, files)
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def _erased(database: Database, clock: MovedClock) -> None:
         connection.exec_driver_sql("INSERT INTO users (user_id, created_at) VALUES ('cli:ana', now()), ('bob', now())")
         connection.exec_driver_sql("INSERT INTO link_attempts VALUES ('', 'cli', 'ana', 1, now())")
         connection.exec_driver_sql("ANALYZE users, link_attempts")
-    Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("cli:ana"))
+    _eraser(database, clock).erase(UserKey("cli:ana"))
 
 
 def _sampled(database: Database) -> set[str]:
@@ -52,7 +59,7 @@ def test_an_owner_forgets_the_samples(database: Database, clock: MovedClock) -> 
     """The owner of the tables, who is no superuser, updates the statistics of each table, and clears empty tables'."""
     _erased(database, clock)
     assert "link_attempts" in _sampled(database)
-    assert forget_samples(database) == len(USER_TABLES)
+    assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES)
     assert "users" in _sampled(database)
     assert not {"link_attempts", "link_attempts_pkey"} & _sampled(database)
     assert database.run(STALE, {}) == []
@@ -67,7 +74,7 @@ def test_a_table_that_is_being_maintained_delays_no_other(
     _erased(database, clock)
     with other.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE users IN SHARE UPDATE EXCLUSIVE MODE")
-        assert forget_samples(database) == len(USER_TABLES) - 1
+        assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES) - 1
     assert [row.table_name for row in database.run(STALE, {})] == ["users"]
     assert "the statistics of users are updated later: UNAVAILABLE: The database is busy (a lock" in caplog.text
     assert forget_samples(database) == 0
@@ -101,7 +108,9 @@ def test_users_who_are_erased_meanwhile_are_not_forgotten(database: Database, cl
     def erasing(table: str) -> None:
         analyze(table)
         if table == "users":
-            Eraser(database, clock, PostgresSnapshots(database), None, 30).erase(UserKey("bob"))
+            Eraser(
+                database, clock, PostgresSnapshots(database), None, 30, Files(database, FileSettings(), clock)
+            ).erase(UserKey("bob"))
 
     database.analyze = erasing  # type: ignore[method-assign]
     try:
@@ -120,7 +129,7 @@ def test_a_role_with_grants_only_says_what_it_may_not_do(
     for _ in range(3):
         assert forget_samples(granted) == 0
     assert [each.getMessage().partition(",")[0] for each in caplog.records] == [
-        f"the role may not analyze {len(USER_TABLES)} tables"
+        f"the role may not analyze {len(USER_TABLES) + len(SHARED_TABLES)} tables"
     ]
     clock.advance(timedelta(days=1.1))
-    assert forget_samples(database) == len(USER_TABLES), "the owner may"
+    assert forget_samples(database) == len(USER_TABLES) + len(SHARED_TABLES), "the owner may"

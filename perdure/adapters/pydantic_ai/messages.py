@@ -14,7 +14,7 @@ These names are stored data: a test pins them. Instructions are not stored, beca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from pydantic_ai import __version__
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelRequest,
@@ -32,13 +33,14 @@ from pydantic_ai.messages import (
     TextPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
 from perdure.models import endings
-from perdure.models.protocol import ModelReply, Opaque, Role, ToolCall, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.text.untrusted import storable, storable_json
 from perdure.turns.transcript import Entry, reply_entry
 
@@ -130,8 +132,26 @@ def result_texts(requests: Sequence[ModelRequest]) -> dict[str, tuple[str, str]]
     return found
 
 
-def history(turns: Sequence[Sequence[Entry]], *, strictly: UUID | None) -> list[ModelMessage]:
-    """The messages of turns, oldest first.
+def content_of(message: Message, media_types: Collection[str]) -> str | list[UserContent]:
+    """What a user said: text, or text and the files of these types."""
+    pieces = message.pieces(media_types)
+    if not any(isinstance(each, Attachment) for each in pieces):
+        return message.content
+    return [each if isinstance(each, str) else BinaryContent(each.data, media_type=each.media_type) for each in pieces]
+
+
+def files_in(prompt: str | Sequence[UserContent] | None) -> int:
+    """The number of files in a prompt."""
+    return sum(isinstance(each, BinaryContent) for each in prompt) if isinstance(prompt, list) else 0
+
+
+def history(
+    turns: Sequence[Sequence[Entry]],
+    *,
+    strictly: UUID | None,
+    told: Callable[[Entry], str | list[UserContent]] = lambda entry: entry.content,
+) -> list[ModelMessage]:
+    """The messages of turns, oldest first. `told` is what a user's message tells the model.
 
     A row whose JSON the installed pydantic-ai cannot read is rebuilt from its text and calls, unless it is of the turn
     `strictly`.
@@ -139,16 +159,18 @@ def history(turns: Sequence[Sequence[Entry]], *, strictly: UUID | None) -> list[
     Raises:
         Unreadable: a row of the turn `strictly` cannot be read.
     """
-    return [message for turn in turns for message in _of_turn(turn, is_strict=turn[0].turn_id == strictly)]
+    return [message for turn in turns for message in _of_turn(turn, told, is_strict=turn[0].turn_id == strictly)]
 
 
-def _of_turn(entries: Sequence[Entry], *, is_strict: bool) -> list[ModelMessage]:
+def _of_turn(
+    entries: Sequence[Entry], told: Callable[[Entry], str | list[UserContent]], *, is_strict: bool
+) -> list[ModelMessage]:
     found: list[ModelMessage] = []
     parts: dict[str, ToolCallPart] = {}
     for is_reply, group in groupby(entries, key=lambda entry: entry.role is Role.ASSISTANT):
         rows = list(group)
         if not is_reply:
-            found += _stored(rows[-1], REQUESTS, is_strict=is_strict) or [_request(rows, parts)]
+            found += _stored(rows[-1], REQUESTS, is_strict=is_strict) or [_request(rows, parts, told)]
             continue
         for entry in rows:
             if _is_ours(entry) and entry.opaque is not None and entry.opaque.parts.get(OUTPUT):
@@ -167,14 +189,16 @@ def _response(entry: Entry) -> ModelResponse:
     return ModelResponse(parts=[*text, *calls])
 
 
-def _request(rows: Sequence[Entry], called: Mapping[str, ToolCallPart]) -> ModelRequest:
+def _request(
+    rows: Sequence[Entry], called: Mapping[str, ToolCallPart], told: Callable[[Entry], str | list[UserContent]]
+) -> ModelRequest:
     parts: list[ModelRequestPart] = []
     for row in rows:
         if row.role is Role.TOOL and row.tool_call_id is not None:
             call = called.get(row.tool_call_id) or ToolCallPart(_UNNAMED, tool_call_id=row.tool_call_id)
             parts.append(ToolReturnPart(call.tool_name, row.content, tool_call_id=call.tool_call_id))
         else:
-            parts.append(UserPromptPart(row.content))
+            parts.append(UserPromptPart(told(row)))
     return ModelRequest(parts=parts)
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import anyio.to_thread
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelMessage,
     ModelRequest,
     ModelResponse,
@@ -20,6 +21,7 @@ from pydantic_ai.messages import (
     TextPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
@@ -30,7 +32,7 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure.clock import Clock
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelCall, ModelReply, Opaque, Role, ToolCall, ToolSchema
+from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, Opaque, Role, ToolCall, ToolSchema
 from perdure.models.protocol import Model as Own
 from perdure.models.protocol import ModelRequest as Request
 from perdure.turns.transcript import reply_entry
@@ -117,9 +119,22 @@ def _told(part: Any) -> Message:
     if isinstance(part, RetryPromptPart) and part.tool_name is not None:
         return Message(Role.TOOL, part.model_response(), tool_call_id=part.tool_call_id)
     if isinstance(part, UserPromptPart):
-        content = [part.content] if isinstance(part.content, str) else part.content
-        return Message(Role.USER, "\n".join(each if isinstance(each, str) else f"[{each.kind}]" for each in content))
+        return _asked([part.content] if isinstance(part.content, str) else part.content)
     return Message(Role.USER, part.model_response() if hasattr(part, "model_response") else str(part.content))
+
+
+def _asked(content: Sequence[UserContent]) -> Message:
+    """A message of a user. A file has a line that describes it, for a model that does not read it."""
+    text, files = "", list[Attachment]()
+    for each in content:
+        text = f"{text}\n" if text else text
+        described = each if isinstance(each, str) else f"[{each.kind}]"
+        if isinstance(each, BinaryContent):
+            described = f"[{'image' if each.is_image else 'file'}: {each.media_type}, {len(each.data)} bytes]"
+            place = len(text), len(text) + len(described)
+            files.append(Attachment(each.media_type, None, *place, each.data))
+        text += described
+    return Message(Role.USER, text, files=tuple(files))
 
 
 def _replied(response: ModelResponse) -> Message:

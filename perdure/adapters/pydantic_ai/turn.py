@@ -28,7 +28,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -56,10 +56,11 @@ from perdure.errors import (
     Unavailable,
     loggable,
 )
+from perdure.files.kinds import IMAGES, PDF
 from perdure.ids import new_id
 from perdure.models import endings, prices
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted, ModelCall, Role
+from perdure.models.protocol import CallAborted, ModelCall, Role, read_by
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
@@ -82,6 +83,7 @@ from perdure.turns.outcome import (
     Replied,
 )
 from perdure.turns.prompt.build import build, halved, within_window
+from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.parts import latest
 from perdure.turns.run.call_model import MOST_HALVINGS
 from perdure.turns.run.commit import Step
@@ -134,7 +136,7 @@ class AdaptedTurn(Turn):
         self._limits = within_window(runtime.settings.memory, prices.window(self._model_name, runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
-        self._size: tuple[int, str | None] = (0, None)
+        self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
 
@@ -193,7 +195,7 @@ class AdaptedTurn(Turn):
             return None
         raise found or error
 
-    def _given(self) -> tuple[str | None, list[ModelMessage], str | None]:
+    def _given(self) -> tuple[str | list[UserContent] | None, list[ModelMessage], str | None]:
         """The prompt, the messages before it, and the instructions of a run: smaller ones after one was too long.
 
         Raises:
@@ -203,7 +205,7 @@ class AdaptedTurn(Turn):
             self._limits = halved(self._limits, self._tokens)
         prompt, history = self._read_history()
         instructions = self._recalled()
-        size = (len(history), instructions)
+        size = (len(history), messages.files_in(prompt), instructions)
         if self._too_long is not None and size == self._size:
             if not self._fallback_waits:
                 raise self._too_long
@@ -227,7 +229,7 @@ class AdaptedTurn(Turn):
     # --- the run, on the event loop ---------------------------------------------------------
 
     async def _run_agent(
-        self, prompt: str | None, history: list[ModelMessage], instructions: str | None
+        self, prompt: str | list[UserContent] | None, history: list[ModelMessage], instructions: str | None
     ) -> AgentRunResult[Any]:
         current.set(self)
         async with around.surrounded_coroutine():
@@ -510,18 +512,34 @@ class AdaptedTurn(Turn):
 
     # --- before and after the run -----------------------------------------------------------
 
-    def _read_history(self) -> tuple[str | None, list[ModelMessage]]:
+    def _read_history(self) -> tuple[str | list[UserContent] | None, list[ModelMessage]]:
         """The prompt, if the model has not answered it, and the messages before it.
 
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
         budget = self._limits.budget_working
-        turns = latest(self.transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
+        turns = latest(self.transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
+        told = self._told([entry for turn in turns for entry in turn])
         strictly = None if self._tenure.overdue else self._row.turn_id
         if all(entry.role is Role.USER for entry in self.transcript.present):
-            return self.transcript.asked, messages.history(turns[:-1], strictly=None)
-        return None, messages.history(turns, strictly=strictly)
+            asked = [told(entry) for entry in self.transcript.present]
+            files = [each for content in asked if not isinstance(content, str) for each in content]
+            texts = [content for content in asked if isinstance(content, str) and content]
+            prompt = [*texts, *files] if files else self.transcript.asked
+            return prompt, messages.history(turns[:-1], strictly=None, told=told)
+        return None, messages.history(turns, strictly=strictly, told=told)
+
+    def _told(self, entries: Sequence[Entry]) -> Callable[[Entry], str | list[UserContent]]:
+        """What a user's message tells the model: its text, and the files that fit (`turns.prompt.files`)."""
+        if not any(entry.parts for entry in entries):
+            return lambda entry: entry.content
+        model, row, most_bytes = self._model, self._row, self._runtime.settings.files.prompt_bytes
+        media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
+        limits = FileLimits(media_types, self._limits.budget_files, most_bytes, is_strict=self._halvings > 0)
+        rendered = messages_by_entry(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
+        found = {id(entry): each[0] for entry, each in zip(entries, rendered, strict=True) if each}
+        return lambda entry: messages.content_of(found[id(entry)], media_types)
 
     def _recalled(self) -> str | None:
         """What perdure remembers of the user, as instructions."""

@@ -9,7 +9,7 @@ caller without access gets 401, 403 or 404 for any body.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,9 +25,12 @@ from perdure.errors import InvalidRequest, TooLarge
 from perdure.text.untrusted import load_object
 
 MAX_BODY_BYTES = 2**20
+"""The longest body of most routes. Those of a `FileRoute` may have files in Base64."""
 MAX_DRAINED_BYTES = 2**26
 
 _DRAIN_S = 5.0
+_COPIES = 4
+"""The copies of a long body that parsing it makes: its bytes, their text, its strings, and a file."""
 _INLINE_BYTES = 2**14
 """The longest body that is parsed in the event loop. A longer one may cause 100,000 validation errors, so it is parsed
 and validated in a thread."""
@@ -37,6 +40,8 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 class StrictRoute(APIRoute):
     """A route that reads its body, if the route declares one, as a strict JSON object."""
+
+    takes_files = False
 
     def get_route_handler(self) -> _Handler:
         """FastAPI's handler, wrapped so that it receives the strictly parsed body."""
@@ -49,9 +54,16 @@ class StrictRoute(APIRoute):
 
         async def handle_strictly(request: Request) -> Response:
             await caller_of(request)
-            return await handle(_ParsedRequest(request, await parse(request)))
+            read = partial(_read_with_files, request) if self.takes_files else partial(read_body, request)
+            return await handle(_ParsedRequest(request, await parse(request, read)))
 
         return handle_strictly
+
+
+class FileRoute(StrictRoute):
+    """A route whose body may have files in Base64, each of at most `PERDURE_FILES__MAX_BYTES`."""
+
+    takes_files = True
 
 
 class _ParsedRequest(Request):
@@ -78,13 +90,15 @@ class _ParsedRequest(Request):
         return self._content
 
 
-async def _parse(request: Request, *, model: TypeAdapter[Any], required: bool) -> Any:
-    """The return value of `_ParsedRequest.json`.
+async def _parse(
+    request: Request, read: Callable[[], Awaitable[bytes]], *, model: TypeAdapter[Any], required: bool
+) -> Any:
+    """The return value of `_ParsedRequest.json`. `read` reads the body.
 
     Stores an error in `request.state.unusable_body`, where the error handler finds it.
     """
     try:
-        body = await read_body(request)
+        body = await read()
         if not required and not body.strip():
             return {}
         if len(body) <= _INLINE_BYTES:
@@ -104,23 +118,39 @@ def _parse_and_check(body: bytes, model: TypeAdapter[Any]) -> Any:
         raise invalid_request(errors) from None
 
 
-async def read_body(request: Request) -> bytes:
-    """The request's body.
+async def _read_with_files(request: Request) -> bytes:
+    """The body of a `FileRoute`. Beyond `MAX_BODY_BYTES`, reserves the memory in which it is parsed.
 
     Raises:
-        TooLarge: the body is longer than `MAX_BODY_BYTES`; the rest is discarded.
+        TooLarge: it is longer than a file may be, in Base64, and its other members.
+        RateLimited: too many long bodies are being read.
+    """
+    gateway = await gateway_of(request)
+    most = MAX_BODY_BYTES + gateway.runtime.settings.files.max_bytes * 4 // 3
+    named = request.headers.get("content-length", "")
+    size = min(int(named), most) if named.isdecimal() else most
+    if size > MAX_BODY_BYTES:
+        await gateway.reserve_body(request, (await caller_of(request)).user, _COPIES * size)
+    return await read_body(request, most)
+
+
+async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
+    """The request's body, of at most `most` bytes.
+
+    Raises:
+        TooLarge: the body is longer; the rest is discarded.
     """
     body = bytearray()
     stream = request.stream()
     async for chunk in stream:
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            await _drain(stream)
-            raise TooLarge(f"The body is longer than {MAX_BODY_BYTES} bytes.")
+        if len(body) > most:
+            await drain(stream)
+            raise TooLarge(f"The body is longer than {most} bytes.")
     return bytes(body)
 
 
-async def _drain(stream: AsyncIterator[bytes]) -> None:
+async def drain(stream: AsyncIterator[bytes]) -> None:
     """Read the rest of a body and discard it, up to `MAX_DRAINED_BYTES` bytes and `_DRAIN_S` seconds.
 
     Most clients read the response only after they have sent the whole body. Closing a connection with unread bytes

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from perdure.access.tenants import UserKey
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.limits.reading import UNREAD_S
-from perdure.channels.http.limits.shares import CHUNKED_BYTES, Newcomers, Shares, Unsent
+from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_BODIES, MOST_UPLOADS, Newcomers, Shares, Unsent
 from perdure.channels.http.middleware import reader_of, resources_of
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 _MAX_THREADS = 32
 _POLL_S = 0.25
 _JSON = "application/json"
+_BODY = "perdure.body"
+"""The key in `request.scope` of the memory that `reserve_body` has reserved."""
 _SHUTTING_DOWN = "This gateway is shutting down. Send the message again, to another gateway or a little later."
 _CROWDED = "This gateway has too many open connections. Try again later."
 _INTAKE_CLOSED = "This installation takes no messages while it is drained. Send the message again later."
@@ -89,6 +91,8 @@ class Gateway:
         """Whether the server has room for short requests only; the server sets this."""
         self._streams = Shares(share, "streams")
         self._unsent = Unsent(UNREAD_S)
+        self._bodies = Unsent(UNREAD_S, MOST_BODIES, MOST_BODIES // 2)
+        self.uploads = Shares(MOST_UPLOADS, "uploads")
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     async def caller(self, request: Request) -> Caller:
@@ -127,6 +131,22 @@ class Gateway:
             RateLimited: the clients of `user`, or all clients, have too many unread responses.
         """
         resources_of(request).callback(await self._unsent.reserve(user, size, reader_of(request)))
+
+    async def reserve_body(self, request: Request, user: UserKey | None, size: int) -> None:
+        """Wait until there are `size` bytes of memory for a long body, and reserve them until its request ends.
+
+        Raises:
+            RateLimited: the clients of `user`, or all clients, send too many long bodies.
+        """
+        memory = resources_of(request).enter_context(ExitStack())
+        memory.callback(await self._bodies.reserve(user, size, reader_of(request)))
+        request.scope[_BODY] = memory
+
+    @staticmethod
+    def release_body(request: Request) -> None:
+        """Release the memory of a long body, if any was reserved. The caller has forgotten what it has read."""
+        if (memory := request.scope.get(_BODY)) is not None:
+            memory.close()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._threads.run(work)

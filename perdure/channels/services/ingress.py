@@ -50,6 +50,8 @@ from perdure.errors import (
     Unavailable,
     loggable,
 )
+from perdure.files.kinds import IMAGES
+from perdure.files.store import Owner
 from perdure.runtime import Runtime
 from perdure.sessions.conversations import list_conversations
 from perdure.sessions.ending import request_end
@@ -59,8 +61,8 @@ from perdure.text.untrusted import first_line, is_storable
 from perdure.turns.calls.approvals import Decider, Decision, decide
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
-from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.outbox import DeliveryFailed
+from perdure.turns.inbox.incoming import MAX_NAME_CHARS, parse_incoming
+from perdure.turns.outbox import DeliveryFailed, Undeliverable
 from perdure.turns.reading import owner, read_turn
 from perdure.users.identities import redeem, user_of_identity
 
@@ -73,7 +75,8 @@ HELP = """/new  start a new conversation
 /cancel  cancel messages that are not answered yet
 /link CODE  link this chat to the account that showed the code
 /help  show this"""
-_NO_FILES = "I can only read text. Please write what you need."
+_NO_FILES = "I can only read text, images and files. Please write what you need."
+_UNREAD_FILE = "I could not read the file. Please send it again."
 _MOST_AUTHOR_CHARS = 80
 _ID_CHARS = 200
 _MOST_LISTED = 20
@@ -196,13 +199,13 @@ class Ingress:
             return
         given = {
             "user_id": user_of(seat.user),
-            "text": _line(event.place, event.sender, event.text),
             "message_id": event.message_id,
             "conversation": seat.conversation,
         }
         target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(event.place)}
         try:
-            message = parse_incoming({**given, "channel": self._channel.name}, tenant=self._tenant)
+            said = self._content(seat.user, event)
+            message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
             accepted = accept(self._runtime, message, target=target)
             if not accepted.duplicate:
                 self._show_typing(seat, event.place, accepted.turn_id)
@@ -210,6 +213,32 @@ class Ingress:
             log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
             self._answer(event.place, error.message, f"{event.message_id}:refused")
+
+    def _content(self, user: UserKey, event: Said) -> dict[str, Any]:
+        """The `text` of a message, or its `parts` if it has files, which are stored.
+
+        Raises:
+            InvalidRequest, TooLarge: a file cannot be used.
+            Unavailable: the service cannot be reached; the service or the caller repeats the update.
+        """
+        text = _line(event.place, event.sender, event.text)
+        if not event.files:
+            return {"text": text}
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+        for shared in event.files:
+            with self._runtime.files.spool() as content:
+                try:
+                    self._channel.download(shared, content.write)
+                except Undeliverable as error:
+                    log.info("a file on %s cannot be read: %s", self._channel.name, loggable(error))
+                    raise InvalidRequest(_UNREAD_FILE) from error
+                except DeliveryFailed as error:
+                    raise Unavailable(f"A file on {self._channel.name} cannot be read: {error}.") from error
+                name = shared.name and first_line(shared.name, MAX_NAME_CHARS)
+                stored = self._runtime.files.put(content, Owner.of(user), named=shared.media_type, name=name)
+            kind = "image" if stored.media_type in IMAGES else "file"
+            parts.append({"type": kind, "file_id": str(stored.file_id)})
+        return {"parts": parts}
 
     def _edited(self, event: Edited) -> None:
         seat = self._seat(event.place, event.sender)

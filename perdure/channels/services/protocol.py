@@ -49,8 +49,17 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A file of a message. `ref` is how `Channel.download` finds it. `media_type` is what the service says it is."""
+
+    ref: str
+    name: str | None = None
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent.
+    """A message for the agent, of text, files or both.
 
     If `if_known` is true, the message is for the agent only if the agent takes part in the conversation.
     """
@@ -60,6 +69,7 @@ class Said:
     message_id: str
     text: str
     if_known: bool = False
+    files: tuple[Shared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Commanded:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A message without text; `what` names its content, such as `a file`."""
+    """A message without text and files; `what` names its content, such as `a voice`."""
 
     place: Place
     sender: Sender
@@ -197,6 +207,15 @@ class Channel(Protocol):
             NotAsked: the service asks for a pause.
             Undeliverable: the failure is permanent.
             DeliveryFailed: the service has not confirmed the message.
+        """
+        ...
+
+    def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
+        """Pass the content of a file of `Said.files` to `write`, piece by piece.
+
+        Raises:
+            Undeliverable: the service refuses the file.
+            DeliveryFailed: the service cannot be reached.
         """
         ...
 

@@ -24,7 +24,7 @@ from threading import Event as Stop
 from threading import Lock
 from typing import Any, NoReturn
 from urllib.error import URLError
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
@@ -36,6 +36,7 @@ from slack_sdk.socket_mode.client import BaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
+from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
     Button,
     ChannelFailed,
@@ -48,6 +49,7 @@ from perdure.channels.services.protocol import (
     Received,
     Said,
     Sender,
+    Shared,
     Unsupported,
     Update,
 )
@@ -122,6 +124,7 @@ class Slack:
     ) -> None:
         base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
         self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
+        self._hosts = (".slack.com",) if api_url is None else (urlsplit(api_url).hostname or "",)
         self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
         self.listens = app_token is not None
         self._verifier = None if signing_secret is None else SignatureVerifier(signing_secret, _Seconds(clock))
@@ -191,9 +194,19 @@ class Slack:
         if place.group:
             self._learn_name(event["user"])
         text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
-        if not text:
+        files = tuple(_shared(each) for each in event.get("files") or () if each.get("url_private"))
+        if not text and not files:
             return [Unsupported(place, sender, message_id, "a file")] if event.get("files") else []
-        return [Said(place, sender, message_id, text, if_known=not addressed)]
+        return [Said(place, sender, message_id, text, if_known=not addressed, files=files)]
+
+    def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
+        """Pass the content of a file to `write`. The bot needs the scope `files:read`.
+
+        Raises:
+            Undeliverable: Slack refuses the file.
+            DeliveryFailed: Slack cannot be reached.
+        """
+        download(file.ref, self._hosts, write, {"Authorization": f"Bearer {self._client.token}"})
 
     def _changed(self, event: Update, bot: str | None) -> list[Event]:
         message, before = event["message"], event.get("previous_message") or {}
@@ -378,6 +391,10 @@ def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 def _is_from_person(message: Update) -> bool:
     return "user" in message and "bot_id" not in message and message.get("subtype") in _WRITTEN
+
+
+def _shared(file: Update) -> Shared:
+    return Shared(str(file["url_private"]), file.get("name"), file.get("mimetype"))
 
 
 def _place(event: Update, message: Update) -> Place:

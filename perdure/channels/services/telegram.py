@@ -20,12 +20,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from threading import Event as Stop
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup
 from telegram.constants import ChatAction, ParseMode
 from telegram.error import BadRequest, Forbidden, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
+from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
     Button,
     ChannelFailed,
@@ -37,6 +39,7 @@ from perdure.channels.services.protocol import (
     Received,
     Said,
     Sender,
+    Shared,
     Unsupported,
     Update,
 )
@@ -72,7 +75,10 @@ class Telegram:
         self.listens = webhook_secret is None
         self._secret = webhook_secret
         self._requests = [self._request(), self._request()]
-        self._bot = Bot(token, f"{base}/bot", request=self._requests[0], get_updates_request=self._requests[1])
+        self._host = urlsplit(base).hostname or ""
+        self._bot = Bot(
+            token, f"{base}/bot", f"{base}/file/bot", request=self._requests[0], get_updates_request=self._requests[1]
+        )
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -150,6 +156,16 @@ class Telegram:
                 raise
             await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
 
+    def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
+        """Pass the content of a file to `write`. Telegram gives bots files of up to 20 MB.
+
+        Raises:
+            Undeliverable: Telegram refuses the file, such as one that is too big.
+            DeliveryFailed: Telegram cannot be reached.
+        """
+        found = self._call(lambda: self._bot.get_file(file.ref))
+        download(str(found.file_path), {self._host}, write, {})
+
     def mark(self, place: Place, text: str) -> None:
         """Replace the message that contains the pressed button with `text`, and end the button's progress indicator.
 
@@ -218,9 +234,9 @@ class Telegram:
                 self._thread.start()
         return asyncio.run_coroutine_threadsafe(work(), self._loop).result(_DEADLINE_S)
 
-    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         try:
-            self._run(work)
+            return self._run(work)
         except TelegramError as error:
             _refuse(error)
         except TimeoutError as error:
@@ -265,6 +281,8 @@ def _message_id(place: Place) -> str:
 def _written(message: Update) -> list[Event]:
     place, sender = _place(message), _sender(message["from"])
     text = message.get("text")
+    if (shared := _shared(message)) is not None:
+        return [Said(place, sender, _message_id(place), message.get("caption") or "", files=(shared,))]
     if text is None:
         what = next((each for each in ("photo", "voice", "video", "document", "sticker") if each in message), None)
         return [] if what is None else [Unsupported(place, sender, _message_id(place), f"a {what}")]
@@ -275,9 +293,20 @@ def _written(message: Update) -> list[Event]:
     return [Said(place, sender, _message_id(place), text)]
 
 
+def _shared(message: Update) -> Shared | None:
+    """The photo, in its largest size, or the document of a message."""
+    if message.get("photo"):
+        largest = max(message["photo"], key=lambda size: int(size["width"]) * int(size["height"]))
+        return Shared(str(largest["file_id"]))
+    if "document" in message:
+        document = message["document"]
+        return Shared(str(document["file_id"]), document.get("file_name"), document.get("mime_type"))
+    return None
+
+
 def _edited(message: Update) -> list[Event]:
     place = _place(message)
-    text = message.get("text")
+    text = message.get("text", message.get("caption"))
     return [] if text is None else [Edited(place, _sender(message["from"]), _message_id(place), text)]
 
 

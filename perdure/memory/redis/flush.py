@@ -190,6 +190,7 @@ def _rows(writable: Sequence[RememberedTurn]) -> tuple[list[dict[str, Any]], lis
                     "turn_id": turn.turn_id,
                     "channel": turn.channel,
                     "tool_calls": record["tool_calls"] or None,
+                    "parts": record["parts"] or None,
                     "created_at": created_at,
                 }
             )
@@ -224,5 +225,6 @@ def _inputs(writable: Sequence[RememberedTurn]) -> Iterable[dict[str, Any]]:
                     "turn_id": turn.turn_id,
                     "position": position,
                     "text": message.content,
+                    "parts": message.parts,
                     "accepted_at": message.created_at or turn.settled_at,
                 }

@@ -56,20 +56,21 @@ FLUSH = Statement(
             error_code text, error_message text, usage jsonb, accepted_at timestamptz, settled_at timestamptz)
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, stop_reason, opaque, created_at)
+                              token_count, model, fallback, usage, stop_reason, opaque, parts, created_at)
         SELECT fenced.session_id, %(message_count)s + m.position, m.turn_id, m.role, m.content, m.tool_calls,
                m.tool_call_id, m.message_id, m.channel, m.token_count, m.model, m.fallback, m.usage, m.stop_reason,
-               m.opaque, m.created_at
+               m.opaque, m.parts, m.created_at
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, turn_id uuid, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
             channel text, token_count int, model text, fallback boolean, usage jsonb, stop_reason text,
-            opaque jsonb, created_at timestamptz)
+            opaque jsonb, parts jsonb, created_at timestamptz)
     ), input AS (
         -- Lets the inbox recognise the message if its sender repeats it.
-        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
-        SELECT fenced.user_id, i.channel, i.message_id, i.turn_id, i.position, i.text, i.accepted_at
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
+        SELECT fenced.user_id, i.channel, i.message_id, i.turn_id, i.position, i.text, i.parts, i.accepted_at
         FROM fenced, jsonb_to_recordset(%(inputs)s::jsonb) AS i (
-            channel text, message_id text, turn_id uuid, position int, text text, accepted_at timestamptz)
+            channel text, message_id text, turn_id uuid, position int, text text, parts jsonb,
+            accepted_at timestamptz)
         ON CONFLICT DO NOTHING
     )
     SELECT session_id FROM fenced

@@ -66,6 +66,7 @@ class RememberedMessage(_Record):
     usage: RememberedUsage | None = None
     stop_reason: str | None = None
     opaque: dict[str, Any] | None = None
+    parts: tuple[dict[str, Any], ...] | None = None
     created_at: datetime | None = None
 
 

@@ -44,10 +44,20 @@ from perdure.models.adapted.http import HttpExchange
 from perdure.models.providers.errors import ProviderFailure, connection_error, error_of
 from perdure.models.providers.json_values import as_array, as_object, as_string
 
+_REFUSALS = (400, 404, 415, 422)
+
 
 def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
     """Whether the server refused an option of the request that is left out from now on."""
     return isinstance(error, ModelHTTPError) and http.repairs.learn(http.sent, failure_of(error, http))
+
+
+def refuses_files(error: Exception) -> bool:
+    """Whether the server, or pydantic-ai's adapter of it, refused a file of a message."""
+    if isinstance(error, ModelHTTPError):
+        said = str(error.body).lower()
+        return error.status_code in _REFUSALS and any(word in said for word in ("image", "file", "document", "content"))
+    return isinstance(error, NotImplementedError | UserError) or "is not supported" in str(error)
 
 
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:

@@ -8,11 +8,12 @@ its calls, and so does a release of pydantic-ai that cannot read the JSON.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelResponse,
@@ -21,12 +22,13 @@ from pydantic_ai.messages import (
     TextPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
 from pydantic_ai.messages import ModelRequest as Request
 from pydantic_ai.usage import RequestUsage
 
-from perdure.models.protocol import Message, Opaque, Role, ToolCall
+from perdure.models.protocol import Attachment, Message, Opaque, Role, ToolCall
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.text import untrusted
 
@@ -62,14 +64,19 @@ def _carries_more(part: ModelResponsePart) -> bool:
     return not isinstance(part, TextPart | ToolCallPart) or bool(part.id or part.provider_details)
 
 
-def prompt(messages: Sequence[Message], names: WireNames, sender: Sender) -> list[ModelMessage]:
-    """The messages for a model of `sender`. Requests and responses alternate; the first and the last are requests."""
+def prompt(
+    messages: Sequence[Message], names: WireNames, sender: Sender, reads: Collection[str] = ()
+) -> list[ModelMessage]:
+    """The messages for a model of `sender`, which reads files of the media types in `reads`.
+
+    Requests and responses alternate; the first and the last are requests.
+    """
     ids = WireIds(PLAIN_CHARACTERS)
     called: Mapping[str, str] = {}
     found: list[ModelMessage] = []
     for is_reply, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
         if not is_reply:
-            found.append(Request(parts=[_asked(each, ids, called) for each in group]))
+            found.append(Request(parts=[_asked(each, ids, called, reads) for each in group]))
             continue
         replies = list(group)
         called = {call.id: names.to_wire(call.name) for each in replies for call in each.tool_calls}
@@ -95,7 +102,7 @@ def _is_system(message: ModelMessage) -> bool:
 
 
 def _asked(
-    message: Message, ids: WireIds, called: Mapping[str, str]
+    message: Message, ids: WireIds, called: Mapping[str, str], reads: Collection[str]
 ) -> SystemPromptPart | UserPromptPart | ToolReturnPart:
     match message.role:
         case Role.SYSTEM:
@@ -104,7 +111,14 @@ def _asked(
             call_id = message.tool_call_id or ""
             return ToolReturnPart(called.get(call_id, "unknown"), message.content, ids.of_result(call_id))
         case _:
-            return UserPromptPart(message.content if message.content.strip() else _EMPTY_TEXT)
+            return UserPromptPart(_content(message, reads))
+
+
+def _content(message: Message, reads: Collection[str]) -> str | list[UserContent]:
+    pieces = message.pieces(reads)
+    if not any(isinstance(each, Attachment) for each in pieces):
+        return message.content if message.content.strip() else _EMPTY_TEXT
+    return [each if isinstance(each, str) else BinaryContent(each.data, media_type=each.media_type) for each in pieces]
 
 
 def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) -> ModelResponse:

@@ -7,6 +7,7 @@ no text. The SDKs do not retry, and pydantic-ai sets no limits: `GuardedModel` a
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prom
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
 from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.endpoint import Endpoint, media_types
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
@@ -54,6 +55,11 @@ from perdure.models.providers.wire_names import WireNames
 from perdure.models.schemas import acceptable
 from perdure.models.thoughts import ThoughtTags
 from perdure.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DEFAULT_READS = ("images", "pdf")
+"""The kinds of files that models are sent, unless they have refused some."""
 
 _OPENING = "<think>"
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
@@ -105,6 +111,9 @@ class AdaptedModel:
         self._name = name
         self._create = create
         self._clock = clock
+        given = None if endpoint is None else endpoint.reads
+        self.reads = media_types(DEFAULT_READS if given is None else given)
+        """The media types of the files that the model reads."""
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,9 +135,10 @@ class AdaptedModel:
             return output_tool.as_text(request, self.respond(output_tool.with_tool(request), call), call)
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
-        messages = model.prepare_messages(prompt(request.messages, names, self._sender), parameters)
+        has_files, reads = any(each.files for each in request.messages), self.reads
         is_whole = False
         while True:
+            messages = model.prepare_messages(prompt(request.messages, names, self._sender, reads), parameters)
             noted = Exchange(self.name, self._endpoint.may_be_quoted, bool(self._endpoint.show_received))
             exchange = http.HttpExchange(call, noted, self._repairs, is_whole)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
@@ -138,6 +148,10 @@ class AdaptedModel:
                 call.check()  # raises if the engine has ended the call
                 is_whole = is_whole or exchange.is_empty  # the server may have failed behind the head of its response
                 if exchange.is_empty or errors.refuses_an_option(error, exchange):
+                    continue
+                if has_files and errors.refuses_files(error):
+                    log.warning("%s refused the files of a message, and is asked again without", self.name)
+                    has_files, reads = False, frozenset()
                     continue
                 raise errors.mapped(error, exchange, self._clock) from error
             noted.log_success()

@@ -6,12 +6,13 @@ omit fields, and differ in how they split and repeat tool calls.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.models import endings
-from perdure.models.protocol import ModelReply, ModelRequest, Role, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
 from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
@@ -33,6 +34,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking")
 """The members with thoughts. Servers that send several send the same thoughts in each."""
 _READ = frozenset({"role", "content", "tool_calls", "function_call", "refusal"})
 _READ_OF_CALLS = frozenset({"index", "id", "type", "function"})
+_RETURNED = "[The files that the tools returned]"
 
 
 def request_body(
@@ -115,11 +117,17 @@ def _is_strict(schema: Any) -> bool:
 
 def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, origin: Origin) -> Iterator[dict[str, Any]]:
     ids = WireIds(quirks.ids or ANY_CHARACTERS)
+    returned = list[Attachment]()
     for message in request.messages:
         wire: dict[str, Any] = {"role": message.role.value, "content": message.content}
         if message.role is Role.TOOL:
             yield {**wire, "tool_call_id": ids.of_result(message.tool_call_id)}
+            returned += [each for each in message.files if each.media_type in quirks.reads]
             continue
+        if returned:
+            yield _returned(returned)
+            returned = []
+        wire["content"] = _content(message, quirks)
         members, calls = sent_back(message, ids, origin, quirks)
         if calls:
             wire |= quirks.message_members
@@ -140,6 +148,29 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             text = [{"type": "text", "text": message.content}] if message.content else []
             wire["content"] = [*as_array(members["content"]), *text]
         yield wire
+
+    if returned:
+        yield _returned(returned)
+
+
+def _returned(files: Sequence[Attachment]) -> dict[str, Any]:
+    """The files of tools' results, in a message of their own: a result is only text here."""
+    return {"role": "user", "content": [{"type": "text", "text": _RETURNED}, *map(_file, files)]}
+
+
+def _content(message: Message, quirks: Quirks) -> str | list[dict[str, Any]]:
+    """The message's text, or its parts if it has files that the model reads."""
+    pieces = message.pieces(quirks.reads)
+    if not any(isinstance(each, Attachment) for each in pieces):
+        return message.content
+    return [{"type": "text", "text": each} if isinstance(each, str) else _file(each) for each in pieces]
+
+
+def _file(file: Attachment) -> dict[str, Any]:
+    url = f"data:{file.media_type};base64,{base64.b64encode(file.data).decode()}"
+    if file.media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": {"filename": file.name or "file.pdf", "file_data": url}}
 
 
 class ReplyAssembler(ReplyDraft):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -32,7 +32,7 @@ class Quirks:
     options. `ids` is the form of call ids that it accepts, if it is not the protocol's. `translates_own_ids`: it
     refuses ids that it gave itself. `message_members` and `call_members` complete the messages with calls, and the
     calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
-    out. `forgets`: it refuses its own opaque parts.
+    out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads.
     """
 
     omits: frozenset[str] = frozenset()
@@ -43,6 +43,7 @@ class Quirks:
     call_members: Mapping[str, Any] = field(default_factory=dict)
     thinks_first: bool = False
     forgets: bool = False
+    reads: frozenset[str] = frozenset()
 
     def __or__(self, more: Quirks) -> Quirks:
         pairs = {each.name: (getattr(self, each.name), getattr(more, each.name)) for each in fields(self)}
@@ -68,7 +69,8 @@ _VENDOR_HEADERS = {OPENAI: {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJ
 class Endpoint:
     """A server: its name, such as `openai` or `vllm`, its URL, key and protocol, and what differs there.
 
-    `thinks` and `show_received` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each request.
+    `thinks`, `show_received` and `reads` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each
+    request.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Endpoint:
     kind: str = OPENAI
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     quirks: Quirks = NO_QUIRKS
+    reads: tuple[str, ...] | None = None
 
     @property
     def authorization(self) -> Mapping[str, str]:
@@ -112,7 +115,17 @@ class Endpoint:
         """The quirks known in advance for the models of `family`; those of the endpoint's own settings come first."""
         of_host = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
         of_family = Quirks(ids=NINE_CHARACTERS) if family.startswith(_FAMILIES_OF_MISTRAL) else NO_QUIRKS
-        return of_host | of_family | self.quirks | Quirks(thinks_first=self.thinks)
+        return of_host | of_family | self.quirks | Quirks(thinks_first=self.thinks, reads=self._reads())
+
+    def _reads(self) -> frozenset[str]:
+        """As the setting says, else what the protocol has: PDFs are no part of what most servers of OpenAI's read."""
+        has_pdf = self.kind == ANTHROPIC or self.base_url.startswith(VENDORS[OPENAI])
+        return media_types(("images", *(["pdf"] if has_pdf else [])) if self.reads is None else self.reads)
+
+
+def media_types(kinds: Collection[str]) -> frozenset[str]:
+    """The media types of `kinds`, which are those of `PERDURE_ENDPOINTS__NAME__READS`."""
+    return frozenset(media_type for kind in kinds for media_type in _MEDIA_TYPES.get(kind, ()))
 
 
 def endpoint_of(kind: str, setting: str, name: str) -> Endpoint:
@@ -150,7 +163,7 @@ def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
     key = given.key.get_secret_value().strip() if given.key is not None else ""
     kind = given.kind if given.kind in OWN_KINDS else OPENAI
     key = _sendable(key, endpoints.variable(name, "KEY"))
-    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind)
+    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind, reads=given.reads)
 
 
 def _sendable(key: str, variable: str) -> str:
@@ -179,6 +192,14 @@ _UNSUPPORTED = (
     "invalid argument", "cannot find", "not implemented", "deprecated", "not available", "forbidden",
 )  # fmt: skip
 """Parts of messages that refuse an option itself, and not only its value."""
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_MEDIA_TYPES = {"images": _IMAGES, "pdf": frozenset({"application/pdf"})}
+"""The media types of each kind of files that `PERDURE_ENDPOINTS__NAME__READS` may name."""
+_ATTACHED = {
+    "images": ({"image", "image_url"}, ("image", "vision", "multimodal", "multi-modal", "mmproj", "content")),
+    "pdf": ({"document", "file"}, ("pdf", "document", "file", "content")),
+}
+"""By kind of files: the types of their parts in a body, and parts of messages that refuse them."""
 _UNREQUESTED = frozenset({"stream_options", "response_format", "output_config"})
 """The options that perdure adds to those that agents set."""
 _PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
@@ -204,6 +225,21 @@ def adapted(
     said = failure.said
     if failure.status not in _REFUSALS and not (failure.status in _FAILURES and any(each in said for each in _REFUSES)):
         return None
+    return _without_files(quirks, said, body) or _without_members(quirks, said, body, required)
+
+
+def _without_files(quirks: Quirks, said: str, body: Mapping[str, Any]) -> Adaptation | None:
+    for kind, (types, parts) in _ATTACHED.items():
+        refused = quirks.reads & _MEDIA_TYPES[kind]
+        if refused and any(each in said for each in parts) and types & _types_of_parts(body):
+            never = any(each in said for each in _UNSUPPORTED)  # else it refuses this one, such as a too large one
+            return Adaptation(replace(quirks, reads=quirks.reads - refused), kind, lasting=never)
+    return None
+
+
+def _without_members(
+    quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]
+) -> Adaptation | None:
     words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
     is_long = "too long" in said and ("].id" in said or "tool_call_id" in said)
     is_missing = bool(words & {"missing", "must", "required"})
@@ -233,6 +269,12 @@ def adapted(
     }
     omits = frozenset(each for each in refused if each not in _LIMITS or not renames)
     return Adaptation(quirks | Quirks(omits=omits, renames=renames), ", ".join(refused))
+
+
+def _types_of_parts(body: Mapping[str, Any]) -> set[str]:
+    """The types of the parts of the messages in `body`."""
+    contents = [message.get("content") for message in body["messages"]]
+    return {str(part.get("type")) for each in contents if isinstance(each, list) for part in each}
 
 
 def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:

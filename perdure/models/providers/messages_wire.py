@@ -14,13 +14,14 @@ Replies are untrusted.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, Usage
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
 from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
@@ -120,11 +121,12 @@ def _blocks(
             case Role.SYSTEM:
                 pass
             case Role.TOOL:
-                content = {"content": message.content} if message.content.strip() else {}
+                said = _content(message, quirks) if message.files else message.content
+                content = {"content": said} if message.content.strip() else {}
                 result = {"type": "tool_result", "tool_use_id": ids.of_result(message.tool_call_id), **content}
                 yield "user", [result]
             case Role.USER:
-                yield "user", _text_blocks(message.content) or _text_blocks(_EMPTY_TEXT)
+                yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
             case Role.ASSISTANT:
                 members, sent = sent_back(message, ids, origin, quirks)
                 calls = [
@@ -186,6 +188,18 @@ def _filler() -> dict[str, Any]:
 
 def _text_blocks(content: str) -> list[Block]:
     return [{"type": "text", "text": content}] if content.strip() else []
+
+
+def _content(message: Message, quirks: Quirks) -> list[Block]:
+    pieces = message.pieces(quirks.reads)
+    return [{"type": "text", "text": each} if isinstance(each, str) else _file(each) for each in pieces]
+
+
+def _file(file: Attachment) -> Block:
+    source = {"type": "base64", "media_type": file.media_type, "data": base64.b64encode(file.data).decode()}
+    if file.media_type.startswith("image/"):
+        return {"type": "image", "source": source}
+    return {"type": "document", "source": source, **({"title": file.name} if file.name else {})}
 
 
 class ReplyAssembler(ReplyDraft):

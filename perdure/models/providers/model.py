@@ -118,6 +118,11 @@ class EndpointModel:
         self._origin: Origin = (endpoint.identity, family(model))
         self._quirks = endpoint.quirks_of(family(model))
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The media types of files that the model reads, as far as the server has not refused them."""
+        return self._quirks.reads
+
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         with self._client.calling(call) as exchange:

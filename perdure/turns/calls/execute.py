@@ -391,6 +391,7 @@ class CallExecutor:
                 planned.effect_id,
             ),
             metadata=self._turn.own_metadata(),
+            attach=partial(self._runtime.files.attach, self._turn.user_id),
             deps=self._scope.deps,
         )
 

@@ -6,6 +6,7 @@ accepted by one statement. In these cases, a transaction that locks the session'
 - The session is new or was idle for too long, or it is busy and `on_busy` is not `enqueue`.
 - The message was accepted before.
 - A rate limit is set (`rate_limit`).
+- The message has files. They are stored before, and referred to in this transaction.
 - The message comes from a stored row (`Source`).
 
 After the commit, a wake-up for a worker is published. If the wake-up is lost, the sweeper publishes another.
@@ -14,7 +15,7 @@ After the commit, a wake-up for a worker is published. If the wake-up is lost, t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
@@ -24,6 +25,9 @@ from sqlalchemy.exc import IntegrityError
 
 from perdure.database.engine import Executor, Transaction, as_json
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge, Unavailable
+from perdure.files import queries as files
+from perdure.files.parts import files_in, places, record
+from perdure.files.store import take_in, use
 from perdure.ids import new_id
 from perdure.network import egress
 from perdure.network.queues import reply_queue
@@ -108,16 +112,18 @@ def accept(
 
     Raises:
         SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
-        InvalidRequest, TooLarge: the message is invalid or too long.
-        NotFound: the user has no session `session_id`.
-        Conflict: `message_id` was used for another text, or the session is busy or has ended.
+        InvalidRequest, TooLarge: the message is invalid or too long, or a file of it cannot be used.
+        NotFound: the user has no session `session_id`, or no file `file_id`.
+        Conflict: `message_id` was used for another text or other files, or the session is busy or has ended.
         RateLimited: the user has reached a rate limit.
+        ProviderError: a file cannot be stored where `PERDURE_FILES__URL` says.
         Unavailable: the database cannot be reached. Sending the same `message_id` again is safe.
     """
     check_settings(runtime.settings, message)
     if not any_agent:
         _check_agent(runtime, message)
     parameters = _parameters(runtime, message, target, turn_id)
+    parameters["file_ids"] = take_in(runtime.files, message.user, files_in(message.parts or ()))
     commit = _retried(runtime, message, parameters, source)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
@@ -152,6 +158,9 @@ def check_settings(settings: Settings, message: Incoming) -> None:
     longest = settings.guard.max_chars
     if len(message.text) > longest:
         raise TooLarge(f"The text has {len(message.text)} characters; at most {longest} are accepted.")
+    for part in files_in(message.parts or ()):
+        if len(part.data or "") * 3 // 4 > settings.files.max_bytes + 1_000:  # a `data:` URL has a head
+            raise TooLarge(f"parts: a file is longer than {settings.files.max_bytes} bytes.")
     if message.reply_to is not None:
         _check_receiver(settings, message.reply_to)
 
@@ -188,7 +197,7 @@ def _parameters(
         "text": message.text,
         "session_id": message.session_id,
         "conversation": message.conversation,
-        "title": None if message.conversation is None else title_of(message.text),
+        "title": None if message.conversation is None else title_of(message.text or _names_in(message)),
         "scope": scope_of(runtime.settings.session.scope, message.channel, message.conversation),
         "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,
@@ -202,13 +211,18 @@ def _parameters(
         "priority": message.priority,
         "reply_to": as_json(reply_to) if reply_to else None,
         "metadata": as_json(message.metadata) if message.metadata is not None else None,
+        "parts": None,
     }
+
+
+def _names_in(message: Incoming) -> str:
+    return ", ".join(each.name or each.type for each in files_in(message.parts or ()))
 
 
 def _retried(
     runtime: AcceptingRuntime, message: Incoming, parameters: dict[str, Any], source: Source | None
 ) -> _Commit:
-    needs_lock = source is not None or rate_limit.is_on(runtime.settings.guard)
+    needs_lock = source is not None or message.parts is not None or rate_limit.is_on(runtime.settings.guard)
     for tries_left in reversed(range(_TRIES)):
         try:
             at_once = None if needs_lock else _enqueue(runtime.database, parameters)
@@ -262,12 +276,14 @@ def _accept_under_lock(
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
         earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
     if earlier:
+        _require_same_files(transaction, earlier[0], parameters["file_ids"])
         return _repeated(earlier[0], parameters)
     rate_limit.check(transaction, runtime.settings.guard, message.user)
     if not targets:
         raise Unavailable(_CHANGED)
     if targets[0].over:
         raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
+    parameters = {**parameters, "parts": _used(runtime, transaction, message, parameters["file_ids"])}
     if targets[0].unsettled:
         return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
     return replace(_enqueue_locked(transaction, parameters), ending=ending)
@@ -279,6 +295,26 @@ def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
     mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
     accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
     return _Commit(accepted, wake=row.status == "accepted" and not row.is_woken)
+
+
+def _require_same_files(transaction: Transaction, row: Row[Any], file_ids: Sequence[UUID]) -> None:
+    sent = [each["sha256"] for each in row.parts or ()]
+    if sent or file_ids:
+        found = {each.file_id: each.sha256 for each in transaction.run(files.READ, {"file_ids": list(file_ids)})}
+        if sent != [bytes(found.get(file_id, b"")).hex() for file_id in file_ids]:
+            raise Conflict("This message_id was used for another message, with other files.")
+
+
+def _used(
+    runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, file_ids: Sequence[UUID]
+) -> str | None:
+    """Mark the message's files as used; returns their records as JSON, or `None` if it has none."""
+    given = message.parts or ()
+    if not file_ids:
+        return None
+    rows = use(transaction, runtime.clock, message.user, file_ids)
+    placed = zip(files_in(given), rows, places(given), strict=True)
+    return as_json([record(part, row, at) for part, row, at in placed])
 
 
 def _open_session(

@@ -17,12 +17,14 @@ from pydantic import (
     JsonValue,
     StrictInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from perdure.access.tenants import UserKey, user_key
 from perdure.errors import InvalidRequest
+from perdure.files.parts import MAX_FILES, Part, Parts, files_in, joined
 from perdure.settings import OnBusy
 from perdure.text.untrusted import (
     IDENTIFIER_PATTERN,
@@ -104,12 +106,26 @@ def _check_web_address(url: str) -> None:
         raise ValueError(f"url names the port {port}; a port is a number from 1 to 65535")
 
 
+def _text_or_parts(schema: dict[str, Any]) -> None:
+    """One of `text` and `parts` is required, as JSON Schema."""
+    schema["properties"]["text"]["pattern"] = NOT_BLANK_PATTERN
+    others = [name for name in schema.get("required", []) if name != "text"]
+    schema |= {"required": others} if others else {}
+    if not others:
+        schema.pop("required", None)
+    schema["oneOf"] = [
+        {"required": ["text"], "properties": {"parts": _ABSENT}},
+        {"required": ["parts"], "properties": {"text": False, "parts": {"type": "array"}}},
+    ]
+
+
 class MessageFields(BaseModel):
-    """The fields of a message, without its user."""
+    """The fields of a message, without its user. `text` is that of the `parts`, if a message has parts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_text_or_parts)
 
-    text: Annotated[Text, Field(json_schema_extra={"pattern": NOT_BLANK_PATTERN})]
+    parts: Parts | None = None
+    text: Text
     channel: ChannelName = "http"
     message_id: Name | None = None
     conversation: Name | None = None
@@ -120,10 +136,30 @@ class MessageFields(BaseModel):
     reply_to: ReplyTo | None = None
     metadata: dict[str, Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _text_of_parts(cls, given: Any) -> Any:
+        parts = given.get("parts") if isinstance(given, dict) else None
+        if not isinstance(parts, list | tuple):
+            return given
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        text = joined(each for each in texts if isinstance(each, str))
+        if given.get("text", text) != text:
+            raise ValueError("give text or parts, not both")
+        return {**given, "text": text}
+
+    @field_validator("parts")
+    @classmethod
+    def _few_files(cls, value: tuple[Part, ...] | None) -> tuple[Part, ...] | None:
+        if value is not None and len(files_in(value)) > MAX_FILES:
+            raise ValueError(f"has more than {MAX_FILES} files")
+        return value
+
     @field_validator("text", "conversation")
     @classmethod
-    def _not_blank(cls, value: str | None) -> str | None:
-        if value is not None and not value.strip():
+    def _not_blank(cls, value: str | None, info: ValidationInfo) -> str | None:
+        has_files = info.field_name == "text" and files_in(info.data.get("parts") or ())
+        if value is not None and not value.strip() and not has_files:
             raise ValueError("is empty")
         return value
 

@@ -72,8 +72,8 @@ ENQUEUE = Statement(
                %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
         FROM target
     ), input AS (
-        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
-        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, perdure_now()
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, %(parts)s::jsonb, perdure_now()
         FROM target
     )
     SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken FROM target
@@ -83,7 +83,7 @@ ENQUEUE = Statement(
 FIND_ACCEPTED = Statement(
     "turns.find_accepted",
     f"""
-    SELECT i.turn_id, i.text, t.session_id, t.seq, t.status,
+    SELECT i.turn_id, i.text, i.parts, t.session_id, t.seq, t.status,
            {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS is_woken
     FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
@@ -119,9 +119,10 @@ MERGE = Statement(
         UPDATE sessions SET priority = greatest(priority, %(priority)s::smallint)
         WHERE session_id = %(session_id)s AND priority < %(priority)s::smallint AND EXISTS (SELECT FROM target)
     ), input AS (
-        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
         SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
-               (SELECT max(position) + 1 FROM inbox WHERE turn_id = target.turn_id), %(text)s, perdure_now()
+               (SELECT max(position) + 1 FROM inbox WHERE turn_id = target.turn_id), %(text)s, %(parts)s::jsonb,
+               perdure_now()
         FROM target
     )
     SELECT turn_id, seq, status,

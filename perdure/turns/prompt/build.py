@@ -18,9 +18,11 @@ from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent
 from perdure.casebank.search import FoundCase, authors
 from perdure.errors import Abandoned, PerdureError, Unavailable
+from perdure.files.store import Files
 from perdure.memory.recall.past import Dated, Past, Surroundings, read_past, read_surroundings
 from perdure.memory.recall.search import Layer, PromptWindow, Recalled
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
@@ -34,6 +36,7 @@ from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
+from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.parts import Part, fitting, latest, render
 from perdure.turns.transcript import Entry, Transcript
 
@@ -66,20 +69,27 @@ class Prompt:
     case_ids: tuple[str, ...]
     budget: int
 
-    def messages(self, transcript: Transcript) -> tuple[Message, ...]:
-        """The messages for a model. The present turn is always included."""
-        return (
-            Message(Role.SYSTEM, self.system),
-            *(said for each in _history(transcript, self.budget) for said in each.messages()),
-        )
+    def messages(self, transcript: Transcript, files: Files, limits: FileLimits, user: UserKey) -> tuple[Message, ...]:
+        """The messages for a model, with the files of `user` within `limits`. The present turn is always included.
+
+        Raises:
+            ProviderError, Unavailable: a file cannot be read.
+        """
+        entries = _history(transcript, self.budget)
+        spoken = messages_by_entry(entries, files, limits, present=transcript.turn_id, user=user)
+        return (Message(Role.SYSTEM, self.system), *(said for each in spoken for said in each))
 
 
 def within_window(limits: MemorySettings, window: int | None) -> MemorySettings:
     """The limits for a model with a window of `window` tokens; `None`: it is not known.
 
+    Files have a quarter of the window at most.
+
     Instructions, tools and the reply need room, too. The other budgets therefore have half of the window at most,
     together. If they are greater, they shrink in proportion.
     """
+    if window is not None and limits.budget_files > window // 4:
+        limits = limits.model_copy(update={"budget_files": window // 4})
     given = sum(getattr(limits, name) for name in _SHRINKING)
     if window is None or given <= window // 2:
         return limits
@@ -93,7 +103,8 @@ def halved(limits: MemorySettings, prompt_tokens: int) -> MemorySettings:
     might leave nothing out. The agent's instructions and tools keep their budgets: an agent without them is another
     agent, and a long message must not remove a rule that the agent is to keep.
     """
-    return limits.model_copy(update={name: min(getattr(limits, name), prompt_tokens) // 2 for name in _SHRINKING})
+    names = (*_SHRINKING, "budget_files")
+    return limits.model_copy(update={name: min(getattr(limits, name), prompt_tokens) // 2 for name in names})
 
 
 _SHRINKING = (
@@ -153,7 +164,7 @@ _ARCHIVE = "Summaries of earlier conversations with this user, oldest first"
 
 
 def _history(transcript: Transcript, budget: int) -> list[Entry]:
-    turns = latest(transcript.turns, lambda turn: sum(entry.token_count for entry in turn), budget)
+    turns = latest(transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
     told = [entry for turn in turns for entry in turn]
     return [entry for entry in told if not entry.is_rejected or entry.turn_id == transcript.turn_id]
 

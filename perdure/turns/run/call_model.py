@@ -11,7 +11,7 @@ from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.events.writer import TurnEvents
 from perdure.models import endpoints
 from perdure.models.endings import checked
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Role, name_of
+from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role, name_of, read_by
 from perdure.models.settings import of_call
 from perdure.runtime import Runtime
 from perdure.text.tokens import estimate_tokens
@@ -20,6 +20,7 @@ from perdure.tools.sources import Toolset
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt.build import Prompt, build, halved, within_window
+from perdure.turns.prompt.files import FileLimits
 from perdure.turns.prompt.tools import Offered, budget, offered, window
 from perdure.turns.transcript import Transcript
 
@@ -112,9 +113,18 @@ class ModelCaller:
         )  # fmt: skip
         output = self._agent.output_type
         return ModelRequest(
-            self._prompt.messages(self._transcript), tools.sent, settings,
+            self._messages(self._prompt), tools.sent, settings,
             output=None if output is None else output.schema, requires_output=output is not None,
         )  # fmt: skip
+
+    def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
+        limits = FileLimits(
+            read_by(self._model),
+            self._limits.budget_files,
+            self._runtime.settings.files.prompt_bytes,
+            is_strict=self._halvings > 0,
+        )
+        return prompt.messages(self._transcript, self._runtime.files, limits, self._turn.user_id)
 
     def _report(self, tools: Offered) -> None:
         """Report the names of tools that are left out. Each process logs them once for each agent.

@@ -75,7 +75,7 @@ def _sum_of(count: str) -> str:
 REMAINS = Statement(
     "turns.remains",
     f"""
-    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text,
+    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text, 'parts', i.parts,
                                                        'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
             FROM inbox AS i
             WHERE i.turn_id = %(turn_id)s

@@ -130,6 +130,7 @@ def conclude_unread(executor: Executor, turn: TurnRow, ending: Ending) -> Verdic
             each["text"],
             message_id=each["message_id"],
             created_at=datetime.fromisoformat(each["accepted_at"]),
+            parts=tuple(each["parts"] or ()),
         )
         for each in remains.uncommitted
     ]

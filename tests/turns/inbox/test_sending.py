@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
 from typing import Any
@@ -33,6 +34,7 @@ from perdure.turns.reading import find_owner, read_turn
 from perdure.turns.sweep import sweep
 from perdure.users.export import export_user
 from tests.databases import ORDINARY, Databases
+from tests.files.contents import png
 from tests.turns import django_apps
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -99,6 +101,25 @@ def test_a_message_commits_with_the_applications_rows(harness: Harness, applicat
     assert routed(harness, sent)["reply"]["text"] == "Good day."
     assert read_turn(harness.database, sent.turn_id)["turn_id"] == str(sent.turn_id)
     assert harness.sql("SELECT count(*) AS n FROM unrouted")[0].n == 0
+
+
+def test_a_message_has_files(harness: Harness, application: Engine, woken: list[str]) -> None:
+    """A worker stores them when it routes the message; a file that cannot be used fails the turn."""
+    data = base64.b64encode(png(40, 30)).decode()
+    with application.begin() as connection:
+        sent = send(
+            connection, user_id="ana", parts=[{"type": "text", "text": "Look"}, {"type": "image", "data": data}]
+        )
+        bomb = base64.b64encode(png(10**6, 1)).decode()
+        refused = send(connection, user_id="ana", parts=[{"type": "image", "data": bomb}])
+        with pytest.raises(TooLarge):
+            send(connection, user_id="ana", parts=[{"type": "image", "data": "A" * 2**26}])
+    assert routed(harness, sent)["status"] == "done"
+    asked = harness.messages(harness.sql("SELECT session_id FROM turns")[0].session_id)[0]
+    assert (asked["content"], asked["parts"][0]["width"]) == ("Look", 40)
+    error = routed(harness, refused)["error"]
+    assert (error["code"], "1,000,000 by 1 pixels" in error["message"]) == ("INVALID_REQUEST", True)
+    assert harness.sql("SELECT count(*) FROM unrouted WHERE message::text LIKE %(data)s", data=f"%{data}%")[0][0] == 0
 
 
 def test_a_rollback_leaves_nothing(harness: Harness, application: Engine, woken: list[str]) -> None:

@@ -57,10 +57,14 @@ def test_a_conversation_fits_a_small_window_at_once(harness: Harness) -> None:
 
 
 def test_a_large_window_changes_no_budget() -> None:
-    """The default budgets are those of a window of 128,000 tokens or more; a smaller window has them in proportion."""
+    """The default budgets are those of a large window; a smaller window has them in proportion.
+
+    A window of 128,000 tokens has all of them, except that of files.
+    """
     limits = MemorySettings()
     assert within_window(limits, None) is limits
-    assert within_window(limits, 128_000) is limits
+    assert within_window(limits, 400_000) is limits
+    assert within_window(limits, 128_000) == limits.model_copy(update={"budget_files": 32_000})
     small = within_window(limits, 32_000)
     assert (small.budget_working, small.budget_semantic, small.budget_system) == (10_000, 3_000, limits.budget_system)
 

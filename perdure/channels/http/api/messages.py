@@ -7,13 +7,13 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
-from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.body import FileRoute
 from perdure.channels.http.dependencies import TheOpenGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.turns import Accepted, IncomingBody
 from perdure.turns.inbox import accept as accepting
 
-router = APIRouter(tags=["messages"], route_class=StrictRoute)
+router = APIRouter(tags=["messages"], route_class=FileRoute)
 
 
 @router.post(

@@ -22,6 +22,12 @@ MOST_UNSENT = 2**28
 MOST_UNSENT_OF_USER = 2**24
 """The most bytes of memory that a process reserves for unread responses of one user."""
 
+MOST_BODIES = 2**29
+"""The most bytes of memory that a process reserves for long bodies; a user has half of them at most."""
+
+MOST_UPLOADS = 4
+"""The most files that one user uploads to a process at a time, each in a temporary file."""
+
 CHUNKED_BYTES = 2**20
 """The memory of a response that is made in chunks: about two pages of rows, and their text."""
 
@@ -116,7 +122,9 @@ class _Reserved(AbstractAsyncContextManager[None]):
 
 
 class Unsent:
-    """Memory for responses that are being sent. A response waits until there is room for it, `wait_s` at most.
+    """Memory for responses that are being sent, or for long bodies that are being read.
+
+    A response or body waits until there is room for it, `wait_s` at most.
 
     If all memory is reserved, the clients that have kept the gateway waiting for the longest time, `slow_s` seconds at
     least, are cut off. So clients that read slowly, however many, do not keep a client that reads from being served.

@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 from uuid import UUID
 
 from perdure.database.engine import Executor
@@ -38,21 +38,24 @@ _DIGITS = 32
 class RepeatableRequest:
     """The data that identify a request.
 
-    `key` is the `Idempotency-Key`. `is_retry` tells whether the SDK has marked the request as a retry.
+    `fingerprint` is a digest of the conversation, the agent, the session and the messages; equal for a repeated
+    request. `key` is the `Idempotency-Key`. `is_retry` tells whether the SDK has marked the request as a retry.
     """
 
     message: Incoming
-    messages: Sequence[Any]
+    fingerprint: str
     key: str | None
     is_retry: bool
 
-    @property
-    def fingerprint(self) -> str:
-        """A digest of the conversation, the agent, the session and the messages; equal for a repeated request."""
-        message = self.message
+    @classmethod
+    def of(cls, message: Incoming, messages: Sequence[Any], key: str | None, *, is_retry: bool) -> Self:
         parts = [message.conversation, message.agent, None if message.session_id is None else str(message.session_id)]
-        text = json.dumps([*parts, self.messages], sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        text = json.dumps([*parts, messages], sort_keys=True, ensure_ascii=True)
+        return cls(message, hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], key, is_retry)
+
+    def without_parts(self) -> Self:
+        """The same request, without the files of its message in memory."""
+        return replace(self, message=self.message.model_copy(update={"parts": None}))
 
 
 def accept_once(runtime: Runtime, request: RepeatableRequest) -> Accepted:

@@ -12,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from perdure.access.tenants import UserKey
-from perdure.channels.http.body import StrictRoute
+from perdure.channels.http.body import FileRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_UNSENT_OF_USER
@@ -24,7 +24,7 @@ from perdure.channels.http.openai.repeats import RepeatableRequest as Repeat
 from perdure.channels.http.openai.wire import (
     ChatRequest,
     ResponseRequest,
-    newest_user_text,
+    newest_user_message,
     require_usable,
     turn_of,
 )
@@ -32,10 +32,11 @@ from perdure.channels.http.stream import sse
 from perdure.errors import DeadlineExceeded, NotFound
 from perdure.runtime import Runtime
 from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import Accepted
 from perdure.turns.inbox.incoming import parse_submitted
 from perdure.turns.reading import SETTLED, TurnPlace, find_owner, owner, read_place, read_turn
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=FileRoute)
 
 _WAIT_S = 600.0
 """Seconds that a request waits for its turn to settle; the SDK's own time limit is ten minutes."""
@@ -72,13 +73,13 @@ async def completions(
     """Answer the newest user message in a turn of the durable conversation; respond with a chat completion."""
     require_usable(body)
     _require_model(gateway.runtime, body.model)
-    text = newest_user_text(body.messages, "messages")
+    said = newest_user_message(body.messages, "messages")
     place = place_of(request, body, users)
-    repeat = _repeat(request, place, body, text, body.messages)
+    repeat = await gateway.in_thread(partial(_repeat, request, place, body, said, body.messages))
     if side_requests.is_side_request(request.headers):
         found = await gateway.side_requests.answer(users.caller, repeat.message)
         return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
-    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
+    accepted, repeat = await _accepted(gateway, request, repeat, said, body.messages)
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
     if not body.stream:
         settled = await _settled(gateway, request, accepted.turn_id)
@@ -103,11 +104,11 @@ async def create_response(
     require_usable(body)
     _require_model(gateway.runtime, body.model)
     items = body.items()
-    text = newest_user_text(items, "input")
+    said = newest_user_message(items, "input")
     place = await _response_place(gateway, request, body, users)
     seen = {"input": items, "previous": body.previous_response_id}
-    repeat = _repeat(request, place, body, text, [seen])
-    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
+    repeat = await gateway.in_thread(partial(_repeat, request, place, body, said, [seen]))
+    accepted, repeat = await _accepted(gateway, request, repeat, said, items, seen)
     note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
     made = responses.Response(
         _agent_name(gateway.runtime, body.model), place.conversation, body.previous_response_id, bool(body.background)
@@ -168,14 +169,30 @@ def _require_model(runtime: Runtime, name: str) -> None:
 
 
 def _repeat(
-    request: Request, place: Place, body: ChatRequest | ResponseRequest, text: str, messages: list[Any]
+    request: Request,
+    place: Place,
+    body: ChatRequest | ResponseRequest,
+    said: dict[str, Any],
+    messages: list[Any],
 ) -> Repeat:
-    given: dict[str, Any] = {"user_id": place.user_id, "text": text, "channel": CHANNEL, "metadata": body.metadata}
+    given: dict[str, Any] = {"user_id": place.user_id, **said, "channel": CHANNEL, "metadata": body.metadata}
     given["conversation"] = place.conversation
     agent = {"agent": body.model} if body.model else {}
     message = parse_submitted({**{name: each for name, each in given.items() if each is not None}, **agent})
     retried = request.headers.get("x-stainless-retry-count", "0")
-    return Repeat(message.of(place.user), messages, idempotency_key(request), retried not in {"", "0"})
+    key = idempotency_key(request)
+    return Repeat.of(message.of(place.user), messages, key, is_retry=retried not in {"", "0"})
+
+
+async def _accepted(
+    gateway: Gateway, request: Request, repeat: Repeat, *read: list[Any] | dict[str, Any]
+) -> tuple[Accepted, Repeat]:
+    """Accept a request's message, then forget what was `read` of it: a request with files may wait for minutes."""
+    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
+    for each in read:
+        each.clear()
+    gateway.release_body(request)
+    return accepted, repeat.without_parts()
 
 
 def _agent_name(runtime: Runtime, model: str) -> str:

@@ -19,7 +19,6 @@ from perdure.models.endings import CONTENT_FILTER, LENGTH
 from perdure.turns.inbox.incoming import Name, Text
 
 _ANSWERED = frozenset({"assistant", "tool", "function"})
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 class _Request(BaseModel):
@@ -123,12 +122,12 @@ def _require_text_format(wanted: object, param: str) -> None:
         raise BadParameter(f"{param}: an agent answers with text; accepted: {{'type': 'text'}}.", param)
 
 
-def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
-    """The text of the newest user message. `param` is the name of `messages` in the request, for errors.
+def newest_user_message(messages: Sequence[Mapping[str, Any]], param: str) -> dict[str, Any]:
+    """The `text` or the `parts` of the newest user message. `param` is the name of `messages` in the request.
 
     Raises:
         BadParameter: there is no user message, a message of the assistant or a tool follows it, or the user message is
-            empty or has a part that is not text.
+            empty or has a part that is neither text, an image nor a file.
     """
     for position in range(len(messages) - 1, -1, -1):
         role = messages[position].get("role")
@@ -136,27 +135,57 @@ def newest_user_text(messages: Sequence[Mapping[str, Any]], param: str) -> str:
             where = f"{param}[{position}].role"
             raise BadParameter(f"{where}: the last message must be the user's, not of the role {role}.", where)
         if role == "user":
-            text = _text(messages[position].get("content"), f"{param}[{position}].content")
-            if not text.strip():
-                raise BadParameter("The newest user message is empty.", f"{param}[{position}].content")
-            return text
+            where = f"{param}[{position}].content"
+            found = _content(messages[position].get("content"), where)
+            if not any(str(part["text"]).strip() if part["type"] == "text" else True for part in found):
+                raise BadParameter("The newest user message is empty.", where)
+            texts = [str(part["text"]) for part in found if part["type"] == "text"]
+            return {"text": "\n".join(texts)} if len(texts) == len(found) else {"parts": found}
     raise BadParameter(f"{param}: has no message with the role user.", param)
 
 
-def _text(content: object, param: str) -> str:
+def _content(content: object, param: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        return content
+        return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise BadParameter(f"{param}: expected text or a list of parts.", param)
-    texts = []
-    for position, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
-            where = f"{param}[{position}]"
-            raise BadParameter(f"{where}: only parts of type text are accepted, not {str(kind)[:40]!r}.", where)
-        texts.append(text)
-    return "\n".join(texts)
+    return [_part(part, f"{param}[{position}]") for position, part in enumerate(content)]
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    """A part of perdure for one of Chat Completions or Responses."""
+    match part:
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)}:
+            return {"type": "image", **_source(url)}
+        case {"type": "input_image", "file_id": str(file_id)}:
+            return {"type": "image", "file_id": _file_id(file_id, where)}
+        case {"type": "file", "file": dict(file)} | {"type": "input_file", **file}:
+            name = {"name": file["filename"]} if isinstance(file.get("filename"), str) and file["filename"] else {}
+            match file:
+                case {"file_id": str(file_id)}:
+                    return {"type": "file", "file_id": _file_id(file_id, where), **name}
+                case {"file_data": str(data)}:
+                    return {"type": "file", "data": data, **name}
+                case {"file_url": str(url)}:
+                    return {"type": "file", **_source(url), **name}
+                case _:
+                    raise BadParameter(f"{where}: expected file_id, file_data or file_url.", where)
+        case _:
+            kind = str(part.get("type"))[:40] if isinstance(part, Mapping) else "none"
+            raise BadParameter(f"{where}: only texts, images and files are accepted, not {kind!r}.", where)
+
+
+def _source(url: str) -> dict[str, str]:
+    return {"data": url} if url.startswith("data:") else {"url": url}
+
+
+def _file_id(file_id: str, where: str) -> str:
+    try:
+        return str(UUID(file_id))
+    except ValueError:
+        raise BadParameter(f"{where}: there is no file {file_id[:100]!r}; POST /v1/files returns ids.", where) from None
 
 
 def epoch_s(instant: str) -> int:

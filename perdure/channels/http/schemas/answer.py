@@ -33,8 +33,8 @@ WITH_EMBEDDING = (502, 504)
 
 
 TURN_ID, SESSION_ID = "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11", "01931e6f-5d69-7b80-8f0c-2c9d8c1b7a55"
-RUN_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20"
-"""The ids in examples: `RUN_ID`, `TURN_ID` and `SESSION_ID`."""
+RUN_ID, FILE_ID = "01931e70-0a52-7d11-b0c6-8a5e3f6b9c20", "01931e71-20c4-7a05-8f3b-5d0f6a1e9b42"
+"""The ids in examples: `RUN_ID`, `TURN_ID`, `SESSION_ID` and `FILE_ID`."""
 
 
 class Answer(BaseModel):

@@ -99,6 +99,20 @@ class Call(Answer):
     arguments: dict[str, Any] | str
 
 
+class FileOfMessage(Answer):
+    """A file of a message. `width` and `height` are those of an image, in pixels, and `pages` those of a PDF."""
+
+    type: Literal["image", "file"]
+    file_id: UUID
+    media_type: str
+    size: int
+    sha256: str
+    name: str = ""
+    width: int = 0
+    height: int = 0
+    pages: int = 0
+
+
 class Message(Answer):
     """One committed message of a transcript.
 
@@ -122,6 +136,7 @@ class Message(Answer):
     turn_id: UUID
     role: Literal["user", "assistant", "tool"]
     content: str
+    parts: list[FileOfMessage] = Field(default=[])
     tool_calls: list[Call] = Field(default=[])
     tool_call_id: str = ""
     channel: str

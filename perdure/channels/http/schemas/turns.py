@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import Body
 from pydantic import Field, JsonValue
 
-from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
+from perdure.channels.http.schemas.answer import FILE_ID, SESSION_ID, TURN_ID, Answer, Instant, examples
 from perdure.turns.calls.approvals import Decision
 from perdure.turns.calls.outside import CallResult
 from perdure.turns.feedback import Feedback
@@ -32,6 +32,16 @@ IncomingBody = Annotated[
     Body(
         openapi_examples={
             "shortest": {"summary": "A message", "value": {"user_id": "ann", "text": "What is 12 * 7?"}},
+            "files": {
+                "summary": "A message with a file that was uploaded before",
+                "value": {
+                    "user_id": "ann",
+                    "parts": [
+                        {"type": "text", "text": "What is this?"},
+                        {"type": "image", "file_id": FILE_ID},
+                    ],
+                },
+            },
             "full": {
                 "summary": "A message with a `message_id`, so that it may be sent again",
                 "value": {

@@ -26,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 from threading import Event as Stop
 from typing import Any
+from urllib.parse import urlsplit
 
 import hikari
 from cryptography.exceptions import InvalidSignature
@@ -35,6 +36,7 @@ from hikari.impl import CacheSettings
 
 from perdure.channels.services.discord.history import HISTORY_S, read_history
 from perdure.channels.services.discord.rest import HTTP, Rest
+from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
     Button,
     ChannelFailed,
@@ -48,6 +50,7 @@ from perdure.channels.services.protocol import (
     Received,
     Said,
     Sender,
+    Shared,
     Typed,
     Unsupported,
     Update,
@@ -82,6 +85,9 @@ _SILENT: dict[str, Any] = {"mentions_everyone": False, "user_mentions": False, "
 
 ASK = "ask"
 """The slash command whose text is a message for the agent."""
+
+_CDN = frozenset({"cdn.discordapp.com", "media.discordapp.net"})
+"""The hosts of attachments."""
 
 _NONCE_CHARS = 25
 _LOOK_S = 0.25
@@ -181,13 +187,25 @@ class Discord:
         if not _is_from_person(data) or not (private or thread or self._is_addressed(data)):
             return []
         text, place, sender = self._text(data), _place(data), _sender(data)
-        if not text:
+        files = tuple(_shared(each) for each in data.get("attachments") or () if each.get("url"))
+        if not text and not files:
             what = "a sticker" if data.get("sticker_items") else "a file" if data.get("attachments") else ""
             return [Unsupported(place, sender, data["id"], what)] if what else []
         command, _, argument = text.partition(" ")
         if command.startswith("/"):
             return [Commanded(place, sender, data["id"], command[1:].lower(), argument.strip())]
-        return [Said(place, sender, data["id"], text, if_known=thread and not self._is_addressed(data))]
+        known = thread and not self._is_addressed(data)
+        return [Said(place, sender, data["id"], text, if_known=known, files=files)]
+
+    def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
+        """Pass the content of an attachment to `write`.
+
+        Raises:
+            Undeliverable: Discord refuses the file.
+            DeliveryFailed: Discord cannot be reached.
+        """
+        hosts = _CDN if self._url is None else {urlsplit(self._url).hostname or ""}
+        download(file.ref, hosts, write, {})
 
     def _is_addressed(self, data: Update) -> bool:
         replied = data.get("referenced_message") or {}
@@ -358,6 +376,10 @@ def _plain(text: str) -> str:
 def _is_from_person(data: Update) -> bool:
     author = data.get("author") or {}
     return data.get("type", 0) in _SAID and "id" in author and not author.get("bot") and "webhook_id" not in data
+
+
+def _shared(file: Update) -> Shared:
+    return Shared(str(file["url"]), file.get("filename"), file.get("content_type"))
 
 
 def _place(data: Update) -> Place:

@@ -37,7 +37,10 @@ def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[s
         "author": _user(message.author),
         "content": message.content or "",
         "mentions": [_user(each) for each in (message.user_mentions or {}).values()],
-        "attachments": [each.filename for each in message.attachments],
+        "attachments": [
+            {"url": each.url, "filename": each.filename, "content_type": each.media_type}
+            for each in message.attachments
+        ],
         "sticker_items": [str(each.id) for each in message.stickers],
         "referenced_message": {"author": _user(replied.author)} if replied is not None and replied.author else None,
     }

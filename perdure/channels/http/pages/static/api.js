@@ -34,6 +34,12 @@ export class Api {
     return answer.status === 204 ? null : answer.json();
   }
 
+  /** Upload a file for a message of the user. */
+  upload(file) {
+    const where = `user_id=${encodeURIComponent(this.user)}&name=${encodeURIComponent(file.name.slice(-200))}`;
+    return this.ask("POST", `/v1/files?${where}`, file);
+  }
+
   /** Send a request until the gateway answers it. Only for requests that may be repeated. */
   async insist(method, path, body) {
     for (let tries = 0; ; tries += 1) {
@@ -74,6 +80,7 @@ export class Api {
   }
 
   async #fetch(method, path, body, headers, signal) {
+    const isFile = body instanceof Blob;
     const answer = await fetch(path.slice(1), { // relative to the page: the gateway may be mounted below a path
       method,
       signal,
@@ -81,9 +88,9 @@ export class Api {
       headers: {
         ...headers,
         ...(this.token === null ? {} : { Authorization: `Bearer ${this.token}` }),
-        ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+        ...(body === undefined || isFile ? {} : { "Content-Type": "application/json" }), // a file has its own type
       },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || isFile ? body : JSON.stringify(body),
     });
     if (answer.ok) return answer;
     const problem = await answer.json().catch(() => ({}));

@@ -2,6 +2,7 @@
 
 import { Api, Refused, signedInUser } from "./api.js";
 import { byId, element } from "./elements.js";
+import { Files } from "./files.js";
 import { LiveTurn, place, show, userMessage } from "./turn.js";
 
 const CHANNEL = "web";
@@ -15,6 +16,7 @@ const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("
 
 /** @type {Api} */
 let api;
+const files = new Files((file) => api.upload(file), trouble);
 /** @type {{ key: string, title: string | null, session_id: string | null }} */
 let open;
 /** The conversation that is being opened; `null` once its messages are shown. */
@@ -214,8 +216,11 @@ function keep(key, turnIds) {
 }
 
 async function send(words) {
+  const parts = await files.take();
+  const said = parts.length === 0 ? { text: words } : { parts: [...(words.trim() ? [{ type: "text", text: words }] : []), ...parts] };
+  if (parts.length === 0 && !words.trim()) return;
   const message = {
-    user_id: api.user, text: words, channel: CHANNEL, conversation: open.key, message_id: crypto.randomUUID(),
+    user_id: api.user, ...said, channel: CHANNEL, conversation: open.key, message_id: crypto.randomUUID(),
   };
   sessionStorage.setItem("perdure.unsent", JSON.stringify(message));
   await deliver(message);
@@ -229,7 +234,8 @@ async function sendAgain(unsent) {
 
 async function deliver(message) {
   log.querySelector(".empty")?.remove();
-  const shown = userMessage(message.text);
+  const written = message.text ?? message.parts.find((each) => each.type === "text")?.text ?? "";
+  const shown = userMessage(written, "", message.parts);
   shown.classList.add("unsent");
   shown.classList.toggle("queued", following !== null);
   log.append(shown);
@@ -245,7 +251,7 @@ async function deliver(message) {
     if (open.title === null) showTitle(await list());
   } catch (error) {
     shown.remove();
-    text.value = message.text;
+    text.value = written;
     grow();
     trouble(error.message);
   } finally {
@@ -334,7 +340,7 @@ function bind() {
   byId("form").addEventListener("submit", (event) => {
     event.preventDefault();
     const words_ = text.value;
-    if (!words_.trim()) return;
+    if (!words_.trim() && !files.any) return;
     hasty = opening !== null;
     if (hasty) return;
     text.value = "";
@@ -342,6 +348,7 @@ function bind() {
     grow();
     send(words_);
   });
+  files.bind(byId("form"), text);
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();

@@ -3,10 +3,11 @@
 import { element } from "./elements.js";
 import { rendered } from "./text.js";
 
-/** A message of the user; `turnId` is that of its turn, once it is accepted. */
-export function userMessage(text, turnId = "") {
+/** A message of the user; `turnId` is that of its turn, once it is accepted, and `parts` has its files. */
+export function userMessage(text, turnId = "", parts = []) {
+  const names = parts.filter((each) => each.type !== "text").map((each) => each.name || each.type);
   return element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
-    element("div", { className: "text" }, text));
+    element("div", { className: "text" }, ...names.map((name) => element("span", { className: "file" }, name)), text));
 }
 
 /** A message of the agent, or the error that is shown in its place. */
@@ -25,7 +26,7 @@ export function place(log, node) {
 /** Show a committed message of a transcript. */
 export function show(log, message) {
   for (const call of message.tool_calls ?? []) addCall(log, message.turn_id, call);
-  if (message.role === "user") place(log, userMessage(message.content, message.turn_id));
+  if (message.role === "user") place(log, userMessage(message.content, message.turn_id, message.parts));
   if (message.role === "tool") addResult(log, message.turn_id, message.tool_call_id, message.content);
   if (message.role === "assistant" && message.content.trim()) {
     place(log, agentMessage(message.content, message.error !== undefined));
