@@ -1,6 +1,6 @@
 """Messages have files: each content is stored once for each tenant, and each user has files with these contents.
 
-Revision: 0010, after 0006.
+Revision: 0007, after 0006.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0010"
+revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
