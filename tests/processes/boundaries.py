@@ -24,7 +24,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from tests.processes.faults import Effect, Fired, Place, wait_until
-from tests.processes.installation import ADAPTED, JUDGING, NATIVE, Installation
+from tests.processes.installation import ADAPTED, JUDGING, MODULES, NATIVE, Installation
 from tests.processes.model_server import PLANS, Gate, ModelServer
 from tests.processes.nodes import RedisContainer
 from tests.processes.receiver import Delivery, Receiver
@@ -158,13 +158,13 @@ class CaseRunner:
             stack.callback(self.receiver.close)
             redis = RedisContainer("redis", directory / "redis")
             stack.callback(redis.teardown)
-            module = JUDGING if agent == NATIVE else agent  # it has both
-            self.installation = Installation(database_url, redis, self.model_server, directory, agent=module)
+            self.installation = Installation(database_url, redis, self.model_server, directory, agent=agent)
             stack.callback(self.installation.close)
             self._app = Celery("a sender", broker=redis.url, backend=redis.url)
             stack.callback(self._app.close)
+            module = MODULES[JUDGING if agent == NATIVE else agent]  # that of `JUDGING` has `NATIVE`, too
             for _ in range(2):
-                self.installation.worker()
+                self.installation.worker(PERDURE_AGENTS=module)
             self._stack = stack.pop_all()
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
 """The agents of workers: perdure's own, one of pydantic-ai, and one with deps, whose output is repaired."""
 
-_MODULES = {
+MODULES = {
     NATIVE: "tests.processes.agents",
     ADAPTED: "tests.processes.adapted_agents",
     JUDGING: "tests.processes.judging_agents",
@@ -93,7 +93,7 @@ class Installation:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "OPENAI_"))},
             **_SETTINGS,
-            "PERDURE_AGENTS": _MODULES[agent],
+            "PERDURE_AGENTS": MODULES[agent],
             "PYTHONPATH": str(ROOT),
             "PERDURE_DATABASE_URL": database_url,
             "PERDURE_REDIS_URL": redis.url,
@@ -108,7 +108,7 @@ class Installation:
             self.environment |= {"PERDURE_DATABASE_URL": pooled_url, "PERDURE_DATABASE_PREPARE": "false"}
             accepting = self._pooled = Database(pooled_url, prepare=False, lease_s=LEASE_S)
         self._waker = CeleryWaker(settings, Addresses(database_url, redis.url, broker_url or redis.url))
-        agents = Agents([Agent(name, "Runs in the workers only.") for name in _MODULES])
+        agents = Agents([Agent(name, "Runs in the workers only.") for name in MODULES])
         snapshots = PostgresSnapshots(accepting)
         self.runtime = Runtime(settings, SystemClock(), accepting, agents, _no_model, self._waker, snapshots)
         self.watch = SettlementWatch(self.database)
