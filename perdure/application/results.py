@@ -49,13 +49,14 @@ class TurnResult(Generic[Data]):
 
     `reply` is the reply's text, and the error's message if the turn has failed; `None` if there is no reply. `data` is
     the answer of an agent with an `output`, else `None`. `session_id` is `None` until the message is routed. `usage`
-    has the tokens of the turn, if the model reported them. `body` is the turn in the format of `GET /v1/turns/{id}`.
+    has the tokens of the turn, if the model reported them. `body` is the turn in the format of `GET /v1/turns/{id}`;
+    `turn["reply"]` is the body's member `reply`.
 
     Example:
         >>> with engine.begin() as connection:
         ...     sent = send(connection, user_id="ana", text="Hello.")
         >>> turn = result(sent, timeout=30)
-        >>> turn.status, turn.error, turn.body["attempts"]
+        >>> turn.status, turn.error, turn["attempts"]
         ('done', None, 1)
     """
 
@@ -68,6 +69,9 @@ class TurnResult(Generic[Data]):
     steps: int
     usage: Usage | None
     body: Mapping[str, Any] = field(repr=False)
+
+    def __getitem__(self, member: str) -> Any:
+        return self.body[member]
 
 
 @overload

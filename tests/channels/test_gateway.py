@@ -365,7 +365,7 @@ ANSWERS = [
     ("GET /v1/turns/x", b"", 404),
     ("PUT /v1/messages", b"", 405),
     ("OPTIONS /v1/messages", b"", 405),
-    ("POST /v1/messages", b" " * (MAX_BODY_BYTES + 1), 413),
+    ("POST /v1/memory/search", b" " * (MAX_BODY_BYTES + 1), 413),
     ("GET /v1/sessions/fault", b"", 500),
 ]
 

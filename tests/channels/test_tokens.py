@@ -62,7 +62,8 @@ class Installation:
         runner.run(UUID(ids["session_id"]))
         reminder = {"user_id": user_id, "text": secret, "cron": "30 7 * * *"}
         scheduled = self.ask(SERVICE, "POST", "/v1/schedules", json=reminder).json()
-        return Ana(None, secret, ids["turn_id"], ids["session_id"], scheduled["schedule_id"])
+        file = self.ask(SERVICE, "POST", f"/v1/files?user_id={user_id}", content=secret.encode()).json()
+        return Ana(None, secret, ids["turn_id"], ids["session_id"], scheduled["schedule_id"], file["file_id"])
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ schemathesis loads them in its own process (see schemathesis.toml).
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
 
@@ -14,9 +15,11 @@ from schemathesis import Case, HookContext
 from schemathesis.core.transport import Response
 
 from perdure.events.event import EventId
+from tests.files.contents import png
 
 AGENT = "assistant"
 TASK = "reports.take"
+IMAGE = base64.b64encode(png(1, 1)).decode()
 
 _ASKED_IN: dict[str, dict[str, JsonValue]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
@@ -64,6 +67,9 @@ def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:
         allowed: dict[str, JsonValue] = {"agent": AGENT, "reply_to": {"task": TASK}, "metadata": {"page": "/"}}
         if body.get("session_id") is not None:
             body.pop("conversation", None)  # a message may not have both a session and a conversation
+        for part in body.get("parts") or ():
+            if part["type"] != "text":
+                part |= {"data": IMAGE, "file_id": None, "url": None}
         body |= {name: allowed[name] for name in allowed if body.get(name) is not None}
     if case.operation.path == "/v1/schedules":
         _set_moment(body)

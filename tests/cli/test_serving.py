@@ -80,10 +80,11 @@ def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
     served.until(waiting=0)
 
 
-def test_a_body_that_is_far_too_long_is_answered(served: Served) -> None:
+@pytest.mark.parametrize(("path", "mebibytes"), [("/v1/memory/search", 20), ("/v1/messages", 60)])
+def test_a_body_that_is_far_too_long_is_answered(served: Served, path: str, mebibytes: int) -> None:
     """A client that sends a whole oversized body before it reads the response gets a 413, not a connection reset."""
     client = http.client.HTTPConnection(*served.address, timeout=PATIENCE_S)
-    client.request("POST", "/v1/messages", b" " * (20 * 2**20))
+    client.request("POST", path, b" " * (mebibytes * 2**20))
     answer = client.getresponse()
 
     assert (answer.status, json.load(answer)["code"]) == (413, "TOO_LARGE")

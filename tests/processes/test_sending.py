@@ -31,7 +31,7 @@ with engine.connect() as connection:
     connection.commit()
 if sys.argv[2] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
-print(json.dumps(perdure.result(sent, timeout=30)), flush=True)
+print(json.dumps(dict(perdure.result(sent, timeout=30).body)), flush=True)
 """
 
 PATIENT = {"PERDURE_TURN__SWEEP_S": "600", "PERDURE_TURN__LEASE_S": "30", "PERDURE_TURN__HEARTBEAT_S": "10"}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from perdure.agents import Agents
 from perdure.database.engine import Database
@@ -33,7 +34,7 @@ class CallResult(BaseModel):
 
     call_id: Annotated[str, Field(strict=True, min_length=1)]
     result: JsonValue = None
-    error: Annotated[str, Field(strict=True, min_length=1)] | None = None
+    error: Annotated[str, Field(strict=True, min_length=1)] | SkipJsonSchema[None] = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

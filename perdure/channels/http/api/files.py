@@ -25,7 +25,8 @@ from perdure.turns.inbox.incoming import Name, UserId
 
 router = APIRouter(tags=["files"])
 
-_BYTES = {"requestBody": {"required": True, "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}}
+_BINARY = {"type": "string", "format": "binary", "minLength": 1}
+_BYTES = {"requestBody": {"required": True, "content": {"*/*": {"schema": _BINARY}}}}
 
 
 @router.post(
