@@ -64,6 +64,7 @@ _ELSEWHERE = (
     "meta.",
     "casebank.",
     "retention.",
+    "files.",
 )
 """Prefixes of the names of commits that belong neither to a turn nor to a session's end."""
 

@@ -89,6 +89,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
     delivery = harness.sql("SELECT delivery_id FROM deliveries WHERE turn_id = %(id)s", id=turn.turn_id)[0]
     return {
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
+        "parts": None,
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
         "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
@@ -103,6 +104,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "timeout_s": 30.0, "result": "x", "message_seq": 2, "session_ids": [LONG], "tokens": [1],
         "turn_ids": [turn.turn_id], "most": 200, "most_paced": 10, "most_wakes": 3,
         "delivery_ids": [delivery.delivery_id], "wait_s": 60.0, "calls": "[]",
+        "payload": None, "instructions": "You help.",
         "expired": "x", "ended": "x", "call_id": "call_0", "arguments": None,
         "minute_s": 60, "per_minute": 2, "hour_s": 3600, "per_hour": 5,
         "backoff_s": 5.0, "attempt_s": 60, "error": "x", "retry_s": 5.0, "furthest_s": 3_600.0, "start": "8",
@@ -118,7 +120,7 @@ HOT = [
     lease_queries.ADMIT, lease_queries.ADMIT_DUE,
     inbox_queries.ENQUEUE, inbox_queries.FIND_ACCEPTED, inbox_queries.MERGE, lease_queries.CLAIM,
     lease_queries.CLAIMABLE, lease_queries.BEGIN_NEXT,
-    HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.STEP, calls_queries.FINISH_EFFECT,
+    HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.KEEP_INSTRUCTIONS, run_queries.STEP, calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
     calls_queries.EFFECTS_OF_STEP, leave_queries.SETTLE, run_queries.KEEP_UNSAVED, run_queries.OWNED,
     leave_queries.POSTPONE,
