@@ -287,7 +287,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
     """A reminder fires in the conversation in which it was created. The tools access only the user's own schedules."""
     foreign = add(harness, user="bob", cron="0 7 * * *")
     harness.equip(remind_me, schedules, unschedule)
-    moment = soon(harness, 3_600)
+    moment = soon(harness, 900)
     harness.script(
         calls(("remind_me", {"text": "Call the plumber.", "at": moment})),
         calls(("schedules", {})),
@@ -300,7 +300,7 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
     assert "Call the plumber." in lines[1]
     assert foreign["schedule_id"] not in lines[1]
     assert lines[2] == "There is no such schedule; it may have been removed."
-    harness.move(3_601)
+    harness.move(901)  # the session is not idle for too long
     assert fire_due(harness.runtime) == 1
     [row] = harness.sql("SELECT channel, reply_to, session_id FROM turns ORDER BY seq DESC LIMIT 1")
     assert (row.channel, row.reply_to, str(row.session_id)) == (
