@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import ContextTooLong, InvalidResponse, PerdureError, ProviderError
+from perdure.errors import ContentFiltered, ContextTooLong, InvalidResponse, PerdureError, ProviderError
 from perdure.models.adapted import AdaptedModel, adapted_model
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
 from perdure.settings import Settings
@@ -99,6 +99,37 @@ def test_a_server_may_omit_the_opening_tag(  # noqa: PLR0917 (two fixtures and a
     server.script(Answer(text, piece=size))
     shown, reply = streamed(make(thinks=True))
     assert (shown, reply.content, reply.thoughts) == (content, content, thoughts)
+
+
+PICTURE = Message(Role.USER, "Look: [image]", files=(Attachment("image/png", "cat.png", 6, 13, b"a picture"),))
+
+
+def test_images_that_a_server_does_not_support_are_not_sent_again(make: Make, server: OpenAIServer) -> None:
+    """The same prompt is sent without them at once, and so are later prompts."""
+    server.script(Status(400, message="image input is not supported"), Answer("Yes."), Answer("Again."))
+    model = make(reads=("images",))
+    for content in ("Yes.", "Again."):
+        assert ask(model, PICTURE).content == content
+    contents = [each["messages"][-1]["content"] for each in server.requests]
+    assert [type(content) for content in contents] == [list, str, str]
+
+
+def test_one_image_that_a_server_refuses_is_described(make: Make, server: OpenAIServer) -> None:
+    """Other images are sent: the refusal is about this one."""
+    server.script(Status(400, message="the image exceeds 5 MB"), Answer("Yes."), Answer("Again."))
+    model = make(reads=("images",))
+    for content in ("Yes.", "Again."):
+        assert ask(model, PICTURE).content == content
+    contents = [each["messages"][-1]["content"] for each in server.requests]
+    assert [type(content) for content in contents] == [list, str, list]
+
+
+def test_a_filtered_prompt_with_an_image_is_not_sent_again(make: Make, server: OpenAIServer) -> None:
+    """The provider refused the words, not the form."""
+    server.script(Status(400, message="The prompt triggered the content management policy", code="content_filter"))
+    with pytest.raises(ContentFiltered):
+        ask(make(reads=("images",)), PICTURE)
+    assert len(server.requests) == 1
 
 
 def test_thoughts_that_were_cut_off_are_no_answer(make: Make, server: OpenAIServer) -> None:

@@ -17,7 +17,8 @@ What the vendor said decides, by the table of `perdure.models.providers.errors`,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import httpx2
 from pydantic_ai.exceptions import (
@@ -41,6 +42,8 @@ from perdure.errors import (
     ProviderError,
 )
 from perdure.models.adapted.http import HttpExchange
+from perdure.models.providers import endpoint
+from perdure.models.providers.endpoint import Adaptation, Quirks
 from perdure.models.providers.errors import ProviderFailure, connection_error, error_of
 from perdure.models.providers.json_values import as_array, as_object, as_string
 
@@ -52,12 +55,18 @@ def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
     return isinstance(error, ModelHTTPError) and http.repairs.learn(http.sent, failure_of(error, http))
 
 
-def refuses_files(error: Exception) -> bool:
-    """Whether the server, or pydantic-ai's adapter of it, refused a file of a message."""
+def without_files(
+    error: Exception, http: HttpExchange, clock: Clock, quirks: Quirks, kinds: Sequence[str]
+) -> Adaptation | None:
+    """How messages with files of these kinds are sent again, if the server or pydantic-ai refused the files."""
     if isinstance(error, ModelHTTPError):
-        said = str(error.body).lower()
-        return error.status_code in _REFUSALS and any(word in said for word in ("image", "file", "document", "content"))
-    return isinstance(error, NotImplementedError | UserError) or "is not supported" in str(error)
+        failure = failure_of(error, http)
+        is_refusal = failure.status in _REFUSALS and isinstance(error_of(failure, clock), ProviderError)
+        return endpoint.without_files(quirks, failure.said, kinds) if is_refusal else None
+    is_unsent = isinstance(error, NotImplementedError | UserError) or "is not supported" in str(error)
+    if not kinds or http.status is not None or not is_unsent or not quirks.reads:
+        return None
+    return Adaptation(replace(quirks, reads=frozenset()), "the files of a message", lasting=False)
 
 
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:

@@ -47,7 +47,7 @@ from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prom
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
 from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import Endpoint, media_types
+from perdure.models.providers.endpoint import Endpoint, kinds_of, media_types
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
@@ -111,21 +111,24 @@ class AdaptedModel:
         self._name = name
         self._create = create
         self._clock = clock
-        given = None if endpoint is None else endpoint.reads
-        self.reads = media_types(DEFAULT_READS if given is None else given)
-        """The media types of the files that the model reads."""
         self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vendor = create()
         self._sender = _sender_of(name, self._vendor.model)
         self._endpoint = endpoint or Endpoint(name, self._vendor.model.base_url or "")
-        self._quirks = self._endpoint.quirks_of(self._sender.family)
+        reads = media_types(DEFAULT_READS if self._endpoint.reads is None else self._endpoint.reads)
+        self._quirks = replace(self._endpoint.quirks_of(self._sender.family), reads=reads)
         self._close = weakref.finalize(self, self._vendor.close)
 
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The media types of the files that the model reads, as far as is known."""
+        return self._quirks.reads
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
@@ -135,10 +138,10 @@ class AdaptedModel:
             return output_tool.as_text(request, self.respond(output_tool.with_tool(request), call), call)
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
-        has_files, reads = any(each.files for each in request.messages), self.reads
+        quirks, kinds = self._quirks, kinds_of(file.media_type for each in request.messages for file in each.files)
         is_whole = False
         while True:
-            messages = model.prepare_messages(prompt(request.messages, names, self._sender, reads), parameters)
+            messages = model.prepare_messages(prompt(request.messages, names, self._sender, quirks.reads), parameters)
             noted = Exchange(self.name, self._endpoint.may_be_quoted, bool(self._endpoint.show_received))
             exchange = http.HttpExchange(call, noted, self._repairs, is_whole)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
@@ -149,9 +152,10 @@ class AdaptedModel:
                 is_whole = is_whole or exchange.is_empty  # the server may have failed behind the head of its response
                 if exchange.is_empty or errors.refuses_an_option(error, exchange):
                     continue
-                if has_files and errors.refuses_files(error):
-                    log.warning("%s refused the files of a message, and is asked again without", self.name)
-                    has_files, reads = False, frozenset()
+                found = errors.without_files(error, exchange, self._clock, quirks, kinds)
+                if found is not None:
+                    log.warning("%s refused %s, and is asked again without", self.name, found.what)
+                    quirks, self._quirks = found.quirks, found.quirks if found.lasting else self._quirks
                     continue
                 raise errors.mapped(error, exchange, self._clock) from error
             noted.log_success()

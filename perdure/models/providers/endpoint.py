@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from http import HTTPStatus
 from typing import Any
@@ -225,13 +225,24 @@ def adapted(
     said = failure.said
     if failure.status not in _REFUSALS and not (failure.status in _FAILURES and any(each in said for each in _REFUSES)):
         return None
-    return _without_files(quirks, said, body) or _without_members(quirks, said, body, required)
+    kinds = [kind for kind, (types, _) in _ATTACHED.items() if types & _types_of_parts(body)]
+    return without_files(quirks, said, kinds) or _without_members(quirks, said, body, required)
 
 
-def _without_files(quirks: Quirks, said: str, body: Mapping[str, Any]) -> Adaptation | None:
-    for kind, (types, parts) in _ATTACHED.items():
-        refused = quirks.reads & _MEDIA_TYPES[kind]
-        if refused and any(each in said for each in parts) and types & _types_of_parts(body):
+def kinds_of(types: Iterable[str]) -> list[str]:
+    """The kinds of files with these media types, as in `PERDURE_ENDPOINTS__NAME__READS`."""
+    given = set(types)
+    return [kind for kind, known in _MEDIA_TYPES.items() if known & given]
+
+
+def without_files(quirks: Quirks, said: str, kinds: Iterable[str]) -> Adaptation | None:
+    """How messages can be sent to a server that refused them with the texts `said`; they had files of these kinds.
+
+    Returns `None` if the refusal is not about files.
+    """
+    for kind in kinds:
+        refused, (_, parts) = quirks.reads & _MEDIA_TYPES[kind], _ATTACHED[kind]
+        if refused and any(each in said for each in parts):
             never = any(each in said for each in _UNSUPPORTED)  # else it refuses this one, such as a too large one
             return Adaptation(replace(quirks, reads=quirks.reads - refused), kind, lasting=never)
     return None
