@@ -83,7 +83,7 @@ def result(turn: Sent | UUID | str, *, output: type[Data], timeout: float | None
 
 
 def result(turn: Sent | UUID | str, *, output: Any = None, timeout: float | None = None) -> TurnResult[Any]:
-    """Wait for a turn to settle and return it.
+    """Wait for a turn to settle, or to wait for results of an `external_tool`, and return it.
 
     `turn` is the result of `perdure.send`, or a turn's id. `output` is the type of the agent's answers, of which
     `TurnResult.data` is a value; without it, `data` is JSON values. `timeout` is in seconds; `None` sets no limit. Call
@@ -110,7 +110,7 @@ def result(turn: Sent | UUID | str, *, output: Any = None, timeout: float | None
     own, turn_id = parts(), _parse(turn)
     expected = None if output is None else OutputType(output, "result()")
     ends = None if timeout is None else own.clock.monotonic() + timeout
-    while (found := read_turn(own.database, turn_id))["status"] not in SETTLED:
+    while (found := read_turn(own.database, turn_id))["status"] not in SETTLED and not found["pending_calls"]:
         if timeout != 0 and (waiting := around.running.get()) is not None:
             raise InvalidRequest(_STARVES.format(waiting=waiting))
         left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
@@ -160,7 +160,7 @@ def answer(turn: Sent | UUID | str, call_id: str, result: Any = None, *, error: 
     Example:
         >>> with engine.begin() as connection:
         ...     sent = send(connection, user_id="ana", text="Where am I?")
-        >>> for pending in result(sent, timeout=30).body["pending_calls"]:  # of the tool get_location
+        >>> for pending in result(sent, timeout=30)["pending_calls"]:  # of the tool get_location
         ...     turn = answer(sent, pending["call_id"], {"city": "Paris"})
     """
     own, turn_id = parts(), _parse(turn)

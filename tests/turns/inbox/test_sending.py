@@ -514,7 +514,7 @@ def test_bringing_the_result_of_a_call(harness: Harness, application: Engine, mo
     with application.begin() as connection:
         sent = send(connection, user_id="ana", text="Where am I?")
     routed(harness, sent)
-    [pending] = harness.turn(sent.turn_id)["pending_calls"]
+    [pending] = result(sent, timeout=20)["pending_calls"]
     harness.waker.sessions.clear()
     session_id = answer(sent, pending["call_id"], {"city": "Paris"}).session_id
     assert session_id is not None
