@@ -253,6 +253,11 @@ def what_is_wrong(item: ErrorDetails) -> str:
     return _PYDANTIC_MESSAGES.get(kind, message)
 
 
+def what_is_invalid(items: Iterable[ErrorDetails], skip: int = 0) -> str:
+    """All errors that pydantic found, for users who do not know Python. `skip` is as for `member_path`."""
+    return " ".join(f"{member_path(item, skip)}: {what_is_wrong(item)}." for item in items)
+
+
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
 IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a letter or a digit"
 """`IDENTIFIER_PATTERN` in words, for error messages."""

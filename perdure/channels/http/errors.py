@@ -30,7 +30,7 @@ from perdure.errors import (
     Unauthorized,
     Unavailable,
 )
-from perdure.text.untrusted import member_path, what_is_wrong
+from perdure.text.untrusted import what_is_invalid
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +149,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
     """The error for a request with pydantic's `errors`; each `loc` has FastAPI's form, as in `("body", "user_id")`."""
-    return InvalidRequest(" ".join(map(_describe, errors)))
-
-
-def _describe(item: Any) -> str:
-    return f"{member_path(item, skip=1)}: {what_is_wrong(item)}."
+    return InvalidRequest(what_is_invalid(errors, skip=1))
 
 
 class _LastResort:

@@ -29,7 +29,7 @@ from perdure.access.tenants import UserKey
 from perdure.database.engine import as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.runtime import Runtime
-from perdure.text.untrusted import load_object, what_is_wrong
+from perdure.text.untrusted import load_object, what_is_invalid
 from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
 
@@ -102,10 +102,7 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
     try:
         return Decision.model_validate(given)
     except ValidationError as error:
-        items = error.errors(include_input=False)
-        raise InvalidRequest(
-            " ".join(f"{'.'.join(map(str, item['loc']))}: {what_is_wrong(item)}." for item in items)
-        ) from None
+        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _UNKNOWN) -> None:

@@ -16,7 +16,7 @@ from perdure.agents import Agents
 from perdure.database.engine import Database
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.runtime import Runtime, Waker
-from perdure.text.untrusted import member_path, what_is_wrong
+from perdure.text.untrusted import what_is_invalid
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls import awaited, queries
 
@@ -52,8 +52,7 @@ def parse_result(given: Mapping[str, Any]) -> CallResult:
     try:
         return CallResult.model_validate(given)
     except ValidationError as error:
-        items = error.errors(include_input=False)
-        raise InvalidRequest(" ".join(f"{member_path(item)}: {what_is_wrong(item)}." for item in items)) from None
+        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
 
 
 def answer(runtime: Runtime, turn_id: UUID, given: CallResult) -> None:

@@ -34,8 +34,7 @@ from perdure.text.untrusted import (
     identifier,
     is_storable,
     load_object,
-    member_path,
-    what_is_wrong,
+    what_is_invalid,
     whole,
 )
 
@@ -237,7 +236,7 @@ def _validated(model: type[Fields], fields: Mapping[str, Any]) -> Fields:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise InvalidRequest(" ".join(_field_error(item) for item in error.errors(include_input=False))) from None
+        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
 
 
 def parse_reason(given: object) -> str:
@@ -249,7 +248,3 @@ def parse_reason(given: object) -> str:
     if not isinstance(given, str) or len(given) > MAX_REASON_CHARS or not is_storable(given):
         raise InvalidRequest(f"reason: must be text of at most {MAX_REASON_CHARS} characters, without NUL.")
     return given
-
-
-def _field_error(item: Any) -> str:
-    return f"{member_path(item)}: {what_is_wrong(item)}."
