@@ -138,10 +138,9 @@ def test_an_approval_and_a_result_of_one_reply(harness: Harness, bench: Bench) -
     assert (_results(harness), bench.counts["pay"]) == (["scanned", "pay 3"], 1)
 
 
-def test_a_call_outside_may_need_approval(harness: Harness, bench: Bench, kind: str) -> None:
-    """The call waits for the decision, then for its result."""
-    if kind == "adapted":
-        pytest.skip("the tools of an ExternalToolset need no approval")
+@pytest.mark.parametrize("kind", [kind for kind in (*KINDS, DEFERRING) if kind != "adapted"])
+def test_a_call_outside_may_need_approval(harness: Harness, bench: Bench) -> None:
+    """The call waits for the decision, then for its result. The tools of an `ExternalToolset` need no approval."""
     bench.equip(Tool("scan", outside=True, requires_approval=True))
     harness.script(calls(("scan", {})), says("done"))
     turn = harness.ask()
