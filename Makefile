@@ -16,7 +16,7 @@ TEST_PROCESSES ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 PYTEST_ARGS ?=
 # The packages of which `make coverage` requires 95 %.
 COVERED := turns sessions memory casebank
-# The tests that `make check` runs a second time with unprepared statements, as behind a pooler.
+# `make check` runs the tests here that use a database a second time with unprepared statements, as behind a pooler.
 UNPREPARED := tests/turns tests/sessions tests/memory tests/casebank tests/users tests/schedules \
 	tests/adapters/pydantic_ai/test_both_kinds.py
 # Write bytecode even if the environment forbids it: otherwise each test process compiles all modules again.
@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help up test check coverage lint types imports dead-code docs format bench chaos browser install clean
+.PHONY: help up demo test check coverage lint types imports dead-code docs format bench chaos browser install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -36,13 +36,16 @@ help: ## list the targets
 up: .venv/embedded.installed ## run everything on this machine: servers, gateway, workers, beat, Flower
 	@$(BIN)/perdure up $(ARGS)
 
+demo: .venv/embedded.installed ## kill a worker in the middle of an answer, and see the answer arrive
+	@$(BIN)/perdure demo $(ARGS)
+
 test: .venv/test.installed ## run the tests, except the longest, on throw-away servers
 	$(PYTEST) -m "not chaos and not long and not browser" $(PYTEST_ARGS)
 
 check: .venv/dev.installed lint types imports dead-code ## run all checks and all tests, as continuous integration does
-	$(PYTEST) $(PYTEST_ARGS)
-	$(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
-	.ci/oldest $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
+	.ci/again env $(PYTEST) $(PYTEST_ARGS)
+	.ci/again env $(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
+	.ci/oldest .ci/again env $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
 
 check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 

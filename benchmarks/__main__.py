@@ -16,12 +16,14 @@ from rich.console import Console
 
 from benchmarks import (
     adapted,
+    backlog,
     breaker,
     casebank,
     context,
     gateway,
     history,
     models,
+    prefix,
     recall,
     recall_at_scale,
     sharing,
@@ -37,6 +39,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
     module.NAME: module.measure
     for module in (
         throughput,
+        backlog,
         history,
         waiting,
         sharing,
@@ -46,6 +49,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
         models,
         adapted,
         streaming,
+        prefix,
         context,
         recall,
         recall_at_scale,

@@ -22,7 +22,8 @@ from perdure.database.engine import Database
 from perdure.ids import new_id
 from perdure.memory.embedding import build_index, register, vector_literal
 from perdure.memory.recall import queries
-from perdure.memory.recall.search import CANDIDATES, Layer, Recall
+from perdure.memory.recall.queries import CANDIDATES
+from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.settings import MemorySettings
 

@@ -44,6 +44,14 @@ class SilentWaker:
         """Publish nothing."""
         return True
 
+    def drain(self, _session_id: UUID, _priority: int) -> bool:
+        """Publish nothing."""
+        return True
+
+    def has_enough(self) -> bool:
+        """Publish nothing."""
+        return True
+
     def ending(self, _session_id: UUID) -> bool:
         """Publish nothing."""
         return True
@@ -106,13 +114,13 @@ class Bench:
         )
         self._runner = Runner(self._runtime, "benchmark")
 
-    def accept(self, user_id: str, agent: str = assistant.name) -> Accepted:
+    def accept(self, user_id: str, agent: str = assistant.name, text: str = QUESTION) -> Accepted:
         """Accept a message."""
-        return accept(self._runtime, Incoming(user=UserKey(user_id), text=QUESTION, agent=agent))
+        return accept(self._runtime, Incoming(user=UserKey(user_id), text=text, agent=agent))
 
-    def turn(self, user_id: str = "ana", agent: str = assistant.name) -> None:
+    def turn(self, user_id: str = "ana", agent: str = assistant.name, text: str = QUESTION) -> None:
         """Accept a message and run its turn."""
-        assert self._runner.run(self.accept(user_id, agent).session_id) == Ran(1)
+        assert self._runner.run(self.accept(user_id, agent, text).session_id) == Ran(1)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.adapters.delegating import agent_tool, handoff
     from perdure.adapters.pydantic_ai.adapt import adapt
     from perdure.adapters.pydantic_ai.effects import effect, effect_id
     from perdure.agents import Agent, ErrorTexts
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
     from perdure.application.sending import Sent, send, send_async
     from perdure.errors import GuardRejected, ModelRetry, OutcomeUnknown, ToolError
     from perdure.files.results import File
+    from perdure.guards import Allow, Refuse, Replace, Verdict, guard
     from perdure.hooks import ApprovalWaiting, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted, required
+    from perdure.models.protocol import Usage
+    from perdure.tools.awaited.asking import ask_user
     from perdure.tools.awaited.external import external_tool
     from perdure.tools.awaited.task import celery_tool
     from perdure.tools.awaited.timer import SleepUntil, sleep_until
     from perdure.tools.mcp.server import McpServer
+    from perdure.tools.progress import progress
     from perdure.tools.registry import DidNotHappen, Effect, Happened, ToolContext, Unknown, tool
 
 _MODULES = {
     "Agent": "perdure.agents",
+    "Allow": "perdure.guards",
     "ApprovalWaiting": "perdure.hooks",
     "DidNotHappen": "perdure.tools.registry",
     "Effect": "perdure.tools.registry",
@@ -41,6 +47,8 @@ _MODULES = {
     "ModelRetry": "perdure.errors",
     "McpServer": "perdure.tools.mcp.server",
     "OutcomeUnknown": "perdure.errors",
+    "Refuse": "perdure.guards",
+    "Replace": "perdure.guards",
     "SleepUntil": "perdure.tools.awaited.timer",
     "ToolCalled": "perdure.hooks",
     "ToolCalling": "perdure.hooks",
@@ -51,18 +59,25 @@ _MODULES = {
     "TurnEnding": "perdure.hooks",
     "TurnStarted": "perdure.hooks",
     "Unknown": "perdure.tools.registry",
+    "Usage": "perdure.models.protocol",
+    "Verdict": "perdure.guards",
     "adapt": "perdure.adapters.pydantic_ai.adapt",
+    "agent_tool": "perdure.adapters.delegating",
     "answer": "perdure.application.results",
     "effect": "perdure.adapters.pydantic_ai.effects",
     "effect_id": "perdure.adapters.pydantic_ai.effects",
     "Sent": "perdure.application.sending",
     "gateway": "perdure.application.gateway",
+    "guard": "perdure.guards",
+    "handoff": "perdure.adapters.delegating",
     "install": "perdure.application.install",
+    "progress": "perdure.tools.progress",
     "required": "perdure.hooks",
     "result": "perdure.application.results",
     "send": "perdure.application.sending",
     "send_async": "perdure.application.sending",
     "celery_tool": "perdure.tools.awaited.task",
+    "ask_user": "perdure.tools.awaited.asking",
     "external_tool": "perdure.tools.awaited.external",
     "sleep_until": "perdure.tools.awaited.timer",
     "tool": "perdure.tools.registry",
@@ -70,6 +85,7 @@ _MODULES = {
 
 __all__ = [
     "Agent",
+    "Allow",
     "ApprovalWaiting",
     "DidNotHappen",
     "Effect",
@@ -80,6 +96,8 @@ __all__ = [
     "McpServer",
     "ModelRetry",
     "OutcomeUnknown",
+    "Refuse",
+    "Replace",
     "Sent",
     "SleepUntil",
     "ToolCalled",
@@ -91,14 +109,21 @@ __all__ = [
     "TurnResult",
     "TurnStarted",
     "Unknown",
+    "Usage",
+    "Verdict",
     "adapt",
+    "agent_tool",
     "answer",
+    "ask_user",
     "celery_tool",
     "effect",
     "effect_id",
     "external_tool",
     "gateway",
+    "guard",
+    "handoff",
     "install",
+    "progress",
     "required",
     "result",
     "send",

@@ -21,10 +21,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perdure.casebank import COMMON
 from perdure.errors import InvalidRequest, SettingsError
+from perdure.guards import Guard, Guards, guards_of
 from perdure.hooks import (
     ApprovalWaiting,
     Hooks,
@@ -42,9 +43,11 @@ from perdure.settings import OnUnavailable
 from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
 from perdure.tools import search
+from perdure.tools.awaited.asking import AskUser
 from perdure.tools.awaited.external import ExternalTool
 from perdure.tools.awaited.task import CeleryTool
 from perdure.tools.awaited.timer import SleepUntil
+from perdure.tools.delegation import AgentTool, HandoffTool
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import Tool, tool
 from perdure.tools.sources import Toolset
@@ -103,7 +106,7 @@ class ErrorTexts:
         return self.by_code.get(code)
 
 
-OwnTool = Tool | CeleryTool | ExternalTool | SleepUntil
+OwnTool = Tool | CeleryTool | ExternalTool | AskUser | SleepUntil | AgentTool | HandoffTool
 """A tool that an agent declares itself, as opposed to a tool that an MCP server lists."""
 
 
@@ -132,7 +135,7 @@ class Agent:
 
     `casebank` names a bank of cases. The bank supplies cases to the agent's prompts, and stores the agent's positively
     rated turns as cases. The default is the common bank; `None` and `False` mean no bank. `perdure.hooks` describes the
-    hooks.
+    hooks, and `perdure.guards` the guards.
 
     Example:
         >>> def weather(city: str) -> str:
@@ -162,12 +165,16 @@ class Agent:
     before_tool: Hooks[ToolCalling] = ()
     after_tool: Hooks[ToolCalled] = ()
     on_approval_waiting: Hooks[ApprovalWaiting] = ()
+    input_guards: Guards = ()
+    output_guards: Guards = ()
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     deps: Callable[[TurnContext[Any]], Any] | None = field(default=None, hash=False)
     output: Any = field(default=None, hash=False)
     check_output: Callable[[Any], object] | None = None
     output_type: OutputType | None = field(init=False, repr=False, compare=False)
     servers: tuple[McpServer, ...] = field(init=False, hash=False)
+    guards: tuple[Guard, ...] = field(init=False, repr=False, compare=False)
+    reply_guards: tuple[Guard, ...] = field(init=False, repr=False, compare=False)
     _by_name: dict[str, OwnTool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +202,8 @@ class Agent:
         object.__setattr__(self, "output_type", output)
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "servers", servers)
+        object.__setattr__(self, "guards", self._guards("input_guards"))
+        object.__setattr__(self, "reply_guards", self._guards("output_guards"))
         object.__setattr__(self, "_by_name", by_name)
 
     def _check_tools(self) -> None:
@@ -205,8 +214,11 @@ class Agent:
             task = getattr(given, "name", None) if hasattr(given, "apply_async") else None
             hint = f"; for a Celery task, write celery_tool({task!r})" if isinstance(task, str) else ""
             accepted = (
-                "functions with @tool, plain functions, celery_tool(…), external_tool(…), sleep_until, McpServer(…)"
+                "functions with @tool, plain functions, celery_tool(…), external_tool(…), ask_user(…), "
+                "agent_tool(…), handoff(…), sleep_until, McpServer(…)"
             )
+            if hasattr(given, "tool_list"):
+                hint = "; for another agent, write agent_tool(…) or handoff(…)"
             raise SettingsError(
                 f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}{hint}"
             )
@@ -249,13 +261,33 @@ class Agent:
             )
             self._require(point, fit, "a list of functions with one parameter, each plain or required(…)")
 
+    def _guards(self, argument: str) -> tuple[Guard, ...]:
+        found = guards_of(getattr(self, argument), f"agent {self.name!r}", argument)
+        if argument == "output_guards" and any(each.parallel for each in found):
+            raise SettingsError(
+                f"agent {self.name!r} has a parallel guard among its output_guards: only input_guards may be"
+            )
+        return found
+
     def _require(self, argument: str, fits: bool, accepted: str) -> None:  # noqa: FBT001 (as assert)
         declarations.require(fits, f"agent {self.name!r}", argument, getattr(self, argument), accepted)
 
+    def asked_model(self, default: str) -> str | ForeignModel:
+        """The model that the agent asks. `default` is `PERDURE_MODEL`."""
+        return self.model or default
+
     @property
     def judges_replies(self) -> bool:
-        """Whether a reply of the model may be no answer of the agent."""
-        return self.output_type is not None or self.check_output is not None
+        """Whether a reply of the model may be no answer of the agent. Its text is then not streamed."""
+        return self.output_type is not None or self.check_output is not None or bool(self.output_guards)
+
+    @property
+    def screens(self) -> bool:
+        """Whether hooks or guards must let a user's message pass."""
+        return bool(self.before_turn or self.input_guards)
+
+    is_own: ClassVar[bool] = True
+    """Whether perdure knows the agent's instructions and tools. Those of an adapted agent, another library knows."""
 
     @property
     def bank(self) -> str | None:
@@ -263,6 +295,11 @@ class Agent:
 
     def find_tool(self, name: str) -> OwnTool | None:
         return self._by_name.get(name)
+
+    @property
+    def origin(self) -> object:
+        """The object that the author made: two agents of one origin are the same agent."""
+        return self
 
     @property
     def tool_list(self) -> tuple[OwnTool, ...]:
@@ -288,14 +325,28 @@ class Agent:
 
 
 class Agents:
-    """The agents of one installation, by name; the first is the default."""
+    """The agents of one installation, by name; the first is the default.
+
+    The agents that others have as tools (`agent_tool`, `handoff`) belong to it, too.
+
+    Raises:
+        SettingsError: there is no agent, two have the same name, or a tool names an agent that does not exist.
+    """
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         if not agents:
             raise SettingsError("there is no agent: the module of PERDURE_AGENTS must define one")
-        self._by_name = {agent.name: agent for agent in agents}
-        if len(self._by_name) != len(agents):
-            raise SettingsError(f"two agents have the same name: {sorted(agent.name for agent in agents)}")
+        found = _with_reached(agents)
+        self._by_name = {agent.name: agent for agent in found}
+        if len(self._by_name) != len(found):
+            raise SettingsError(f"two agents have the same name: {sorted(agent.name for agent in found)}")
+        for agent in found:
+            for each in _delegating(agent):
+                if each.agent_name not in self._by_name:
+                    raise SettingsError(
+                        f"agent {agent.name!r} has the tool {each.name!r}, but there is no agent {each.agent_name!r}. "
+                        f"Known: {', '.join(sorted(self._by_name))}"
+                    )
         self.default = agents[0]
 
     @classmethod
@@ -338,12 +389,31 @@ class Agents:
     def find(self, name: str) -> Agent | None:
         return self._by_name.get(name)
 
+    def screens(self, name: str) -> bool:
+        """Whether the agent of that name, if there is one, screens messages."""
+        agent = self.find(name)
+        return agent is not None and agent.screens
+
     @property
     def banks(self) -> list[str]:
         return sorted({agent.bank for agent in self if agent.bank is not None})
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._by_name.values())
+
+
+def _delegating(agent: Agent) -> list[AgentTool | HandoffTool]:
+    return [each for each in agent.tool_list if isinstance(each, AgentTool | HandoffTool)]
+
+
+def _with_reached(agents: Sequence[Agent]) -> list[Agent]:
+    """The agents, and those that they have as tools, directly or through another."""
+    found = list(agents)
+    for agent in found:  # grows
+        for each in _delegating(agent):
+            if each.agent is not None and all(other.origin is not each.agent.origin for other in found):
+                found.append(each.agent)
+    return found
 
 
 def _explain(error: BaseException) -> str:

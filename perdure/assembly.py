@@ -28,6 +28,7 @@ from perdure.tools.mcp.server import check as check_servers
 
 if TYPE_CHECKING:
     from perdure.models.resolve import Models
+    from perdure.observe.measures import Measures
     from perdure.runtime import AcceptingRuntime, Runtime, Waker
     from perdure.servers.rewriting import AppendOnlyFile
     from perdure.tools.awaited.port import TaskCalls
@@ -216,8 +217,11 @@ def assemble(
     *,
     turns: bool = False,
     calls: TaskCalls | None = None,
+    measures: Measures | None = None,
 ) -> Runtime:
     """Assemble the parts of one process. `redis_url` is required to run turns and to end sessions.
+
+    `measures` counts and times what the process does; `None`: new ones.
 
     `calls` sends the tasks of Celery tools.
 
@@ -232,6 +236,7 @@ def assemble(
     from perdure.models.embedders.guarded import guard_with
     from perdure.models.embedders.resolve import resolve as resolve_embedder
     from perdure.models.resolve import Models
+    from perdure.observe.measures import Measures
     from perdure.resilience.resolve import resolve as resolve_breakers
     from perdure.runtime import Runtime
     from perdure.snapshots.resolve import resolve
@@ -244,7 +249,8 @@ def assemble(
     clock = SystemClock()
     database = open_database(settings, database_url)
     breakers = resolve_breakers(settings, clock, redis_url or _redis_if_found(settings), partial(recall, database))
-    models = Models(settings, clock, breakers)
+    measures = measures or Measures()
+    models = Models(settings, clock, breakers, observe=partial(measures.model_called, settings=settings))
     _check_models(models, settings, agents, called=turns)
     connections = Connections(settings, breakers, clock) if turns else None
     made = Runtime(
@@ -265,6 +271,7 @@ def assemble(
         leaks=Leaks(settings.turn.max_leaked_threads),
         quoting_key=settings.signing_key() if turns else b"",
         redis_file=_embedded_file(settings, redis_url),
+        measures=measures,
     )
     if connections is not None:
         connections.open(servers)  # the last step, since no code would end the server processes if a later step failed

@@ -46,13 +46,15 @@ class PerdureError(Exception):
     """The base class of all errors that have a code. The caller may see `message`.
 
     `transient` is `None` if the error's cause decides whether a retry may succeed. `retry_after_s` counts seconds from
-    the creation of the error; `None` if unknown.
+    the creation of the error; `None` if unknown. `received` is the beginning of what a model's server sent instead, if
+    it may be quoted: only the operator sees it.
     """
 
     code: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
     transient: bool | None = None
     retry_after_s: float | None = None
+    received: str | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -6,6 +6,13 @@
 
     Agent("assistant", "You help.", before_turn=[required(blocklist), count_it])
 
+A hook may change what it sees: it returns the event's `replace(…)`. The next hook sees the change.
+
+    def mask_cards(turn: TurnStarted) -> TurnStarted:
+        return turn.replace(text=CARD.sub("[card]", turn.text))
+
+A hook that returns `None` changes nothing. Any other value is a failure of the hook.
+
 If a hook that is not `required` raises, perdure logs the exception and the turn continues.
 
 If a required turn hook raises a `PerdureError`, the turn fails with that error. If it raises any other exception, the
@@ -26,25 +33,34 @@ call, with the same ids.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from uuid import UUID
 
-from perdure.errors import GuardRejected, ModelRetry, PerdureError, loggable
+from perdure.errors import GuardRejected, PerdureError, loggable
 from perdure.text import declarations
+from perdure.text.untrusted import storable
 from perdure.tools import event_loop
 from perdure.tools.leaks import Leaks
 from perdure.tools.registry import Deps
 
 log = logging.getLogger(__name__)
 
+_POLL_S = 0.1
+"""Seconds between two checks whether the caller still waits for a function."""
+
 Seen = TypeVar("Seen")
+
+Returned: TypeAlias = Seen | Awaitable[Seen | None] | None
+"""What a hook returns: a changed event, or `None`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +92,25 @@ class TurnContext(Generic[Deps]):
     timezone: str = "UTC"
     deps: Deps = field(default=cast("Deps", None), compare=False)
 
+    def replace(self, *, text: str) -> TurnContext[Deps]:
+        """The turn with another text of the user, for a `before_turn` hook to return.
+
+        The model, the transcript, memory and later hooks get this text only.
+        """
+        return dataclasses.replace(self, text=_text("text", text))
+
 
 TurnStarted = TurnContext
 """A turn before its first model call, for `before_turn` hooks.
 
 Example:
-    >>> def log_turn(turn: TurnStarted) -> None:
-    ...     print(f"{turn.user_id} says {turn.text!r}")
-    >>> assistant = Agent("assistant", "You help.", before_turn=[log_turn])
-    >>> answer = ask(assistant, "Hello.", model=Scripted("Hi."), user_id="ana")
-    ana says 'Hello.'
+    >>> def mask(turn: TurnStarted) -> TurnStarted:
+    ...     return turn.replace(text=turn.text.replace("4111 1111 1111 1111", "[card]"))
+    >>> assistant = Agent("assistant", "You help.", before_turn=[required(mask)])
+    >>> model = Scripted("Never send a card number.")
+    >>> answer = ask(assistant, "My card is 4111 1111 1111 1111.", model=model)
+    >>> model.requests[0].messages[-1].content
+    'My card is [card].'
 """
 
 
@@ -108,6 +133,19 @@ class TurnEnding:
     status: str
     reply: str | None
     data: Any = None
+
+    def replace(self, *, reply: str) -> TurnEnding:
+        """The turn with another reply, for an `after_turn` hook to return. Of an `output`, `reply` is the JSON.
+
+        Raises:
+            ValueError: the turn is not `done`, or `reply` is empty.
+        """
+        if self.status != "done":
+            raise ValueError(f"the turn is {self.status}: only the reply of a turn that is done can be replaced")
+        text = _text("reply", reply)
+        if not text.strip():
+            raise ValueError("a reply cannot be replaced with an empty text")
+        return dataclasses.replace(self, reply=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +178,15 @@ class ToolCalling:
     tenant: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def replace(self, *, arguments: Mapping[str, Any]) -> ToolCalling:
+        """The call with other arguments, for a `before_tool` hook to return. They must fit the tool's schema.
+
+        They are recorded as the call's arguments before the tool runs. The model is not told.
+        """
+        if not isinstance(arguments, Mapping):
+            raise TypeError(f"replace(arguments=…) takes a mapping, not {declarations.shown(arguments)}")
+        return dataclasses.replace(self, arguments=arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
@@ -159,6 +206,10 @@ class ToolCalled:
 
     call: ToolCalling
     result: str
+
+    def replace(self, *, result: str) -> ToolCalled:
+        """The call with another result for the model, for an `after_tool` hook to return."""
+        return dataclasses.replace(self, result=_text("result", result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +241,14 @@ class ApprovalWaiting:
 class Required(Generic[Seen]):
     """A hook whose failure stops the turn or the tool call."""
 
-    function: Callable[[Seen], object]
+    function: Callable[[Seen], Returned[Seen]]
 
 
-Hook = Callable[[Seen], object] | Required[Seen]
+Hook = Callable[[Seen], Returned[Seen]] | Required[Seen]
 Hooks = Sequence[Hook[Seen]]
 
 
-def required(function: Callable[[Seen], object]) -> Required[Seen]:
+def required(function: Callable[[Seen], Returned[Seen]]) -> Required[Seen]:
     """Wrap the hook `function` so that its failure stops the turn or the tool call.
 
     Raises:
@@ -217,12 +268,16 @@ def required(function: Callable[[Seen], object]) -> Required[Seen]:
     return Required(function)
 
 
+REFUSED = "A guard of this installation refused this."
+"""What the user reads if a hook or a guard failed with an error of its own."""
+
+
 class _Unfinished(Exception):
     """A function exceeded its time limit, or raised an exception that ends its thread, such as `SystemExit`."""
 
 
-def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> None:
-    """Call each hook in order, for at most `within_s` seconds each.
+def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) -> Seen:
+    """Call each hook in order, for at most `within_s` seconds each; returns `seen` with the changes of the hooks.
 
     Raises:
         PerdureError: a required hook raised this error. Any other exception of a required hook becomes `GuardRejected`.
@@ -231,9 +286,8 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
         function = hook.function if isinstance(hook, Required) else hook
         name = getattr(function, "__qualname__", repr(function))
         try:
-            evaluate(partial(function, seen), f"the hook {name}", within_s, leaks)
-        except ModelRetry:
-            raise
+            made = evaluate(partial(function, seen), f"the hook {name}", within_s, leaks)
+            seen = seen if made is None else _event(made, seen, name)
         except Exception as error:
             if not isinstance(hook, Required):
                 log.exception("the hook %s failed; the turn continues", name)
@@ -241,17 +295,37 @@ def call_hooks(hooks: Hooks[Seen], seen: Seen, within_s: float, leaks: Leaks) ->
             log.warning("the required hook %s failed: %s", name, loggable(error))
             if isinstance(error, PerdureError):
                 raise
-            raise GuardRejected("A guard of this installation refused this.") from error
+            raise GuardRejected(REFUSED) from error
+    return seen
 
 
-def evaluate(work: Callable[[], Any], what: str, within_s: float, leaks: Leaks) -> Any:
+def _event(made: object, seen: Seen, name: str) -> Seen:
+    if not isinstance(made, type(seen)):
+        raise TypeError(
+            f"the hook {name} returned {declarations.shown(made)}; accepted: what its event's replace(…) returns, or "
+            "None"
+        )
+    return made
+
+
+def _text(argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"replace({argument}=…) takes text, not {declarations.shown(value)}")
+    return storable(value)
+
+
+def evaluate(
+    work: Callable[[], Any], what: str, within_s: float, leaks: Leaks, *, stopping: threading.Event | None = None
+) -> Any:
     """Call a function of the agent's author, `def` or `async def`, in a new thread; returns its value.
 
-    The thread has a copy of the caller's context variables. `what` names the function in the log.
+    The thread has a copy of the caller's context variables. `what` names the function in the log. If `stopping` is set
+    before the function returns, the caller does not wait for it any longer.
 
     Raises:
         Exception: raised by the function.
-        _Unfinished: the function exceeded its time limit, or raised an exception such as `SystemExit`.
+        _Unfinished: the function exceeded its time limit or `stopping` was set, or it raised an exception such as
+            `SystemExit`.
     """
     ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     context, late = contextvars.copy_context(), threading.Event()
@@ -269,7 +343,7 @@ def evaluate(work: Callable[[], Any], what: str, within_s: float, leaks: Leaks) 
     )
     thread.start()
     try:
-        value, error = ended.get(timeout=within_s)
+        value, error = _taken(ended, within_s, stopping)
     except queue.Empty:
         late.set()
         leaks.add(thread)
@@ -279,3 +353,17 @@ def evaluate(work: Callable[[], Any], what: str, within_s: float, leaks: Leaks) 
     if error is not None:
         raise _Unfinished(f"{what} ended its thread with {type(error).__name__}") from error
     return value
+
+
+def _taken(ended: queue.SimpleQueue[Any], within_s: float, stopping: threading.Event | None) -> Any:
+    """The next item. Raises `queue.Empty` after `within_s` seconds, or when `stopping` is set."""
+    if stopping is None:
+        return ended.get(timeout=within_s)
+    until = time.monotonic() + within_s
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            return ended.get(timeout=max(0.0, min(left_s, _POLL_S)))
+        except queue.Empty:
+            if left_s <= _POLL_S or stopping.is_set():
+                raise

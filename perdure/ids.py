@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from secrets import randbits
 from uuid import UUID, uuid5
 
@@ -17,6 +18,11 @@ def new_id(clock: Clock) -> UUID:
     milliseconds, microseconds = divmod(round(clock.now().timestamp() * 1_000_000), 1000)
     fraction = microseconds * 4096 // 1000
     return UUID(int=(milliseconds & _MILLISECONDS) << 80 | _VERSION_7 | fraction << 64 | _VARIANT_RFC | randbits(62))
+
+
+def first_id(at: datetime) -> UUID:
+    """The smallest UUIDv7 of the millisecond `at`: every id that is made later is larger."""
+    return UUID(int=(round(at.timestamp() * 1_000) & _MILLISECONDS) << 80)
 
 
 def part_task_id(effect_id: UUID, part: int) -> UUID:

@@ -41,6 +41,7 @@ class OutputType:
     """The type of an agent's output.
 
     Attributes:
+        adapter: The type, as pydantic knows it.
         schema: The JSON schema for the model, whose top level is an object.
     """
 
@@ -53,8 +54,8 @@ class OutputType:
         if inspect.isroutine(given):
             declarations.require(False, owner, "output", given, "a type")  # noqa: FBT003 (pydantic takes it for a type)
         try:
-            self._type: TypeAdapter[Any] = TypeAdapter(given)
-            schema = self._type.json_schema(schema_generator=WithoutTitles)
+            self.adapter: TypeAdapter[Any] = TypeAdapter(given)
+            schema = self.adapter.json_schema(schema_generator=WithoutTitles)
         except (PydanticUserError, TypeError, NameError) as error:
             raise SettingsError(
                 f"{owner} has output={declarations.shown(given)}; accepted: a model of pydantic, a dataclass, a "
@@ -73,9 +74,9 @@ class OutputType:
             ModelRetry: it does not fit the type. The message, for the model, has the problems and the schema.
         """
         faults = []
-        for written in self._written(text):
+        for written in self.written(text):
             try:
-                return self._type.validate_json(json.dumps(written))
+                return self.adapter.validate_json(json.dumps(written))
             except ValidationError as error:
                 faults.append(_problems(error))
         fault = faults[0] if faults else "it is not JSON"
@@ -91,7 +92,7 @@ class OutputType:
         Raises:
             ValidationError: the type has changed since, and the data does not fit it.
         """
-        return self._type.validate_json(json.dumps(data))
+        return self.adapter.validate_json(json.dumps(data))
 
     def to_json(self, value: Any) -> Any:
         """A value of the type as JSON values that PostgreSQL stores.
@@ -99,9 +100,9 @@ class OutputType:
         Raises:
             PydanticSerializationError: the value has no JSON form.
         """
-        return untrusted.storable_json(self._type.dump_python(value, mode="json", by_alias=True))
+        return untrusted.storable_json(self.adapter.dump_python(value, mode="json", by_alias=True))
 
-    def _written(self, text: str) -> Iterator[Any]:
+    def written(self, text: str) -> Iterator[Any]:
         """The JSON values that the text may mean, the whole text first."""
         text = without_fence(text.strip())
         try:

@@ -1,4 +1,4 @@
-"""Retention: deletes rows that are no longer read, after a fixed number of days.
+"""Retention: deletes rows that are no longer read, after the days of `PERDURE_RETENTION__*`.
 
 These rows are deleted:
 
@@ -12,8 +12,11 @@ These rows are deleted:
 - dry runs of the CaseBank
 - expired codes for linking channels
 - counts of attempts to link a channel
+- tool calls of ended sessions
 
-This module never deletes transcripts, turns, memories or cases.
+Where it is set, also vectors of messages, and ended sessions with their transcripts. A session stays as long as a
+memory, an open session that follows it or was forked from it, or a pending delivery needs its messages. This module
+never deletes memories or cases.
 
 Each statement reads and deletes a bounded number of rows through an index. If a table has no index that finds the old
 rows, `retain` scans the whole table once per call, page by page through the index of the table's key.
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 from perdure.casebank.reflection import EXECUTIONS
 from perdure.database.engine import Database, Statement
 from perdure.errors import loggable
+from perdure.settings import RetentionSettings
 
 log = logging.getLogger(__name__)
 
@@ -228,37 +232,144 @@ UNROUTED = Statement(
     """,  # noqa: S608 (constants)
 )
 
+# Calls that a person has decided, or that waited for something, stay: they show who decided, and which agents answered.
+EFFECTS = Statement(
+    "retention.effects",
+    f"""
+    WITH page AS (
+        SELECT effect_id, turn_id, waits_for IS NULL AND decided_by IS NULL AS plain FROM tool_effects
+        WHERE effect_id > %(after)s::uuid AND effect_id < {_CUTOFF_ID}
+        ORDER BY effect_id LIMIT %(most)s
+    ), settled AS (
+        SELECT turn_id, session_id FROM turns
+        WHERE turn_id = ANY (ARRAY(SELECT DISTINCT turn_id FROM page WHERE plain)) AND settled_at < {_CUTOFF}
+    ), old AS (
+        SELECT turn_id FROM settled
+        WHERE session_id = ANY (ARRAY(
+            SELECT session_id FROM sessions
+            WHERE session_id = ANY (ARRAY(SELECT DISTINCT session_id FROM settled)) AND ended_at < {_CUTOFF}))
+    ), gone AS (
+        DELETE FROM tool_effects
+        WHERE effect_id = ANY (ARRAY(SELECT effect_id FROM page WHERE plain AND turn_id IN (SELECT turn_id FROM old)))
+        RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(effect_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+VECTORS = Statement(
+    "retention.vectors",
+    f"""
+    WITH page AS (
+        SELECT session_id FROM sessions
+        WHERE session_id > %(after)s::uuid AND session_id < {_CUTOFF_ID}
+        ORDER BY session_id LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM message_vectors AS v
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM page))
+          AND (SELECT occurred_at FROM message_words AS w
+               WHERE w.session_id = v.session_id AND w.seq = v.seq) < {_CUTOFF}
+        RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(session_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+# Foreign keys are checked at the end of the statement, so the order of the parts does not matter. A session that
+# follows a deleted one has ended, too, and no longer names it; a statement cannot both update and delete it. A session
+# in which an agent answered another's call has the call's id, and stays as long as the call. A scalar subquery with a
+# LIMIT stays one probe for each session.
+TRANSCRIPTS = Statement(
+    "retention.transcripts",
+    f"""
+    WITH page AS (
+        SELECT session_id FROM sessions
+        WHERE session_id > %(after)s::uuid AND session_id < {_CUTOFF_ID}
+        ORDER BY session_id LIMIT %(most)s
+    ), old AS (
+        SELECT s.session_id FROM sessions AS s
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM page)) AND s.ended_at < {_CUTOFF} AND s.unsettled = 0
+          AND (s.consolidated_at IS NOT NULL OR s.consolidation_given_up_at IS NOT NULL)
+          AND NOT EXISTS (SELECT FROM sessions AS n
+                          WHERE n.ended_at IS NULL AND n.previous_session_id = s.session_id LIMIT 1)
+          AND NOT EXISTS (SELECT FROM sessions AS n
+                          WHERE n.ended_at IS NULL AND n.forked_from = s.session_id LIMIT 1)
+          AND (s.depth = 0 OR NOT EXISTS (SELECT FROM tool_effects AS e WHERE e.effect_id = s.session_id LIMIT 1))
+          AND (SELECT m.memory_id FROM memory_sources AS m WHERE m.session_id = s.session_id LIMIT 1) IS NULL
+          AND (SELECT d.delivery_id FROM turns AS t JOIN deliveries AS d USING (turn_id)
+               WHERE t.session_id = s.session_id AND d.status = 'pending' LIMIT 1) IS NULL
+        FOR UPDATE SKIP LOCKED
+    ), of_turns AS (
+        SELECT turn_id FROM turns WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
+    ), following AS (
+        UPDATE sessions SET previous_session_id = NULL
+        WHERE previous_session_id = ANY (ARRAY(SELECT session_id FROM old))
+          AND session_id <> ALL (ARRAY(SELECT session_id FROM old))
+    ), d1 AS (
+        DELETE FROM message_words WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
+    ), d2 AS (
+        DELETE FROM unembedded WHERE kind = 'message' AND id = ANY (ARRAY(SELECT session_id FROM old))
+    ), d3 AS (
+        DELETE FROM messages WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
+    ), d4 AS (
+        DELETE FROM snapshots WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
+    ), d5 AS (
+        DELETE FROM tool_effects WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM of_turns))
+    ), d6 AS (
+        DELETE FROM deliveries WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM of_turns))
+    ), d7 AS (
+        DELETE FROM inbox WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM of_turns))
+    ), d8 AS (
+        DELETE FROM turns WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM of_turns))
+    ), gone AS (
+        DELETE FROM sessions WHERE session_id = ANY (ARRAY(SELECT session_id FROM old)) RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(session_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of row, its retention in days, and the statement that deletes old rows.
+    """A kind of row, its retention, and the statement that deletes old rows.
 
+    `days`: the days of the settings; 0: for ever.
     `start`: the key after which the scan of the table starts. `batch`: the maximum number of rows per commit.
     """
 
     what: str
-    days: int
+    days: Callable[[RetentionSettings], int]
     delete: Statement
     start: str = ""
     batch: int | None = None
 
 
 KEPT = (
-    Kept("deliveries", 30, DELIVERIES),
-    Kept("snapshots set aside", 90, SET_ASIDE),
-    Kept("snapshots of ended sessions", 90, OF_ENDED_SESSIONS, start=_FIRST_ID),
-    Kept("messages in the inbox", 90, INBOX, start=_FIRST_ID),
-    Kept("uses of cases", 90, USES),
-    Kept("dry runs of the CaseBank", 30, DRY_RUNS, batch=10),
-    Kept("codes that link channels", 1, LINK_CODES),
-    Kept("attempts to link channels", 1, LINK_ATTEMPTS),
-    Kept("answered requests", 7, ANSWERED_REQUESTS),
-    Kept("side requests and forks", 90, METERED_REQUESTS),
-    Kept("refused and joined messages of applications", 90, UNROUTED),
+    Kept("deliveries", lambda settings: settings.deliveries_days, DELIVERIES),
+    Kept("snapshots set aside", lambda settings: settings.snapshots_days, SET_ASIDE),
+    Kept("snapshots of ended sessions", lambda settings: settings.snapshots_days, OF_ENDED_SESSIONS, start=_FIRST_ID),
+    Kept("messages in the inbox", lambda settings: settings.inbox_days, INBOX, start=_FIRST_ID),
+    Kept("uses of cases", lambda settings: settings.executions_days, USES),
+    Kept("dry runs of the CaseBank", lambda settings: settings.audit_days, DRY_RUNS, batch=10),
+    Kept("codes that link channels", lambda _: 1, LINK_CODES),
+    Kept("attempts to link channels", lambda _: 1, LINK_ATTEMPTS),
+    Kept("answered requests", lambda _: 7, ANSWERED_REQUESTS),
+    Kept("side requests and forks", lambda settings: settings.events_days, METERED_REQUESTS),
+    Kept("refused and joined messages of applications", lambda settings: settings.events_days, UNROUTED),
+    Kept("tool calls of ended sessions", lambda settings: settings.effects_days, EFFECTS, start=_FIRST_ID),
+    Kept("vectors of messages", lambda settings: settings.vectors_days, VECTORS, start=_FIRST_ID, batch=50),
+    Kept("ended sessions", lambda settings: settings.transcripts_days, TRANSCRIPTS, start=_FIRST_ID, batch=100),
 )
 
 
-def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict[str, int]:
+def retain(
+    database: Database,
+    go_on: Callable[[], bool] = lambda: True,
+    settings: RetentionSettings = RetentionSettings(),  # noqa: B008 (frozen)
+) -> dict[str, int]:
     """Delete all rows past their retention, one commit per batch; returns the number of deleted rows by kind.
 
     Calls `go_on` between commits, and stops if `go_on` returns False. The next call of `retain` deletes the remaining
@@ -267,7 +378,8 @@ def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict
     deleted, failures = dict[str, int](), list[Exception]()
     for kept in KEPT:
         try:
-            deleted[kept.what] = _deleted(database, kept, go_on)
+            days = kept.days(settings)
+            deleted[kept.what] = _deleted(database, kept, days, go_on) if days else 0
         except Exception as error:  # noqa: BLE001 (raised below)
             log.warning("retention of %s failed: %s", kept.what, loggable(error))
             failures.append(error)
@@ -276,12 +388,12 @@ def retain(database: Database, go_on: Callable[[], bool] = lambda: True) -> dict
     return deleted
 
 
-def _deleted(database: Database, kept: Kept, go_on: Callable[[], bool]) -> int:
+def _deleted(database: Database, kept: Kept, days: int, go_on: Callable[[], bool]) -> int:
     deleted = 0
     after: str | None = kept.start
     batch = min(kept.batch or _BATCH, _BATCH)
     while after is not None and go_on():
-        given = {"days": kept.days, "most": batch, "executions": EXECUTIONS, "after": after}
+        given = {"days": days, "most": batch, "executions": EXECUTIONS, "after": after}
         row = database.run(kept.delete, given)[0]
         deleted, after = deleted + row.deleted, row.after
     return deleted

@@ -6,10 +6,10 @@ workers through a `Waker`, which each process supplies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from perdure.models.embedders.hashing import HashEmbedder
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from perdure.memory.redis.memory import RedisMemory
     from perdure.models.embedders.protocol import Embedder
     from perdure.models.protocol import ForeignModel, Model
+    from perdure.models.windows import LearnedWindows
+    from perdure.observe.measures import Measures
     from perdure.resilience.registry import Switchboard
     from perdure.snapshots.store import SnapshotStore
     from perdure.tools.awaited.port import TaskCalls
@@ -45,6 +47,22 @@ class Waker(Protocol):
 
     def session(self, session_id: UUID, priority: int) -> bool:
         """Wake a worker to claim this session, which has unsettled turns."""
+        ...
+
+    def drain(self, session_id: UUID, priority: int) -> bool:
+        """Wake a worker to run the turns of due sessions, this one among them, after its commit.
+
+        Publishes nothing while the broker still has enough wake-ups that no worker has taken (`has_enough`).
+        """
+        ...
+
+    def has_enough(self) -> bool:
+        """Whether the broker has so many wake-ups that no worker has taken that another one would start no drain.
+
+        Every worker that can run a turn takes wake-ups at once, so all workers are busy. The next one with room takes a
+        wake-up, and then runs whatever is due. This holds whatever process dies: a wake-up that a killed worker has
+        taken no longer counts.
+        """
         ...
 
     def delivery(self, delivery_id: UUID) -> bool:
@@ -92,6 +110,28 @@ class AcceptingRuntime(Protocol):
         ...
 
 
+class Recording(Protocol):
+    """A recorded turn that is replayed: what its prompts quoted, and the results of its calls."""
+
+    @property
+    def parts(self) -> Sequence[Mapping[str, Any]]:
+        """The quoted parts of the prompt (`turns.prompt.parts.Part`), as dictionaries."""
+        ...
+
+    @property
+    def case_ids(self) -> tuple[str, ...]: ...
+
+    def answer(self, tool: str, arguments: str) -> tuple[str, str] | None:
+        """Status and text of the recorded result of a call; `None` if the tool itself runs."""
+        ...
+
+
+def _measures() -> Measures:
+    from perdure.observe.measures import Measures  # noqa: PLC0415 (a process that only accepts messages measures nothing)
+
+    return Measures()
+
+
 @dataclass(frozen=True)
 class Runtime:
     """The objects that one process creates at its start, and the services that use these objects."""
@@ -128,12 +168,18 @@ class Runtime:
     calls: TaskCalls | None = None
     """Sends the tasks of Celery tools; `None` in a process that runs no turns."""
 
+    recording: Recording | None = None
+    """The recorded turn that this runtime replays, for `perdure.testing.recorded`."""
+
     tools_left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The tools that do not fit an agent's prompts, by agent, as this process has logged them."""
 
+    measures: Measures = field(default_factory=_measures)
+    """What this process counts and times."""
+
     @cached_property
     def duties(self) -> Duties:
-        return Duties(self.clock, self.settings.turn.sweep_s)
+        return Duties(self.clock, self.settings.turn.sweep_s, observe=self.measures.duty)
 
     @cached_property
     def recall(self) -> Recall:
@@ -155,6 +201,13 @@ class Runtime:
         from perdure.files.store import Files  # noqa: PLC0415 (as above)
 
         return Files(self.database, self.settings.files, self.clock)
+
+    @cached_property
+    def windows(self) -> LearnedWindows:
+        """The windows of models, as far as refused prompts have shown them."""
+        from perdure.models.windows import LearnedWindows  # noqa: PLC0415 (as above)
+
+        return LearnedWindows(self.database, self.clock)
 
     @cached_property
     def eraser(self) -> Eraser:

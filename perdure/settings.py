@@ -87,6 +87,7 @@ class OnBusy(StrEnum):
     REJECT = "reject"
     INTERRUPT = "interrupt"
     MERGE = "merge"
+    STEER = "steer"
 
 
 class PruneApproval(StrEnum):
@@ -108,6 +109,13 @@ class FlowerAuth(StrEnum):
 
     PASSWORD = "password"  # noqa: S105 (the value of a setting)
     NONE = "none"
+
+
+class LogFormat(StrEnum):
+    """The form of the log's lines."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class OnUnavailable(StrEnum):
@@ -176,6 +184,7 @@ class TurnSettings(_Group):
     hook_timeout_s: Seconds = 5
     max_leaked_threads: Count = 50
     unknown_agent_s: Seconds = 600
+    delegation_depth: Annotated[int, Field(ge=0, le=100)] = 3
 
     @model_validator(mode="after")
     def _renewed_before_it_expires(self) -> Self:
@@ -193,10 +202,20 @@ class ApprovalSettings(_Group):
     expires_s: Seconds = 3_600
 
 
+class ClientInstructions(StrEnum):
+    """From whom the OpenAI-compatible endpoints add instructions to an agent's own."""
+
+    SERVICES = "services"
+    ALL = "all"
+    IGNORE = "ignore"
+
+
 class GuardSettings(_Group):
     """`PERDURE_GUARD__*`: limits that are checked before a message is accepted. A rate of 0 means no limit.
 
-    Side requests and forks count as messages.
+    Side requests and forks count as messages. `client_instructions` says whose instructions the OpenAI-compatible
+    endpoints add to an agent's: those of callers with a service key (a user token's are refused), `all`, or none
+    (`ignore`).
     """
 
     per_minute: Annotated[int, Field(ge=0)] = 0
@@ -204,6 +223,7 @@ class GuardSettings(_Group):
     max_chars: Count = 10_000
     open_forks: Count = 100
     side_requests: bool = True
+    client_instructions: ClientInstructions = ClientInstructions.SERVICES
 
 
 class ScheduleSettings(_Group):
@@ -242,7 +262,8 @@ class EndpointSettings(_Group):
     `kind` is the protocol: `openai` (Chat Completions), `anthropic` (Messages), or a provider that pydantic-ai names.
     With `thinks`, each reply begins with thoughts, up to a tag `</think>`: some servers omit the opening tag.
     `show_received` logs the first 200 characters of what cannot be read; by default, only of a server on loopback.
-    `reads` says which files its models read: `images`, `pdf`, or `none`; by default, what the protocol has.
+    `reads` says which files its models read: `images`, `pdf`, or `none`; by default, what the protocol has. `caches`
+    says whether it accepts the protocol's option about its prompt cache; by default, only the vendor's own server does.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -253,6 +274,7 @@ class EndpointSettings(_Group):
     thinks: bool = False
     show_received: bool | None = None
     reads: Annotated[tuple[str, ...] | None, NoDecode] = None
+    caches: bool | None = None
 
     @field_validator("reads", mode="before")
     @classmethod
@@ -266,7 +288,8 @@ class EndpointSettings(_Group):
 class MemorySettings(_Group):
     """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept.
 
-    Without `budget_tools`, the budget of an agent's tools is a share of its model's window.
+    Without `budget_tools`, the budget of an agent's tools is a share of its model's window. `judge` decides what a new
+    statement is to the known memories: `guard` (rules), `model`, or the name of another package's entry point.
     """
 
     working_turns: Count = 20
@@ -288,14 +311,15 @@ class MemorySettings(_Group):
     recall_time: Weight = 0.5
     exact_rows: Count = 5_000
     index_rows: Count = 10_000
+    judge: str = "guard"
 
 
 class ConsolidationSettings(_Group):
     """`PERDURE_CONSOLIDATION__*`: when and how memories are extracted from sessions.
 
     A session of fewer than `min_turns` turns is skipped. Memories with a cosine similarity above `similarity` are
-    merged unless they contradict each other, and the importance of the merged memory grows by `importance_boost`. After
-    `max_runs` failed runs, the consolidation of a session is abandoned.
+    merged unless the judge finds a difference, and the importance of the merged memory grows by `importance_boost`.
+    After `max_runs` failed runs, the consolidation of a session is abandoned.
     """
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
@@ -376,21 +400,78 @@ class ShutdownSettings(_Group):
         return self
 
 
+class OnDisconnect(StrEnum):
+    """What becomes of a turn whose client closes its connection, on the OpenAI-compatible endpoints."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+
+
 class StreamSettings(_Group):
     """`PERDURE_STREAM__*`: event streams of turns.
 
-    `max_open` limits the open streams of one gateway, and `max_open_per_user` those of one user.
+    `max_open` limits the open streams of one gateway, and `max_open_per_user` those of one user. `on_disconnect` says
+    what becomes of a turn whose client closes its connection, on the OpenAI-compatible endpoints.
     """
 
     batch_ms: Annotated[float, Field(ge=1, le=1_000)] = 50
     max_open: Count = 1_000
     max_open_per_user: Count = 100
     ttl_s: Seconds = 3_600
+    on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
 
     @property
     def user_share(self) -> int:
         """What one user may have open: `max_open_per_user`, and at most half of `max_open`."""
         return min(self.max_open_per_user, max(1, self.max_open // 2))
+
+
+class MetricsSettings(_Group):
+    """`PERDURE_METRICS__*`: the metrics of workers, and how old those of the gateway may be.
+
+    A worker serves its metrics at `worker_address`, on `worker_port` or, if another worker has it, on one of the next
+    nine ports; 0 switches them off. The gateway reads its own at most every `every_s` seconds.
+    """
+
+    worker_port: Annotated[int, Field(ge=0, le=65_526)] = 0
+    worker_address: str = "127.0.0.1"
+    every_s: Seconds = 5
+
+
+class ReadinessSettings(_Group):
+    """`PERDURE_READY__*`: when `/readyz` fails.
+
+    `no_worker_s`: seconds without a worker that runs turns, at least 30; 0 ignores workers. A gateway counts from its
+    own start.
+    """
+
+    no_worker_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
+
+
+Days = Annotated[int, Field(ge=0, le=36_500)]
+
+
+class RetentionSettings(_Group):
+    """`PERDURE_RETENTION__*`: after how many days rows are deleted that are no longer read; 0 keeps them for ever.
+
+    `transcripts_days` deletes what users see: ended sessions of which nothing else needs a message.
+    """
+
+    inbox_days: Days = 90
+    events_days: Days = 90
+    effects_days: Days = 365
+    deliveries_days: Days = 30
+    executions_days: Days = 90
+    snapshots_days: Days = 90
+    audit_days: Days = 30
+    vectors_days: Days = 0
+    transcripts_days: Days = 0
+
+
+class LogSettings(_Group):
+    """`PERDURE_LOG__*`: the form of the log, `text` or `json` (one object a line)."""
+
+    format: LogFormat = LogFormat.TEXT
 
 
 class FileSettings(_Group):
@@ -541,7 +622,11 @@ class Settings(BaseSettings):
     mcp: McpSettings = McpSettings()
     flower: FlowerSettings = FlowerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
+    retention: RetentionSettings = RetentionSettings()
     stream: StreamSettings = StreamSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    ready: ReadinessSettings = ReadinessSettings()
+    log: LogSettings = LogSettings()
     files: FileSettings = FileSettings()
     casebank: CasebankSettings = CasebankSettings()
     discord: DiscordSettings = DiscordSettings()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 from uuid import UUID
 
 from perdure.network.queues import ReplyTask, reply_queue
+from perdure.observe.measures import Measures
 from perdure.tasks.task import PerdureTask, declare
 from perdure.turns.outbox import (
     Delivered,
     DeliveryFailed,
     DeliveryNotDue,
+    DeliveryOutcome,
+    DeliveryPostponed,
     Undeliverable,
     deliver,
     leave_to_sweeper,
@@ -54,8 +57,8 @@ class TaskCarrier:
 
 
 @declare("deliveries.send", base=PerdureTask)
-def send(self: PerdureTask, delivery_id: str) -> None:
-    """Attempt the delivery if it is due.
+def send(self: PerdureTask, delivery_id: str) -> dict[str, Any]:
+    """Attempt the delivery if it is due; returns its outcome.
 
     If the deliveries to its service or of its user take their share of this process's attempts, the sweeper publishes
     the task again.
@@ -64,16 +67,36 @@ def send(self: PerdureTask, delivery_id: str) -> None:
     database = process.runtime.database
     sharers = sharers_of(database, wanted)
     if sharers is None:
-        return
+        return {"outcome": "erased"}
     with (
         process.deliveries.slot(sharers.service) as for_service,
         process.user_deliveries.slot(sharers.user_id) as for_user,
     ):
         if not (for_service and for_user):
             leave_to_sweeper(database, wanted)
-            return
+            return {"outcome": "left to the sweeper"}
         outcome = deliver(database, process.carriers, wanted)
     if not isinstance(outcome, DeliveryNotDue) and outcome.next_id is not None:
         process.runtime.wake.delivery(outcome.next_id)
     if isinstance(outcome, Delivered) and outcome.following_id is not None:
         process.runtime.wake.delivery(outcome.following_id)
+    return _result(process.runtime.measures, outcome)
+
+
+def _result(measures: Measures, outcome: DeliveryOutcome) -> dict[str, Any]:
+    """Count the attempt; returns the task's result."""
+    match outcome:
+        case Delivered():
+            measures.stage("delivery", outcome.seconds)
+            measures.delivery(outcome.kind, "delivered")
+            return {"outcome": "delivered"}
+        case DeliveryPostponed(retry_s=None):
+            measures.delivery(outcome.kind, "failed")
+            return {"outcome": "failed"}
+        case DeliveryPostponed():
+            measures.delivery(outcome.kind, "postponed")
+            return {"outcome": "postponed", "retry_s": outcome.retry_s}
+        case DeliveryNotDue():
+            return {"outcome": "not due"}
+        case _:
+            assert_never(outcome)

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 def retain(self: ScheduledTask) -> dict[str, int]:
     """Delete the rows whose retention period has passed; returns the number of deleted rows by kind."""
     process = self.process
-    deleted = delete_old(process.runtime.database, lambda: not process.leaving.is_set())
+    runtime = process.runtime
+    deleted = delete_old(runtime.database, lambda: not process.leaving.is_set(), runtime.settings.retention)
     log.info("retention deleted: %s", ", ".join(f"{count} {what}" for what, count in deleted.items()))
     return deleted

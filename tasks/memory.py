@@ -15,6 +15,7 @@ from perdure.memory.consolidation.consolidate import (
     Progress,
     Skipped,
 )
+from perdure.memory.consolidation.judging import resolve_judge
 from perdure.memory.decay import decay as decay_all
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
@@ -75,15 +76,17 @@ def consolidator(process: Process) -> Consolidator:
     """Make a consolidator. The keeper of `process` renews the consolidator's leases."""
     runtime = process.runtime
     settings = runtime.settings
+    model = runtime.models(settings.summary_model or settings.model)
     return Consolidator(
         database=runtime.database,
         clock=runtime.clock,
-        model=runtime.models(settings.summary_model or settings.model),
+        model=model,
         embedder=runtime.embedder,
         limits=settings.consolidation,
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
         holding=process.runner.keeper.keep_fenced,
+        judge=resolve_judge(settings, model),
     )
 
 

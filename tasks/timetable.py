@@ -55,7 +55,7 @@ class ScheduledTask(PerdureTask):
         outcome = run_slot(runtime.database, runtime.clock, runtime.settings.turn, entry, work)
         match outcome:
             case Done(slot, result):
-                log.info("schedule entry %s, slot %s: done", name, slot)
+                log.debug("schedule entry %s, slot %s: done", name, slot)
                 return result
             case SlotNotDue():
                 return None

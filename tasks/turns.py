@@ -7,7 +7,8 @@ records the result of a Celery tool, and `turns.run` runs a session's turns.
 from __future__ import annotations
 
 import logging
-from typing import Any, assert_never
+from collections import Counter
+from typing import Any
 from uuid import UUID
 
 from perdure.access.tenants import UserKey, parse_tenant
@@ -19,12 +20,13 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.inbox.route_unrouted import route_user
-from perdure.turns.lease.claim import NeedsIsolation, NotNeeded, Queued, Ran, Unequipped
 from perdure.turns.run.child_watch import count_failed_start
 from perdure.turns.sweep import postpone
 
 log = logging.getLogger(__name__)
 
+_MOST_SHOWN = 5
+"""The most ids of turns in the result of `turns.run`."""
 _FAILED = "The task failed. Its error is not known here: the task has no result backend, or another one."
 
 
@@ -91,20 +93,30 @@ def _effect_id(text: object) -> UUID:
 
 
 @declare("turns.run", base=PerdureTask)
-def run(self: PerdureTask, session_id: str) -> None:
-    """Run a session's turns, unless another worker has claimed the session."""
-    outcome = self.process.runner.run(UUID(session_id))
-    match outcome:
-        case Ran() | NotNeeded() | Queued() | Unequipped():
-            return
-        case NeedsIsolation(claims, fence):
-            log.warning("session %s: its turn was claimed %d times and must run in a child process", session_id, claims)
-            ended = self.process.isolate(UUID(session_id))
-            if ended is None:
-                postpone(self.process.runtime, UUID(session_id))
-            elif ended.left is not None:
-                self.process.runner.child_left(UUID(session_id), ended.left)
-            elif ended.error is not None and fence is not None:
-                count_failed_start(self.process.runtime, self.process.runner, UUID(session_id), fence, ended)
-        case _:
-            assert_never(outcome)
+def run(self: PerdureTask, session_id: str) -> dict[str, Any]:
+    """Run the turns of due sessions, the given one among them, until none is due or the task's time is over.
+
+    Returns what Celery logs and Flower shows: the number of sessions, how many turns were settled with which status and
+    error code, and the ids of the first ones, for `perdure turns show`. An example is
+    `{"sessions": 2, "turns": {"done": 1, "failed PROVIDER_ERROR": 1}, "turn_ids": ["0198…", "0198…"]}`.
+    """
+    process, named = self.process, UUID(session_id)
+    drained = process.runner.drain(named, process.leaving.is_set)
+    shown: dict[str, Any] = {
+        "sessions": drained.sessions,
+        "turns": dict(Counter(drained.outcomes)),
+        "turn_ids": [str(each) for each in drained.turn_ids[:_MOST_SHOWN]],
+    }
+    if (refused := drained.refused) is None:
+        return shown
+    log.warning("session %s: its turn was claimed %d times and must run in a child process", named, refused.claims)
+    ended = process.isolate(named)
+    if ended is None:
+        postpone(process.runtime, named)
+        return {**shown, "why": "no child process is free"}
+    if ended.left is not None:
+        process.runner.child_left(named, ended.left)
+    elif ended.error is not None and refused.fence is not None:
+        count_failed_start(process.runtime, process.runner, named, refused.fence, ended)
+    turns = dict(Counter([*drained.outcomes, *ended.outcomes]))
+    return {**shown, "turns": turns, "why": "a child process ran" if ended.error is None else "no start"}

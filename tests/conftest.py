@@ -7,11 +7,14 @@ process has its own Redis, because Redis starts quickly.
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -33,13 +36,18 @@ from perdure.servers import postgres, redis
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from tests.databases import ORDINARY, Copy, Databases
+from tests.tls import Authority
 
 LONG_LIMIT_S = 480
 
-_MOST_VARIANTS = 6
-"""The most variants of one test that `make test` runs: the first, the last, and some between."""
+_SECONDS = {"processes": 3.0, "servers": 2.0, "examples": 2.0, "cli": 1.0}
+"""Seconds for one test in each folder with processes, to order the files. A test in another folder takes 0.1 s."""
 
-_FIRST = ("processes", "cli", "embedded")
+_LONG_SECONDS = 4.0
+"""Seconds for one test with the mark `long` that is not a mere variant."""
+
+_LONGEST_SECONDS = {"cli/test_schema.py": 90.0, "cli/test_up.py": 60.0, "turns/test_plans.py": 30.0}
+"""Seconds for one test with this mark in the files that have few tests and take long."""
 
 _shared = pytest.StashKey[Path]()
 
@@ -61,7 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the test processes' shared directory and hypothesis's profile. `make test` runs fewer examples."""
     given = getattr(config, "workerinput", {}).get("shared")
     config.stash[_shared] = Path(given or tempfile.mkdtemp(prefix="perdure-"))
-    hypothesis.settings.load_profile("brief" if "not long" in config.option.markexpr else "perdure")
+    if given is None:
+        # A client with TLS reads all trusted authorities, which takes 20 ms. No test connects to a public server, so
+        # one authority is enough. The test processes and the processes that tests start inherit the variable.
+        os.environ["SSL_CERT_FILE"] = str(Authority(config.stash[_shared], "nobody").file)
+    hypothesis.settings.load_profile("brief" if _is_brief(config) else "perdure")
+
+
+def _is_brief(config: pytest.Config) -> bool:
+    """Whether pytest leaves out the long tests, as in `make test`."""
+    return "not long" in config.option.markexpr
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,6 +112,16 @@ class RecordingWaker:
         self.consolidations: list[UUID | None] = []
         self.casebanks = 0
         self.away = False
+        self.enough = False
+        """What `has_enough` returns. While it is set, `drain` records nothing."""
+
+    def drain(self, session_id: UUID, priority: int) -> bool:
+        """Record the session, unless there are enough wake-ups."""
+        return self.has_enough() or self.session(session_id, priority)
+
+    def has_enough(self) -> bool:
+        """Whether the test has set `enough`, and the broker is not away."""
+        return self.enough and not self.away
 
     def session(self, session_id: UUID, priority: int) -> bool:
         """Record the session."""
@@ -126,27 +153,53 @@ class RecordingWaker:
         return not self.away
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that wait for processes first. If one ran last, the other test processes would be idle.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the files that take longest first. If one ran last, the other test processes would be idle.
 
     A long test has four times the time limit of others, since a busy machine slows it most. A test with many variants
-    counts as long, except for `_MOST_VARIANTS` of them, unless the test itself says which variants are long.
+    counts as long, except for one of them, unless the test itself says which variants are long.
+
+    With `--unprepared`, no test runs that uses no database, since none of its statements could be prepared.
     """
+    seconds: dict[Path, float] = {}
     variants: dict[str, list[pytest.Item]] = {}
     chosen = set()
+    brief = _is_brief(config)
     for item in items:
         test = item.nodeid.partition("[")[0]
         variants.setdefault(test, []).append(item)
-        if item.get_closest_marker("long"):
+        long = item.get_closest_marker("long") is not None
+        seconds[item.path] = seconds.get(item.path, 0.0) + _estimated(item, long=long, brief=brief)
+        if long:
             chosen.add(test)
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
-    for each in (given for test, given in variants.items() if test not in chosen):
-        kept = {number * (len(each) - 1) // (_MOST_VARIANTS - 1) for number in range(_MOST_VARIANTS)}
-        for number, item in enumerate(each if len(each) > _MOST_VARIANTS else ()):
-            if number not in kept:
-                item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
+    for test, given in variants.items():
+        for item in given[1:] if test not in chosen else ():
+            item.add_marker(pytest.mark.long)
+    if config.getoption("unprepared"):
+        needless = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=needless)
+        items[:] = [item for item in items if item not in set(needless)]
+    items.sort(key=lambda item: -seconds[item.path])
+
+
+def _estimated(item: pytest.Item, *, long: bool, brief: bool) -> float:
+    """The seconds that the test may take: 0 if `make test`, which is brief, leaves it out."""
+    if long:
+        return 0.0 if brief else _LONGEST_SECONDS.get(f"{item.path.parent.name}/{item.path.name}", _LONG_SECONDS)
+    return _SECONDS.get(item.path.parent.name, 0.1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Exempt the collected tests and their modules from garbage collection. They are most objects of the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -237,6 +290,12 @@ def prepared(pytestconfig: pytest.Config) -> None:
 @pytest.fixture
 def settings() -> Settings:
     """The default settings, without `.env`."""
+    return _settings(tuple(each for each in os.environ.items() if each[0].upper().startswith("PERDURE_")))
+
+
+@cache
+def _settings(_environment: tuple[tuple[str, str], ...]) -> Settings:
+    """Reading the settings takes longer than many a test. They are frozen, so tests can share them."""
     return Settings(_env_file=None)
 
 

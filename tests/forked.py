@@ -8,6 +8,7 @@ other process. Most tests start their workers and commands in this way; a few st
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pkgutil
@@ -20,17 +21,25 @@ from pathlib import Path
 from perdure.servers.process import launch
 
 _IMPORTED = [
+    "tests.entry_points",  # before the modules that import the function that it replaces
     "alembic.command",
+    "billiard.pool",
+    "celery.app.control",
+    "celery.apps.beat",
     "celery.apps.worker",
     "celery.backends.redis",
     "celery.bin.celery",
     "celery.concurrency.thread",
     "celery.worker.components",
     "celery.worker.consumer",
+    "httpx2",
+    "kombu.matcher",
     "kombu.transport.redis",
     "numpy",
     "perdure.adapters.pydantic_ai.adapt",
     "perdure.builtin",
+    "perdure.casebank.plan.compute",
+    "perdure.casebank.runs.apply",
     "perdure.channels.http.app",
     "perdure.cli",
     "perdure.models.embedders.resolve",
@@ -49,7 +58,10 @@ _IMPORTED = [
     "perdure.workers.lifecycle",
     "pydantic_ai",
     "pytest.__main__",  # the main module without xdist; multiprocessing imports it in each process
+    "tests.files.killing",
     "tests.forked",
+    "tests.processes.model_server",
+    "tests.snapshots.killing",
 ]
 
 _READ, _WRITTEN = os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -86,6 +98,7 @@ def start(program: Program) -> BaseProcess:
 
 
 def _become(program: Program) -> None:
+    gc.freeze()  # a collection would copy the memory that this process shares with the server
     os.setsid()
     if sys.platform == "linux":
         launch._die_with(os.getppid())  # so that no process outlives a killed test run

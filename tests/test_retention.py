@@ -18,7 +18,7 @@ from perdure.casebank.reflection import EXECUTIONS
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement
 from perdure.runtime import Runtime
-from perdure.settings import OnBusy
+from perdure.settings import OnBusy, RetentionSettings
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 from perdure.turns.run.loop import Runner
@@ -56,7 +56,7 @@ def test_a_kind_that_fails_keeps_no_other(
     monkeypatch.setattr(retention, "KEPT", kinds)
     runtime.database.observe = lambda moment, name: ran.append(name) if moment == "after" else None
     with pytest.raises(ProgrammingError, match="UndefinedTable"):
-        retention.retain(runtime.database)
+        retention.retain(runtime.database, settings=RetentionSettings(vectors_days=9, transcripts_days=9))
     assert ran == [kept.delete.name for kept in kinds if kept.what != failing]
     assert f"retention of {failing} failed" in caplog.text
 
@@ -206,3 +206,135 @@ def test_every_page_of_a_walk_is_visited(runtime: Runtime, clock: MovedClock, mo
     clock.advance(timedelta(days=91))
     assert retention.retain(database) == NOTHING | {"messages in the inbox": 5}
     assert _inbox(database) == [f"kept {number}" for number in range(5)]
+
+
+def _end(database: Database, *sessions: UUID) -> None:
+    _write(
+        database,
+        "UPDATE sessions SET ended_at = perdure_now(), consolidated_at = perdure_now(), state = 'ended',"
+        " routable = false, summary = 'they said hello' WHERE session_id = ANY (:sessions)",
+        sessions=[*sessions],
+    )
+
+
+def test_sessions_are_deleted_once_nothing_needs_them(runtime: Runtime, clock: MovedClock) -> None:
+    """Only where it is set. A pending delivery, a follower that is open, a memory and consolidation keep a session."""
+    database = runtime.database
+    first = _answered(runtime)
+    _end(database, first)
+    follower, waits, remembered, unread = _answered(runtime), *(_answered(runtime, user) for user in "bcd")
+    _end(database, waits, remembered, unread)
+    _write(
+        database,
+        "UPDATE sessions SET previous_session_id = :first WHERE session_id = :follower",
+        first=first,
+        follower=follower,
+    )
+    _write(database, "UPDATE sessions SET consolidated_at = NULL WHERE session_id = :unread", unread=unread)
+    _write(
+        database,
+        "WITH memory AS (INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin,"
+        " created_at, valid_from) VALUES (gen_random_uuid(), 'c', 'fact', 'a fact', 0.5, 0.5, '{cli}', 'tool', now(),"
+        " now()) RETURNING memory_id) INSERT INTO memory_sources SELECT memory_id, :session, 1 FROM memory",
+        session=remembered,
+    )
+    _write(
+        database,
+        "UPDATE deliveries SET status = 'delivered'"
+        " WHERE turn_id <> (SELECT turn_id FROM turns WHERE session_id = :waits)",
+        waits=waits,
+    )
+    days = RetentionSettings(transcripts_days=10)
+    clock.advance(timedelta(days=11))
+    assert retention.retain(database) == NOTHING
+    assert retention.retain(database, settings=days) == NOTHING, "the follower is open"
+    _end(database, follower)
+    assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 1}
+    assert _count(database, "sessions") == 4
+    clock.advance(timedelta(days=11))
+    assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 1}, "the follower, by now"
+    _write(database, "UPDATE deliveries SET status = 'failed'")
+    _write(database, "UPDATE sessions SET consolidated_at = perdure_now()")
+    _write(database, "DELETE FROM memories")
+    assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 3}
+    for table in ("sessions", "turns", "messages", "message_words", "message_vectors", "inbox", "deliveries"):
+        assert _count(database, table) == 0, table
+    assert accept(runtime, Incoming(user=UserKey("ana"), text="hello again")).session_id not in {first, follower}
+
+
+def test_sessions_that_follow_each_other_are_deleted_together(runtime: Runtime, clock: MovedClock) -> None:
+    """One statement deletes the session and the one that it follows, with all their rows."""
+    database = runtime.database
+    first = _answered(runtime)
+    _end(database, first)
+    second = _answered(runtime)
+    _end(database, second)
+    _write(
+        database,
+        "UPDATE sessions SET previous_session_id = :first WHERE session_id = :second",
+        first=first,
+        second=second,
+    )
+    _write(database, "UPDATE deliveries SET status = 'failed'")
+    clock.advance(timedelta(days=11))
+    days = RetentionSettings(transcripts_days=10)
+    assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 2}
+    assert _count(database, "sessions") == 0
+
+
+def test_the_session_of_another_agents_answer_stays_with_the_call(runtime: Runtime, clock: MovedClock) -> None:
+    """It has the id of the call, which belongs to the turn of the agent that asked."""
+    database = runtime.database
+    asking, answering = _answered(runtime), _answered(runtime, "ben")
+    _end(database, answering)
+    _write(database, "UPDATE sessions SET depth = 1 WHERE session_id = :answering", answering=answering)
+    _write(
+        database,
+        "INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,"
+        " intended_at, decide_at, waits_for)"
+        " SELECT :answering, turn_id, 2, 0, 'ask', '{}', 'idempotent', 'done', now(), now(), 'agent' FROM turns"
+        " WHERE session_id = :asking",
+        answering=answering,
+        asking=asking,
+    )
+    _write(database, "UPDATE deliveries SET status = 'failed'")
+    clock.advance(timedelta(days=11))
+    days = RetentionSettings(transcripts_days=10)
+    assert retention.retain(database, settings=days) == NOTHING
+    _end(database, asking)
+    clock.advance(timedelta(days=11))
+    assert sum(retention.retain(database, settings=days)["ended sessions"] for _ in range(2)) == 2
+
+
+def test_old_vectors_and_tool_calls_are_deleted(runtime: Runtime, clock: MovedClock, monkeypatch: Any) -> None:
+    """Vectors where it is set. Of calls, those of ended sessions; those that a person decided stay."""
+    database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 1)
+    ended, live = _answered(runtime), _answered(runtime, "ben")
+    _end(database, ended)
+    for session, decider in ((ended, None), (ended, "staff"), (live, None)):
+        _write(
+            database,
+            "INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,"
+            " intended_at, decide_at, decided_by)"
+            " SELECT ('00000000-0000-7000-8000-' || lpad((SELECT count(*) FROM tool_effects)::text, 12, '0'))::uuid,"
+            " turn_id, 2, (SELECT count(*) FROM tool_effects), 'look', '{}', 'pure', 'done', now(), now(), :decider"
+            " FROM turns WHERE session_id = :session",
+            session=session,
+            decider=decider,
+        )
+    _write(
+        database,
+        "WITH made AS (INSERT INTO embedders (name, dimensions, created_at) VALUES ('three', 3, now())"
+        " RETURNING embedder_id) INSERT INTO message_vectors (session_id, seq, embedder_id, user_id)"
+        " SELECT session_id, seq, embedder_id, user_id FROM message_words, made",
+    )
+    assert _count(database, "message_vectors") == 4
+    clock.advance(timedelta(days=366))
+    days = RetentionSettings(vectors_days=365, inbox_days=0, deliveries_days=0)
+    _write(database, "DELETE FROM message_vectors WHERE seq = 1 AND session_id = :live", live=live)
+    assert retention.retain(database, settings=days) == NOTHING | {
+        "tool calls of ended sessions": 1,
+        "vectors of messages": 3,
+    }
+    assert (_count(database, "tool_effects"), _count(database, "message_words")) == (2, 4)

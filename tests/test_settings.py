@@ -26,7 +26,7 @@ WRONG = [
     ("PERDURE_MODEL_TIMEOUT_S", "inf", "finite"),
     ("PERDURE_TURN__MAX_STEPS", "many", "integer"),
     ("PERDURE_TURN__MAX_ATTEMPTS", "0", "greater than or equal to 1"),
-    ("PERDURE_TURN__ON_BUSY", "shrug", "'enqueue', 'reject', 'interrupt' or 'merge'"),
+    ("PERDURE_TURN__ON_BUSY", "shrug", "'enqueue', 'reject', 'interrupt', 'merge' or 'steer'"),
     ("PERDURE_TURN__HEARTBEAT_S", "29", "PERDURE_TURN__LEASE_S"),
     ("PERDURE_TURN", "5", "PERDURE_TURN__MAX_STEPS"),
     ("PERDURE_TURN", "long", "PERDURE_TURN__MAX_STEPS"),

@@ -32,6 +32,10 @@ from perdure.channels.services.buttons import Buttons
 from perdure.channels.services.protocol import Channel
 from perdure.channels.services.replies import ChatCarrier
 from perdure.clock import SystemClock
+from perdure.errors import loggable
+from perdure.network.queues import QUEUES
+from perdure.observe.measures import Measures, Server
+from perdure.observe.presence import RELEASE, WORKER, Presence
 from perdure.resilience.registry import BreakerRegistry
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
@@ -40,6 +44,7 @@ from perdure.tasks.process import Process
 from perdure.tasks.timetable import fire
 from perdure.timetable.sweep import sweep_slots
 from perdure.turns.calls import awaited
+from perdure.turns.cancel import cancel
 from perdure.turns.outbox import Carrier
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
@@ -98,7 +103,10 @@ class Lifecycle:
         self._make_waker = waker or partial(CeleryWaker, settings, where)
         self._make_calls = calls or partial(CeleryCalls.at, settings, where)
         self._chats: dict[str, Channel] = {}
-        self._isolation = Isolation(environment)
+        self._measures = Measures()
+        self._isolation = Isolation(environment, self._measures.add)
+        self._presence: Presence | None = None
+        self._metrics: Server | None = None
         self._shutdown = Shutdown(settings.shutdown, self._isolation, self.consumption, others)
 
     def __call__(self) -> Process:
@@ -124,12 +132,18 @@ class Lifecycle:
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
 
     def watch(self, name: str) -> None:
-        """Start the watchdog, which kills this process if no Python thread of this process runs for a certain time.
+        """Start what watches this process: the watchdog, the reports that it runs, and the port of its metrics.
 
-        `name` is the worker's name. Call this when the worker is ready.
+        The watchdog kills this process if no Python thread of it runs for a certain time. `name` is the worker's name.
+        Call this when the worker is ready.
         """
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
+        runtime = self().runtime
+        consumed = [queue for queue in self._app.amqp.queues.consume_from if queue in QUEUES]
+        self._presence = Presence(runtime.database, runtime.clock, WORKER, name, consumed)
+        self._presence.start()
+        self._metrics = self._serve_metrics()
 
     def request_shutdown(self) -> None:
         """Begin the shutdown, or shorten it if it has begun. Safe in a signal handler."""
@@ -148,6 +162,10 @@ class Lifecycle:
             return
         if self._embedding is not None:
             self._embedding.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._presence is not None:
+            self._presence.stop()
         self._shutdown.finish(process)
         began, released = time.monotonic(), self._shutdown.release(process)
         process.runner.close()
@@ -157,6 +175,25 @@ class Lifecycle:
         process.runtime.close()
         self._shutdown.end(released, began)
 
+    def _serve_metrics(self) -> Server | None:
+        """Serve the worker's metrics, if a port is configured. A worker without a free port works without them."""
+        process, settings = self(), self._settings.metrics
+        if not settings.worker_port:
+            return None
+        gauges = {
+            "turns_running": lambda: process.runner.keeper.turns,
+            "threads_leaked": lambda: process.runtime.leaks.count,
+            "children_running": lambda: self._isolation.running,
+        }
+        try:
+            server = self._measures.serve(settings.worker_address, settings.worker_port, RELEASE, gauges)
+        except OSError as error:
+            why = loggable(error)
+            log.error("no metrics are served: no port from %d on is free (%s)", settings.worker_port, why)  # noqa: TRY400 (the message has all facts)
+            return None
+        log.info("metrics are served on port %d", server.port)
+        return server
+
     def _close_publishers(self) -> None:
         for publisher in (self._waker, self._calls):
             if publisher is not None:
@@ -164,10 +201,13 @@ class Lifecycle:
 
     def _assemble(self) -> Process:
         waker = self._waker = self._make_waker()
+        waker.observe = lambda published: self._measures.wake_up(published=published)
         found = active_entries(self._app.tasks, self._settings)
         calls = self._calls = self._make_calls()
         where = self._where
-        runtime = assemble(self._settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
+        runtime = assemble(
+            self._settings, where.database_url, waker, where.redis_url, turns=True, calls=calls, measures=self._measures
+        )
         runtime.leaks.on_too_many = _shut_down_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
@@ -200,8 +240,9 @@ class Lifecycle:
     def _probe_tasks(self, process: Process) -> None:
         """Probe the tasks of Celery tools between the sweeper's rounds, so that a short task's progress is seen."""
         stopping = self._shutdown.begun
-        while not stopping.wait(awaited.LEAST_PROBE_S):
-            process.runtime.duties.run("running tasks", partial(awaited.probe_due, process.runtime, stopping.is_set))
+        while not stopping.wait(awaited.probe_pause_s(process.runtime)):
+            probe = partial(awaited.probe_due, process.runtime, cancel, stopping.is_set)
+            process.runtime.duties.run("running tasks", probe)
 
     def _sweep_slots(self, process: Process) -> None:
         runtime = process.runtime
@@ -213,16 +254,20 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     """Connect a `Lifecycle` to the signals of the application's worker; returns the `Lifecycle`."""
     lifecycle = Lifecycle(app, settings, where)
     app.perdure = lifecycle
+
+    def configure() -> None:
+        logs.configure(form=settings.log.format)
+
     app.steps["worker"].add(pause.PauseStep)
 
     def begin(sender: Any = None, **_: Any) -> None:
-        logs.configure()  # the signal `setup_logging` fires later, and lines logged before it would be lost
+        configure()  # the signal `setup_logging` fires later, and lines logged before it would be lost
         if sender is not None:
             or_exit(partial(require_threads, sender))
         or_exit(lifecycle.check)
         or_exit(lifecycle.start)
 
-    setup_logging.connect(lambda **_: logs.configure(), weak=False)
+    setup_logging.connect(lambda **_: configure(), weak=False)
     # `weak=False`: Celery would drop these receivers, which nothing else references.
     worker_init.connect(begin, weak=False)
     worker_ready.connect(lambda sender, **_: lifecycle.watch(sender.hostname), weak=False)

@@ -3,25 +3,36 @@
 A log outlives the erasure of a user, so no line may contain a user's text. An exception is logged with its stack frames
 and its type. The exception's message is logged only if this message cannot quote the arguments of a tool, a hook or an
 SQL statement (`perdure.errors.loggable`).
+
+With `PERDURE_LOG__FORMAT=json`, a line is a JSON object: `time`, `level`, `logger`, `message`, the ids of the task, the
+session and the turn where the thread works for one, `exception` with the stack frames, and the facts of the event.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 import traceback
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import loggable
+from perdure.observe import current
 from perdure.tasks import current_task
+
+if TYPE_CHECKING:
+    from perdure.settings import LogFormat
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
-# At INFO, Celery logs each task twice, although perdure itself logs each turn's outcome.
-_WARNINGS_ONLY = ("alembic", "celery.app.trace", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai")
+# At INFO, Celery logs each task twice, and its beat each task once, although perdure itself logs each turn's outcome.
+_WARNINGS_ONLY = (
+    "alembic", "celery.app.trace", "celery.beat", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai"
+)  # fmt: skip
 
 
 class _WithTask(logging.Filter):
@@ -30,10 +41,10 @@ class _WithTask(logging.Filter):
         return True
 
 
-def configure(level: int = logging.INFO) -> None:
-    """Send this process's log to stderr. Call this when the process starts."""
+def configure(level: int = logging.INFO, form: LogFormat | None = None) -> None:
+    """Send this process's log to stderr, by default as text. Call this when the process starts."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WithoutTexts(_FORMAT))
+    handler.setFormatter(_Json() if form == "json" else _WithoutTexts(_FORMAT))
     handler.addFilter(_WithTask())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in _WARNINGS_ONLY:
@@ -44,6 +55,25 @@ def configure(level: int = logging.INFO) -> None:
 class _WithoutTexts(logging.Formatter):
     def formatException(self, ei: Any) -> str:  # noqa: N802 (the standard library's name)
         return "\n".join(_traced(ei[1]))
+
+
+class _Json(_WithoutTexts):
+    """One JSON object a line. `facts` of a record, a dictionary, are members of the object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        task, _, task_id = str(getattr(record, "task", "-")).partition("[")
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            **({} if task == "-" else {"task": task, "task_id": task_id.rstrip("]")}),
+            **current.ids(),
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def _traced(error: BaseException | None) -> list[str]:

@@ -1,4 +1,7 @@
-"""Celery applications whose connection pools are independent of other applications in the process."""
+"""Celery applications whose connection pools are independent of other applications in the process.
+
+Their channels on Redis have one client each (`perdure.workers.redis_client`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from kombu import Connection
 from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
 from kombu.utils.functional import lazy
+
+from perdure.workers.redis_client import share_client
 
 
 class _Connections(ConnectionPool):
@@ -33,8 +38,18 @@ class _Pools(NamedTuple):
         return cls(connections, ProducerPool(connections, limit=limit))
 
 
+class _BrokerConnection(Connection):
+    def channel(self) -> Any:
+        """Open a channel, with one Redis client for all its commands."""
+        channel = super().channel()  # type: ignore[no-untyped-call]  # the same
+        share_client(channel)
+        return channel
+
+
 class IsolatedAMQP(AMQP):  # type: ignore[misc]  # celery carries no types
-    """The producers of an `IsolatedApp`."""
+    """The connections and producers of an `IsolatedApp`."""
+
+    Connection = _BrokerConnection
 
     @property
     def producer_pool(self) -> Any:

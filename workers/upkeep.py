@@ -1,4 +1,4 @@
-"""Work that may take minutes or wait for a third party: erasures, statistics after them, unused files, and indexes.
+"""Work that may take minutes or wait for a third party: erasures, unused files, statistics, indexes, summaries.
 
 Each duty of `UPKEEP` has a thread of its own, so that a duty that waits delays neither the sweep nor another duty. One
 worker of all takes each round of a duty. Celery's tasks are no place for this work, because it would occupy a slot.
@@ -15,6 +15,7 @@ from perdure.casebank.search import build_indexes as build_case_indexes
 from perdure.memory.embedding import build_indexes as build_memory_indexes
 from perdure.resilience.duties import Duties
 from perdure.runtime import Runtime
+from perdure.sessions.running_summary import summarise_due
 from perdure.turns.queries import TAKE_SWEEP
 from perdure.users.statistics import forget_samples
 
@@ -42,6 +43,16 @@ UPKEEP = {
             runtime.database, runtime.embedder.name, runtime.settings.memory.index_rows
         ),
     ),
+    "summaries": Upkeep(
+        1,
+        lambda runtime, go_on: summarise_due(
+            runtime.database,
+            runtime.clock,
+            runtime.models(runtime.settings.summary_model or runtime.settings.model),
+            runtime.settings.model_timeout_s,
+            go_on,
+        ),
+    ),
     "case indexes": Upkeep(120, lambda runtime, _: build_case_indexes(runtime.database)),
 }
 """The duties, by the names in the log."""
@@ -64,6 +75,6 @@ def take_round(runtime: Runtime, name: str, go_on: Callable[[], bool] = lambda: 
 
 def _run(name: str, runtime: Runtime, stopping: threading.Event) -> None:
     pause_s = UPKEEP[name].every * runtime.settings.turn.sweep_s
-    duties = Duties(runtime.clock, pause_s, _LONGEST_PAUSE_S)
+    duties = Duties(runtime.clock, pause_s, _LONGEST_PAUSE_S, observe=runtime.measures.duty)
     while not stopping.wait(pause_s):
         duties.run(name, partial(take_round, runtime, name, lambda: not stopping.is_set()))

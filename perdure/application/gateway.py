@@ -36,6 +36,7 @@ from perdure.resilience.kill_reports import Kills
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.text import declarations
+from perdure.workers.observed import observed
 from perdure.workers.publish.background import BackgroundWaker
 
 
@@ -194,5 +195,9 @@ def _assemble(
     waker = BackgroundWaker(settings, where, publishing)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     kills = Kills(where.redis_url, settings.redis_prefix)
-    app = create_app(runtime, waker.reachable, kills.lately, *rules)
-    return _Opened(app, loop, runtime, (waker.close, kills.close))
+    source = observed(
+        settings, runtime.database, runtime.clock,
+        breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
+    )  # fmt: skip
+    app = create_app(runtime, waker.reachable, kills.lately, *rules, source=source)
+    return _Opened(app, loop, runtime, (waker.close, kills.close, source.close))

@@ -17,7 +17,7 @@ from perdure.models.protocol import Usage
 from perdure.output import OutputType
 from perdure.tools import around
 from perdure.turns.calls import outside
-from perdure.turns.reading import SETTLED, read_turn
+from perdure.turns.reading import SETTLED, question_of, read_turn
 
 _ROUND_S = 0.5
 """Seconds between reads of the turn.
@@ -83,7 +83,7 @@ def result(turn: Sent | UUID | str, *, output: type[Data], timeout: float | None
 
 
 def result(turn: Sent | UUID | str, *, output: Any = None, timeout: float | None = None) -> TurnResult[Any]:
-    """Wait for a turn to settle, or to wait for results of an `external_tool`, and return it.
+    """Wait for a turn to settle, or to wait for results of an `external_tool` or an answer, and return it.
 
     `turn` is the result of `perdure.send`, or a turn's id. `output` is the type of the agent's answers, of which
     `TurnResult.data` is a value; without it, `data` is JSON values. `timeout` is in seconds; `None` sets no limit. Call
@@ -110,7 +110,7 @@ def result(turn: Sent | UUID | str, *, output: Any = None, timeout: float | None
     own, turn_id = parts(), _parse(turn)
     expected = None if output is None else OutputType(output, "result()")
     ends = None if timeout is None else own.clock.monotonic() + timeout
-    while (found := read_turn(own.database, turn_id))["status"] not in SETTLED and not found["pending_calls"]:
+    while not _is_for_the_caller(found := read_turn(own.database, turn_id)):
         if timeout != 0 and (waiting := around.running.get()) is not None:
             raise InvalidRequest(_STARVES.format(waiting=waiting))
         left_s = _ROUND_S if ends is None else ends - own.clock.monotonic()
@@ -169,6 +169,11 @@ def answer(turn: Sent | UUID | str, call_id: str, result: Any = None, *, error: 
     given = outside.parse_result({"call_id": call_id, **brought})
     outside.bring(own.database, own.waker, None, turn_id, given)
     return _result(read_turn(own.database, turn_id), None)
+
+
+def _is_for_the_caller(turn: Mapping[str, Any]) -> bool:
+    """Whether the turn is settled, or waits for results that its caller may bring, or for the user's answer."""
+    return turn["status"] in SETTLED or bool(turn["pending_calls"]) or question_of(turn) is not None
 
 
 def _parse(turn: Sent | UUID | str) -> UUID:

@@ -10,6 +10,8 @@ store. A crontab fires in every hour, at the minutes of the slots, since the app
 
 from __future__ import annotations
 
+import atexit
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -17,11 +19,16 @@ from celery import Celery
 from celery.schedules import crontab, schedule
 from celery.signals import beat_init, import_modules
 
+from perdure.assembly import database_address
+from perdure.errors import Unavailable
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.timetable.cadence import AtTimes, Cadence, Every
 from perdure.timetable.entry import options
 from perdure.workers.celery_application import TASKS
+from perdure.workers.shutdown.beat import report
+
+log = logging.getLogger(__name__)
 
 PREFIX = "perdure."
 """The prefix of perdure's entries in `beat_schedule`."""
@@ -39,6 +46,7 @@ def add_entries(app: Celery, settings: Settings) -> None:
 
     def begin(sender: Any, **_: Any) -> None:
         if sender.app is app:
+            _report(settings)
             missing = {name: entry for name, entry in entries(settings).items() if name not in found(sender)}
             sender.scheduler.update_from_dict(missing)
 
@@ -47,6 +55,16 @@ def add_entries(app: Celery, settings: Settings) -> None:
 
     import_modules.connect(load, sender=app, weak=False)
     beat_init.connect(begin, weak=False)
+
+
+def _report(settings: Settings) -> None:
+    """Report that this beat runs. A beat that has no address of the database works without."""
+    try:
+        database_url = database_address(settings)
+    except Unavailable as error:
+        log.info("this beat is not reported: %s", error.message)
+    else:
+        atexit.register(report(settings, database_url).stop)
 
 
 def entries(settings: Settings) -> dict[str, dict[str, Any]]:

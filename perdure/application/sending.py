@@ -87,8 +87,9 @@ class Fields(TypedDict, total=False):
     session_id: UUID | str | None
     agent: str | None
     priority: int
-    on_busy: OnBusy | Literal["enqueue", "reject", "interrupt", "merge"] | None
+    on_busy: OnBusy | Literal["enqueue", "reject", "interrupt", "merge", "steer"] | None
     reply_to: ReplyTarget | None
+    remember: bool
     metadata: Mapping[str, Any] | None
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property
 from http import HTTPStatus
-from typing import Any, TypeVar
-
-import httpx2
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import CircuitBreakerOpen
 from perdure.network import egress
@@ -24,6 +24,9 @@ from perdure.network.webhook_signatures import signed_headers
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import first_line
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+if TYPE_CHECKING:
+    import httpx2
 
 T = TypeVar("T")
 
@@ -52,7 +55,13 @@ class UrlCarrier:
         self._timeout_s = timeout_s
         self._breakers = breakers
         self._clock = clock
-        self._tls = httpx2.create_ssl_context()
+
+    @cached_property
+    def _tls(self) -> SSLContext:
+        """Trusts the authorities of the system. They take time and memory to read."""
+        import httpx2  # noqa: PLC0415 (a worker starts without it)
+
+        return httpx2.create_ssl_context()
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """POST `body` to the target's URL, signed.
@@ -76,6 +85,8 @@ class UrlCarrier:
             raise NotAsked(f"the breaker of {url.host} is open", error.retry_after_s or 0.0) from None
 
     def _attempt(self, url: httpx2.URL, body: bytes, message_id: str) -> None:
+        import httpx2  # noqa: PLC0415 (a worker starts without it)
+
         try:
             status = _run(self._post(url, body, message_id))
         except TimeoutError:
@@ -94,6 +105,8 @@ class UrlCarrier:
 
         `asyncio.timeout` limits the whole request. httpx2's own timeouts would limit only each single wait.
         """
+        import httpx2  # noqa: PLC0415 (a worker starts without it)
+
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),

@@ -36,11 +36,20 @@ from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import parse_incoming
-from perdure.turns.reading import DELAYED, Delays, SettlementWatch, delay_message, read_turn
+from perdure.turns.reading import (
+    DELAYED,
+    Delays,
+    SettlementWatch,
+    delay_message,
+    question_of,
+    read_attempt_error,
+    read_turn,
+)
 
 _LOOK_S = 0.25
 _AGAIN_S = 1.0
 _MOST_LISTED = 20
+_MOST_LOOKED_AT = 50
 _PAUSE_S = 60.0
 _THREADS = 2
 
@@ -52,12 +61,13 @@ class Speaker:
     """A user at a terminal.
 
     `user_id` is the user's id within `tenant`. `agent` is the name of the agent that replies; if it is `None`, the
-    session's agent replies.
+    session's agent replies. `timezone` is the user's, such as `Europe/Paris`, if it is known.
     """
 
     user_id: str
     tenant: str | None = None
     agent: str | None = None
+    timezone: str | None = None
 
     @property
     def user(self) -> UserKey:
@@ -86,6 +96,8 @@ class TerminalConversation:
         self._seen = 0
         self._last: EventId | None = None
         self._listening = False
+        self._answers = False
+        """Whether the last message answers a question of its turn."""
 
     @property
     def session_id(self) -> UUID | None:
@@ -121,6 +133,18 @@ class TerminalConversation:
         messages = read_messages(self._runtime.database, self._session_id)
         return [each["content"] for each in messages if each["role"] == "user"]
 
+    def last(self, most: int) -> list[Message]:
+        """The last messages of the user and the agent in the current session, at most `most`, oldest first."""
+        if self._session_id is None:
+            return []
+        after = max(0, self._seen - _MOST_LOOKED_AT)
+        messages = read_messages(self._runtime.database, self._session_id, after=after)
+        return [each for each in messages if each["role"] != "tool" and each["content"].strip()][-most:]
+
+    def received(self) -> str | None:
+        """What the model's server sent when the last turn failed, if it may be shown: by default, if it is local."""
+        return None if self._turn_id is None else read_attempt_error(self._runtime.database, self._turn_id)
+
     def say(self, text: str) -> None:
         """Accept `text` as a message; retries while the database is unavailable.
 
@@ -128,19 +152,28 @@ class TerminalConversation:
             PerdureError: the message is refused.
         """
         speaker = self._speaker
-        given = {"user_id": speaker.user_id, "text": text, "agent": speaker.agent, "conversation": self.key}
+        given: dict[str, Any] = {
+            "user_id": speaker.user_id, "text": text, "agent": speaker.agent, "conversation": self.key
+        }  # fmt: skip
+        if speaker.timezone is not None:
+            given["metadata"] = {"timezone": speaker.timezone}
         # All attempts use one id. If the confirmation of a commit is lost, the retry must not add a second message.
         given["message_id"] = str(new_id(self._runtime.clock))
         incoming = parse_incoming({"channel": CLI, **given}, tenant=speaker.tenant)
         accepted: Accepted = self._insist(lambda: accept(self._runtime, incoming))
         if accepted.session_id != self._session_id:
             self._session_id, self._seen = accepted.session_id, 0
+        self._answers = accepted.turn_id == self._turn_id
+        if not self._answers:
+            self._last = None
         self._turn_id = accepted.turn_id
-        self._last = None
         self._listening = True
 
     def listen(self, on_message: Callable[[Message], None]) -> dict[str, Any]:
-        """Pass each committed message of the turn to `on_message`; returns the settled turn."""
+        """Pass each committed message of the turn to `on_message`; returns the turn if it is settled or asks the user.
+
+        A question is passed like a message of the agent.
+        """
         if self._turn_id is None or self._session_id is None:
             raise LookupError("no message was sent yet")
         turn_id, session_id = self._turn_id, self._session_id
@@ -149,7 +182,12 @@ class TerminalConversation:
         try:
             while not settled.done():
                 wait((settled,), timeout=_LOOK_S)
-                self._insist(lambda: self._show_new(session_id, turn_id, on_message))
+                self._insist(lambda: self._show_new(session_id, self._joined(turn_id), on_message))
+                present: dict[str, Any] = self._insist(lambda: read_turn(self._runtime.database, turn_id))
+                if (question := question_of(present)) is not None:
+                    on_message({"role": "assistant", "content": question})
+                    self._listening = False
+                    return present
                 sentence = self._insist(delays.look)
                 if sentence is not None:
                     self._on_note(sentence)
@@ -159,8 +197,12 @@ class TerminalConversation:
         self._listening = False
         return turn
 
+    def _joined(self, turn_id: UUID) -> UUID:
+        """The turn that the message of the turn `turn_id` joined, or this turn."""
+        return UUID(read_turn(self._runtime.database, turn_id)["turn_id"])
+
     def stream(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
-        """Pass the turn's events to `on_event` as they happen; returns the settled turn.
+        """Pass the turn's events to `on_event` as they happen; returns the turn when it is settled or asks the user.
 
         After an interruption, the next call continues after the last event that was passed to `on_event`.
         """
@@ -193,16 +235,19 @@ class TerminalConversation:
             threads.close()
 
     def _pass_on(self, event: Event, on_event: Callable[[Event], None]) -> dict[str, Any] | None:
-        """Pass an event to `on_event`; for a `done` event, return the settled turn instead."""
+        """Pass an event to `on_event`; returns the turn if it is settled or asks the user."""
         self._last = event.id
         if event.kind is EventKind.DONE:
             return dict(event.data)
         if event.kind is EventKind.MESSAGE:
             self._seen = event.data["seq"]
-        if event.kind is EventKind.STATE and event.data["status"] == "parked":
-            self._on_note(delay_message(event.data) or DELAYED)
+        asks = event.kind is EventKind.STATE and question_of(event.data) is not None
+        if event.kind is EventKind.STATE and event.data["status"] == "parked" and not asks:
+            note = delay_message(event.data)
+            if note is not None or not self._answers:  # else a worker is about to read the user's answer
+                self._on_note(note or DELAYED)
         on_event(event)
-        return None
+        return {**event.data, "error": None} if asks else None
 
     def cancel(self) -> bool:
         """Cancel the turn of the last message; returns `False` if no message was sent."""

@@ -1,6 +1,7 @@
 """The command line: `perdure`.
 
     serve/      commands that run processes: up, migrate, gateway, worker, beat, flower, channels; and drain
+    demo/       demo: a worker is killed, and its answer arrives
     talk/       send, chat and link
     inspect/    commands that show and change stored data, and doctor
 
@@ -8,6 +9,7 @@
     display.py      prints tables, JSON, progress, and text that is safe on a terminal
     files.py        reads files that may contain invalid UTF-8, and writes files atomically
     errors.py       reports errors as a message and an exit status
+    collection.py   defers garbage collection while a command starts
     completion.py   prints completion scripts for shells
 
 `perdure --help` prints the table `COMMANDS`. A command's module is imported when the command runs or prints its help.
@@ -45,6 +47,7 @@ class Command:
 
 COMMANDS = {
     "up": Command("serve.up", "up", "Run everything on this machine: servers, gateway, two workers, beat, Flower."),
+    "demo": Command("demo.command", "demo", "Kill a worker in the middle of an answer, and see the answer arrive."),
     "migrate": Command(
         "serve.processes",
         "migrate",
@@ -64,7 +67,10 @@ COMMANDS = {
         "doctor",
         "Find dangerous settings, with --app those of your own Celery application.",
     ),
+    "status": Command("inspect.status", "status", "Show what works and what does not."),
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
+    "pause": Command("inspect.pauses", "pause", "Accept messages of a tenant, user or agent, and let them wait."),
+    "resume": Command("inspect.pauses", "resume", "End a pause: what has waited runs."),
     "chat": Command("talk.chat", "chat", "Talk to an agent."),
     "send": Command("talk.send", "send", "Send a message."),
     "link": Command("talk.link", "link", "Link another channel to a user with a one-time code."),
@@ -72,6 +78,7 @@ COMMANDS = {
     "turns": Command("inspect.turns", "commands", "Turns and their results."),
     "approvals": Command("inspect.turns", "approvals", "Tool calls that wait for a person."),
     "deliveries": Command("inspect.deliveries", "commands", "Replies sent to URLs, chats and tasks."),
+    "usage": Command("inspect.usage", "usage", "Show the tokens that turns used, and their cost in US dollars."),
     "messages": Command("inspect.messages", "commands", "Export and import conversations."),
     "memory": Command("inspect.memory", "commands", "Memories and messages of users."),
     "cases": Command("inspect.cases", "commands", "The CaseBank: answered questions."),
@@ -88,6 +95,11 @@ def main() -> None:
     if name in {"", "--help", "-h"}:
         sys.stdout.write(_help())
         sys.exit(WRONG_USAGE if not name else 0)
+    if name == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"perdure {version('perdure')}\n")
+        sys.exit(0)
     with reported():
         load(name)([name, *arguments], prog_name="perdure")
 
@@ -137,4 +149,5 @@ def _help() -> str:
         fill(f"  {name:{width}}  {command.help}", _WIDTH, subsequent_indent=indent)
         for name, command in COMMANDS.items()
     )
-    return f"Usage: perdure COMMAND [ARGS]...\n\n  {_ABOUT}\n\nCommands:\n{listed}\n\n{fill(_STATUS, _WIDTH)}\n"
+    usage = "Usage: perdure COMMAND [ARGS]...\n       perdure --version"
+    return f"{usage}\n\n  {_ABOUT}\n\nCommands:\n{listed}\n\n{fill(_STATUS, _WIDTH)}\n"

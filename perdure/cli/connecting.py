@@ -37,6 +37,12 @@ class _UnavailableBroker:
     def session(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 
+    def drain(self, session_id: UUID, priority: int) -> bool:  # noqa: ARG002 (the port's signature)
+        return False
+
+    def has_enough(self) -> bool:
+        return False
+
     def delivery(self, delivery_id: UUID) -> bool:  # noqa: ARG002 (the port's signature)
         return False
 

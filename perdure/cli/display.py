@@ -24,6 +24,11 @@ _PICTURES = {
 }
 """The symbol printed for each control character. The symbols for U+0000 to U+001F begin at U+2400."""
 
+_GAP = 2
+"""The space between two columns of a table."""
+_LONGEST_WORD = 64
+"""Longer words of a table may be broken."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -43,19 +48,50 @@ def write_text(text: str) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows: as a table on a terminal, elsewhere as tab-separated lines without headings."""
+    """Print rows: as a table on a terminal, elsewhere as tab-separated lines without headings.
+
+    A table breaks lines between words only, so that ids can be copied. If the terminal is too narrow for that, each row
+    is printed as a block of fields.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
-        for row in rows:
-            sys.stdout.write("\t".join(_cell(value) for value in row) + "\n")
+        sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(_cell(value), overflow="fold") for value in row))
-    Console().print(table)
+    console = Console()
+    widths = _widths(columns, cells, console.width)
+    if widths is None:
+        for row in cells:
+            write_fields(dict(zip(columns, row, strict=True)))
+            sys.stdout.write("\n")
+        return
+    headings = [Column(name, width=width) for name, width in zip(columns, widths, strict=True)]
+    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    for row in cells:
+        table.add_row(*(Text(value, overflow="fold") for value in row))
+    console.print(table)
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """The width of each column of a table that is at most `width` wide; `None` if a word would have to be broken."""
+    from rich.cells import cell_len
+
+    shown = [[name, *(row[at] for row in cells)] for at, name in enumerate(columns)]
+    least = [
+        max(min(cell_len(word), _LONGEST_WORD) for text in each for word in text.split() or [""]) for each in shown
+    ]
+    found = [max(map(cell_len, each)) for each in shown]
+    excess = sum(found) + _GAP * (len(columns) - 1) - width
+    while excess > 0:
+        spare, widest = max((now - low and now, at) for at, (now, low) in enumerate(zip(found, least, strict=True)))
+        if not spare:
+            return None
+        found[widest] -= 1
+        excess -= 1
+    return found
 
 
 def write_fields(fields: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from perdure.cli.errors import Failure
 
@@ -41,13 +41,29 @@ def write_whole(file: Path, text: str | Iterable[str]) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[TextIO]:
-    """Open a file for reading; `STDIO` denotes stdin. Bytes that are not UTF-8 become U+FFFD."""
+    """Open a file for reading; `STDIO` denotes stdin. Bytes that are not UTF-8 become U+FFFD.
+
+    A byte order mark is skipped.
+    """
     if file == STDIO:
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]  # stdin is a text stream
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]  # stdin is a text stream
         yield sys.stdin
         return
     try:
-        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        with file.open(encoding="utf-8-sig", errors="replace", newline="\n") as lines:
             yield lines
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror}.") from error
+
+
+@contextmanager
+def opened_bytes(file: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading bytes; `STDIO` denotes stdin."""
+    if file == STDIO:
+        yield sys.stdin.buffer
+        return
+    try:
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise Failure(f"{file} cannot be read: {error.strerror}.") from error

@@ -182,11 +182,8 @@ def _require_server(found: Row[Any]) -> None:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """The Alembic revisions that this release contains, oldest first."""
-    from alembic.script import ScriptDirectory  # noqa: PLC0415 (commands that do not check start sooner without it)
-
-    newest_first = ScriptDirectory(str(scripts())).walk_revisions()
-    return tuple(reversed([each.revision for each in newest_first]))
+    """The Alembic revisions that this release contains, oldest first. The name of a file begins with its revision."""
+    return tuple(sorted(each.stem.partition("_")[0] for each in (scripts() / "versions").glob("*.py")))
 
 
 def scripts() -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgvector.sqlalchemy import VECTOR
+from pgvector.sqlalchemy import HALFVEC, VECTOR
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -135,6 +135,7 @@ conversations = Table(
         comment="a caller set the title; summaries do not replace it",
     ),
     Column("archived_at", _timestamp),
+    Column("remember", Boolean, nullable=False, server_default=text("true"), comment="false: nothing is remembered"),
     Column("created_at", _timestamp, nullable=False),
     PrimaryKeyConstraint("user_id", "conversation"),
     comment="Conversations whose key a caller gave.",
@@ -237,7 +238,12 @@ sessions = Table(
     metadata,
     Column("session_id", Uuid, primary_key=True),
     Column("user_id", Text, ForeignKey("users.user_id"), nullable=False),
-    Column("scope", Text, nullable=False, comment="'': all channels; else a channel, or '/' and a conversation's key"),
+    Column(
+        "scope",
+        Text,
+        nullable=False,
+        comment="'': all channels; else a channel, or '/' and a conversation's key, or '>' and a call's id",
+    ),
     Column("routable", Boolean, nullable=False, comment="accepts messages without a session_id"),
     Column("agent", Text, nullable=False),
     Column("state", Text, nullable=False),
@@ -274,6 +280,13 @@ sessions = Table(
         "previous_session_id", Uuid, ForeignKey("sessions.session_id"), comment="the session before it in the scope"
     ),
     Column("forked_from", Uuid, comment="the session it was copied from"),
+    Column(
+        "remember",
+        Boolean,
+        nullable=False,
+        server_default=text("true"),
+        comment="false: nothing of new turns is remembered",
+    ),
     Column(
         "variables_tick",
         BigInteger,
@@ -317,6 +330,13 @@ sessions = Table(
     Column("blamed_token", BigInteger, comment="token of the claim whose process died; the death is charged to a turn"),
     Column("unequipped_since", _timestamp, comment="when a worker first lacked the agent or a tool of its turn"),
     Column("parked_for", Text, comment="while paced is set: the model for which its turn waits"),
+    Column(
+        "depth",
+        SmallInteger,
+        nullable=False,
+        server_default="0",
+        comment="0: a conversation of the user; else an agent's call opened it: the number of agents above it",
+    ),
     _one_of("state", SESSION_STATES),
     CheckConstraint("unsettled >= 0", name="unsettled"),
     Index("sessions_live_key", "user_id", "scope", unique=True, postgresql_where=text("routable")),
@@ -453,6 +473,14 @@ turns = Table(
     Column("instructions", Text, comment="what a function of the agent made for the turn"),
     Column("tools_left_out", JSONB, comment="names of tools that do not fit its prompts"),
     Column("data", JSONB, comment="the output of the turn, beside the text of its reply"),
+    Column(
+        "steers",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="until it begins: its message may join the turn that runs",
+    ),
+    Column("additions", JSONB, comment="what its client adds to the agent: tools, settings, instructions, an output"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -506,6 +534,31 @@ messages = Table(
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",
+)
+
+running_summaries = Table(
+    "running_summaries",
+    metadata,
+    Column("session_id", Uuid, ForeignKey("sessions.session_id", ondelete="CASCADE"), primary_key=True),
+    Column("from_seq", BigInteger, nullable=False, comment="the first message that the summary covers"),
+    Column("to_seq", BigInteger, nullable=False, comment="the last message that has left the prompts; 0: none has"),
+    Column("summary", Text, nullable=False, comment="of the messages from from_seq to to_seq"),
+    Column("extractive", Boolean, nullable=False, comment="a part of it is an extract, which no model wrote"),
+    Column("next_seq", BigInteger, comment="the last message of those that leave the prompts next"),
+    Column("next_summary", Text, comment="of the messages from from_seq to next_seq, made in the background"),
+    Column("attempts", SmallInteger, nullable=False, server_default="0", comment="to make next_summary"),
+    Column("due_at", _timestamp, comment="when a worker makes next_summary; NULL: it is made, or abandoned"),
+    Index("running_summaries_due_at_idx", "due_at", postgresql_where=text("due_at IS NOT NULL")),
+    comment="Layer 1: of each long session, the summary of what its prompts no longer show.",
+)
+
+model_windows = Table(
+    "model_windows",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("tokens", Integer, nullable=False, comment="an estimate: a prompt of this size was too long"),
+    Column("learned_at", _timestamp, nullable=False),
+    comment="The windows of models, as far as a refused prompt has shown them.",
 )
 
 file_contents = Table(
@@ -579,7 +632,7 @@ tool_effects = Table(
     Column("payload", JSONB, comment="the result as the agent's library needs it, until the step commits it"),
     _one_of("effect", ("pure", "idempotent", "unsafe")),
     _one_of("status", EFFECT_STATUSES),
-    _one_of("waits_for", ("task", "timer", "client")),
+    _one_of("waits_for", ("task", "timer", "client", "agent", "user")),
     UniqueConstraint("turn_id", "message_seq", "position"),
     Index("tool_effects_probe_idx", "probe_at", postgresql_where=text("probe_at IS NOT NULL")),
     Index("tool_effects_asked_idx", "effect_id", postgresql_where=text("status = 'asked'")),
@@ -642,6 +695,7 @@ deliveries = Table(
     ),
     Index("deliveries_refused_idx", "user_id", postgresql_where=text("scope IS NULL")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
+    Index("deliveries_failed_idx", "created_at", postgresql_where=text("status = 'failed'")),
     comment="The outbox: replies to deliver.",
 )
 
@@ -699,12 +753,42 @@ sweeps = Table(
     comment="When each kind of sweep is due: the worker that moves the time ahead does it.",
 )
 
+processes = Table(
+    "processes",
+    metadata,
+    Column("process_id", Uuid, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False, comment="as in the leases of sessions"),
+    Column("release", Text, nullable=False),
+    Column("queues", ARRAY(Text), nullable=False),
+    Column("started_at", _timestamp, nullable=False),
+    Column("seen_at", _timestamp, nullable=False),
+    Column("stopped_at", _timestamp),
+    Column("skew_s", Double, nullable=False, comment="how far its clock is ahead of the database's"),
+    _one_of("kind", ("worker", "beat")),
+    comment="Workers and beats, each with its last report.",
+    postgresql_with={"fillfactor": "70"},
+)
+
 intake = Table(
     "intake",
     metadata,
     Column("name", Text, primary_key=True),
     Column("closed_at", _timestamp, comment="since when workers start no turns; NULL: they do"),
     comment="Whether workers start turns: one row, which `perdure drain` closes and opens.",
+)
+
+pauses = Table(
+    "pauses",
+    metadata,
+    Column("pause_id", Uuid, primary_key=True),
+    Column("tenant", Text, comment="NULL: any, or that of the user's key"),
+    Column("user_id", Text, comment="a user's key; NULL: any"),
+    Column("agent", Text, comment="NULL: any"),
+    Column("paused_at", _timestamp, nullable=False),
+    Index("pauses_key", "tenant", "user_id", "agent", unique=True, postgresql_nulls_not_distinct=True),
+    comment="Whose turns do not begin: each row applies to the turns that match all its parts.",
 )
 
 schema_compatibility = Table(
@@ -772,6 +856,11 @@ embedders = Table(
     Column("walked_kind", Text, comment="how far the present search has come"),
     Column("walked_id", Uuid),
     Column("walked_seq", BigInteger),
+    Column(
+        "half_indexed_at",
+        _timestamp,
+        comment="since when its vectors of messages, in both columns, are searched by an index",
+    ),
     UniqueConstraint("name", "dimensions", name="embedders_name_dimensions_key"),
     comment="Embedders that made vectors. Vectors of different embedders are never compared.",
 )
@@ -783,7 +872,8 @@ message_vectors = Table(
     Column("seq", BigInteger, nullable=False),
     Column("embedder_id", SmallInteger, ForeignKey("embedders.embedder_id"), nullable=False),
     Column("user_id", Text, nullable=False),
-    Column("vector", VECTOR, comment="of length 1; NULL: the embedder refuses the text"),
+    Column("vector", VECTOR, comment="a vector that is not in `half` yet; of length 1"),
+    Column("half", HALFVEC, comment="of length 1; NULL, as is vector: the embedder refuses the text"),
     ForeignKeyConstraint(
         ["session_id", "seq"],
         ["message_words.session_id", "message_words.seq"],
@@ -825,10 +915,12 @@ memories = Table(
     Column("origin", Text, nullable=False, comment="who wrote it"),
     Column("session_id", Uuid, comment="the session that it was first extracted from"),
     Column("created_at", _timestamp, nullable=False),
-    Column("valid_from", _timestamp, nullable=False, comment="when the user said it"),
+    Column("valid_from", _timestamp, nullable=False, comment="when the user said it, or since when it holds"),
     Column("valid_to", _timestamp, comment="when the user said the contrary"),
     Column("superseded_by", Uuid, ForeignKey("memories.memory_id", ondelete="SET NULL")),
     Column("archived_at", _timestamp),
+    Column("subject", Text, comment="whom it is about: user, a relative, a name"),
+    Column("attribute", Text, comment="what of the subject, such as home or allergy"),
     Column(
         "words",
         TSVECTOR,
@@ -836,7 +928,7 @@ memories = Table(
         nullable=False,
     ),
     _one_of("kind", MEMORY_KINDS),
-    _one_of("origin", ("consolidation", "tool")),
+    _one_of("origin", ("consolidation", "tool", "user")),
     CheckConstraint("importance >= 0 AND importance <= 1", name="importance"),
     Index("memories_user_id_idx", "user_id", "valid_from"),
     Index("memories_words_idx", "words", postgresql_using="gin", postgresql_with={"gin_pending_list_limit": 64}),
@@ -872,6 +964,22 @@ memory_sources = Table(
     PrimaryKeyConstraint("memory_id", "session_id", "seq"),
     Index("memory_sources_session_id_seq_idx", "session_id", "seq"),
     comment="The messages that a memory came from.",
+)
+
+forgotten_messages = Table(
+    "forgotten_messages",
+    metadata,
+    Column("session_id", Uuid, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("forgotten_at", _timestamp, nullable=False),
+    ForeignKeyConstraint(
+        ["session_id", "seq"],
+        ["messages.session_id", "messages.seq"],
+        name="forgotten_messages_session_id_seq_fkey",
+        ondelete="CASCADE",
+    ),
+    PrimaryKeyConstraint("session_id", "seq"),
+    comment="The messages of forgotten memories, from which no memory is extracted again.",
 )
 
 entities = Table(

@@ -30,6 +30,7 @@ class EventKind(StrEnum):
     DELTA = "delta"
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
+    PROGRESS = "progress"
     APPROVAL_REQUIRED = "approval_required"
     APPROVAL_DECIDED = "approval_decided"
     REWIND = "rewind"
@@ -88,10 +89,10 @@ def rewind_to(epoch: int) -> dict[str, str]:
 
 
 def news_channel(prefix: str) -> str:
-    """The pub/sub channel that announces which turns have new events, and which turns were settled.
+    """The pub/sub channel that announces which turns have new events or a new state, and which turns were settled.
 
-    A turn is settled when it is done, failed or cancelled. A message consists of a letter (`e`: new events, `s`:
-    settled) and turn ids in hexadecimal, separated by spaces.
+    A turn is settled when it is done, failed or cancelled. A message consists of a letter (`e`: new events, `c`: a new
+    state, `s`: settled) and turn ids in hexadecimal, separated by spaces.
     """
     return f"{prefix}events"
 

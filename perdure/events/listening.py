@@ -1,9 +1,9 @@
 """Tracks, in a worker process, which turns have listeners: clients that follow the turn's events.
 
-A gateway announces a turn when a client begins to follow it, and then every 20 seconds. To announce a turn, the gateway
-adds the turn to a sorted set and publishes the turn's id on a channel. A worker reads the set when it subscribes to the
-channel, and then reads further turns from the channel. If a turn has no listener, the worker writes none of the turn's
-events to Redis.
+A gateway announces a turn when a client begins to follow it, and then every `ANNOUNCE_S` seconds (`announce`). So does
+a process that shows progress in a chat. To announce a turn, the process adds the turn to a sorted set and publishes the
+turn's id on a channel. A worker reads the set when it subscribes to the channel, and then reads further turns from the
+channel. If a turn has no listener, the worker writes none of the turn's events to Redis.
 """
 
 from __future__ import annotations
@@ -19,15 +19,26 @@ import redis
 
 from perdure.clock import Clock
 from perdure.errors import loggable
-from perdure.events.event import listening_key, parse_hexes
+from perdure.events.event import hexes, listening_key, parse_hexes
 
 log = logging.getLogger(__name__)
 
 INTEREST_S = 60.0
 """Seconds for which a turn counts as having a listener after a gateway's last announcement."""
 
+ANNOUNCE_S = 20.0
+"""Seconds between two announcements of a turn."""
+
 _WAIT_S = 0.5
 _PAUSE_S = 1.0
+
+
+def announce(pipeline: Any, prefix: str, now: float, turn_ids: list[UUID]) -> None:
+    """Add the commands to a pipeline that announce turns to the workers. `now` is the Unix time."""
+    key = listening_key(prefix)
+    pipeline.zadd(key, {turn_id.hex: now + INTEREST_S for turn_id in turn_ids})
+    pipeline.zremrangebyscore(key, "-inf", now)
+    pipeline.publish(key, hexes(turn_ids))
 
 
 class EventListening:
@@ -55,6 +66,11 @@ class EventListening:
 
     def has(self, turn_id: UUID) -> bool:
         return self._until.get(turn_id, 0.0) > self._clock.monotonic()
+
+    def turns(self) -> list[UUID]:
+        """The turns that have a listener."""
+        now = self._clock.monotonic()
+        return [turn_id for turn_id, until in list(self._until.items()) if until > now]
 
     def _run(self) -> None:
         failing = False

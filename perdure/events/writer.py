@@ -41,12 +41,17 @@ from perdure.events.listening import EventListening
 from perdure.memory.redis.event_streams import stream_key, streams_key
 from perdure.redis import client_url
 from perdure.settings import StreamSettings
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import load_object, storable
 
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 20_000
 """The maximum number of entries of one stream: enough for a quarter of an hour of text at 20 batches a second."""
+
+_MOST_CALLS = 100
+"""The calls of a step whose progress is recorded."""
+
+_MOST_FOLLOWED = 1_000
 
 _LONGEST_TURN_MS = 86_400_000
 """One day. The Redis set that lists a session's streams expires this much later than the streams.
@@ -67,6 +72,17 @@ class StreamEntry:
     id: EventId
     kind: str
     data: Mapping[str, Any]
+
+
+def parse_entry(identifier: bytes, fields: Mapping[bytes, bytes]) -> StreamEntry | None:
+    """Parse an entry as Redis returns it. `None`: it is invalid, which is logged."""
+    try:
+        epoch, _, number = identifier.decode("ascii").partition("-")
+        data = load_object(fields[b"data"].decode())
+        return StreamEntry(EventId(int(epoch), int(number)), fields[b"kind"].decode(), data)
+    except (KeyError, ValueError, TypeError) as error:
+        log.warning("an entry of a turn's events is invalid and skipped: %s", loggable(error))
+        return None
 
 
 class Outlet(Protocol):
@@ -108,6 +124,9 @@ class TurnEvents:
         self._written = 0
         """The number of characters of the step's text that were written to the stream."""
         self._pending: list[tuple[int, str, Mapping[str, Any]]] = []
+        self._progress: dict[str, Mapping[str, str]] = {}
+        """The last report of each call of the current step, by the call's id; `_reports`: those to write."""
+        self._reports: set[str] = set()
         self._silent = False
 
     def delta(self, text: str) -> None:
@@ -117,6 +136,18 @@ class TurnEvents:
             self._length += len(text)
             first = self._written == 0
         self._changed(at_once=first)
+
+    def progress(self, call_id: str, tool: str, text: str) -> None:
+        """Record the progress of a call of the current step. Of several reports within a batch, the last is written."""
+        given = {"call_id": call_id, "tool": tool, "text": text}
+        with self._lock:
+            if self._progress.get(call_id) == given:
+                return
+            if len(self._progress) >= _MOST_CALLS and call_id not in self._progress:
+                return
+            self._progress[call_id] = given
+            self._reports.add(call_id)
+        self._changed()
 
     def rewind(self) -> None:
         """Discard the text of the current step, and make clients discard it."""
@@ -129,6 +160,7 @@ class TurnEvents:
         with self._lock:
             self._epoch += messages
             self._text, self._length, self._written = [], 0, 0
+            self._progress, self._reports = {}, set()
             self._append(COMMITTED, {})
         self._changed()
 
@@ -146,12 +178,15 @@ class TurnEvents:
             pending, self._pending = self._pending, []
             if (delta := self._unwritten_text()) is not None:
                 pending.append((self._epoch, EventKind.DELTA, delta))
+            pending += [(self._epoch, EventKind.PROGRESS, self._progress[call_id]) for call_id in self._reports]
+            self._reports = set()
             return [StreamEntry(self._id(epoch, kind), kind, data) for epoch, kind, data in pending]
 
     def lost(self) -> None:
         """Record that the entries of the last `take` may not have been written."""
         with self._lock:
             self._written = max(self._written, 1)
+            self._reports = set(self._progress)
             self._withdraw(keep_text=True)
 
     def silence(self) -> None:
@@ -243,6 +278,18 @@ class EventWriter:
 
     def has_listener(self, turn_id: UUID) -> bool:
         return self._listening.has(turn_id)
+
+    def followed(self) -> list[UUID]:
+        """Turns that have a listener, at most `_MOST_FOLLOWED`."""
+        return self._listening.turns()[:_MOST_FOLLOWED]
+
+    def announce(self, turn_id: UUID, *, followed: bool = True) -> None:
+        """Make the gateways read a turn again whose state has changed, if it has a listener or not `followed`."""
+        if not followed or self.has_listener(turn_id):
+            try:
+                self._client.publish(news_channel(self._prefix), f"c {hexes([turn_id])}")
+            except redis.RedisError as error:
+                self._failed(error)
 
     def changed(self, turn: TurnEvents, *, at_once: bool = False) -> None:
         """Write the turn's events with the next batch, or `at_once`."""

@@ -5,9 +5,10 @@ which claims some rows of this table with a lease. `embed_missing` embeds the te
 transaction, and writes the vectors in one statement. If the embedder fails, the rows are postponed. While a text has no
 vector, only word search finds the text.
 
-Vectors are stored per embedder and dimensions. After a change of `PERDURE_EMBEDDER`, a background scan reads all
-messages and memories page by page. The scan adds each row that lacks a vector of the new embedder to `unembedded`.
-Vectors of the previous embedder stay. The scan is repeated daily, to find rows that were missed.
+Vectors are stored per embedder and dimensions, those of messages in half precision. After a change of
+`PERDURE_EMBEDDER`, a background scan reads all messages and memories page by page. The scan adds each row that lacks a
+vector of the new embedder to `unembedded`. Vectors of the previous embedder stay. The scan is repeated daily, to find
+rows that were missed. It also moves vectors of full precision, which a former release wrote, to half precision.
 
 `build_indexes` builds the HNSW indexes of an embedder once the embedder has enough vectors. Workers call it in the
 background (`perdure.workers.upkeep`).
@@ -46,7 +47,11 @@ _LONGEST_POSTPONEMENT_S = max(_LEASE_S, _PAUSE_S * 2**_DOUBLINGS)
 _WALK_EVERY_S = 86_400
 _PAGE = 512
 _FIRST_ID = UUID(int=0)
-_TABLES = ("message_vectors", "memory_vectors")
+_INDEXES = (
+    ("message_vectors", "_half", "coalesce(half, vector::@vector.halfvec)"),
+    ("memory_vectors", "", "vector"),
+)
+"""Table, suffix of the index's name, and vector."""
 _MOST_INDEXED = 4_000
 """Maximum dimensions of half-precision vectors in pgvector's HNSW indexes."""
 
@@ -170,13 +175,13 @@ def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -
     with database.lock("perdure memory indexes") as alone:
         if not alone:
             return False
-        for table in _TABLES:
+        for table, suffix, vector in _INDEXES:
             definition = (
                 f"ON @schema.{table} "
-                f"USING hnsw ((vector::@vector.halfvec({registered.dimensions})) @vector.halfvec_cosine_ops) "
-                f"WHERE embedder_id = {registered.embedder_id} AND vector IS NOT NULL"
+                f"USING hnsw (({vector}::@vector.halfvec({registered.dimensions})) @vector.halfvec_cosine_ops) "
+                f"WHERE embedder_id = {registered.embedder_id} AND {vector} IS NOT NULL"
             )
-            if not indexes.build_index(database, f"{table}_{registered.embedder_id}_idx", definition):
+            if not indexes.build_index(database, f"{table}_{registered.embedder_id}{suffix}_idx", definition):
                 return False
         database.run(queries.MARK_INDEXED, parameters)
     return True

@@ -8,7 +8,7 @@ REGISTER = Statement(
     "embedding.register",
     """
     WITH known AS (
-        SELECT embedder_id, indexed_at IS NOT NULL AS indexed FROM embedders
+        SELECT embedder_id, indexed_at IS NOT NULL AND half_indexed_at IS NOT NULL AS indexed FROM embedders
         WHERE name = %(name)s AND dimensions = %(dimensions)s
     ), new AS (
         INSERT INTO embedders (name, dimensions, created_at)
@@ -75,7 +75,7 @@ STORE = Statement(
         SELECT * FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[], %(vectors)s::text[])
             AS made (kind, id, seq, vector)
     ), said AS MATERIALIZED (
-        SELECT w.session_id, w.seq, w.user_id, made.vector::@vector.vector AS vector
+        SELECT w.session_id, w.seq, w.user_id, made.vector::@vector.halfvec AS half
         FROM made JOIN message_words AS w ON made.kind = 'message' AND w.session_id = made.id AND w.seq = made.seq
         FOR KEY SHARE OF w
     ), known AS MATERIALIZED (
@@ -83,8 +83,8 @@ STORE = Statement(
         FROM made JOIN memories AS m ON made.kind = 'memory' AND m.memory_id = made.id
         FOR KEY SHARE OF m
     ), of_messages AS (
-        INSERT INTO message_vectors (session_id, seq, embedder_id, user_id, vector)
-        SELECT session_id, seq, %(embedder_id)s, user_id, vector FROM said
+        INSERT INTO message_vectors (session_id, seq, embedder_id, user_id, half)
+        SELECT session_id, seq, %(embedder_id)s, user_id, half FROM said
         ON CONFLICT DO NOTHING
         RETURNING 1
     ), of_memories AS (
@@ -126,6 +126,8 @@ PLACE = Statement(
 # Reads the next page of messages or memories. Adds each row that lacks a vector of this embedder to `unembedded`, and
 # saves the end of the page as the new position. If two processes read the same page, only one of them writes. After an
 # empty page of messages, the scan continues with the memories. An empty page of memories ends the scan.
+#
+# The scan of the messages also moves vectors of full precision, which a former release wrote, to `half`.
 _WALK = """
     WITH place AS (
         SELECT e.embedder_id FROM embedders AS e
@@ -141,7 +143,7 @@ _WALK = """
         FROM place, page
         WHERE NOT EXISTS ({vector})
         ON CONFLICT DO NOTHING
-    )
+    ){also}
     UPDATE embedders AS e
     SET walked_kind = CASE WHEN reached.id IS NULL THEN {kind_after} ELSE '{kind}' END,
         walked_id = reached.id, walked_seq = reached.seq,
@@ -165,6 +167,12 @@ WALK_MESSAGES = Statement(
         vector="""
             SELECT FROM message_vectors AS v
             WHERE v.session_id = page.id AND v.seq = page.seq AND v.embedder_id = %(embedder_id)s""",
+        also=""", halved AS (
+        UPDATE message_vectors AS v SET half = v.vector, vector = NULL
+        FROM place, page
+        WHERE v.session_id = page.id AND v.seq = page.seq AND v.embedder_id = place.embedder_id
+          AND v.vector IS NOT NULL
+    )""",
     ),
 )
 
@@ -181,6 +189,7 @@ WALK_MEMORIES = Statement(
         """,
         vector="""
             SELECT FROM memory_vectors AS v WHERE v.memory_id = page.id AND v.embedder_id = %(embedder_id)s""",
+        also="",
     ),
 )
 
@@ -189,7 +198,7 @@ WALK_MEMORIES = Statement(
 OF_NAME = Statement(
     "embedding.of_name",
     """
-    SELECT embedder_id, dimensions, indexed_at IS NOT NULL AS indexed FROM embedders
+    SELECT embedder_id, dimensions, indexed_at IS NOT NULL AND half_indexed_at IS NOT NULL AS indexed FROM embedders
     WHERE name = %(name)s ORDER BY embedder_id
     """,
     writes=False,
@@ -208,5 +217,9 @@ HAS_ENOUGH_VECTORS = Statement(
 )
 
 MARK_INDEXED = Statement(
-    "embedding.indexed", "UPDATE embedders SET indexed_at = perdure_now() WHERE embedder_id = %(embedder_id)s"
+    "embedding.indexed",
+    """
+    UPDATE embedders SET indexed_at = coalesce(indexed_at, perdure_now()), half_indexed_at = perdure_now()
+    WHERE embedder_id = %(embedder_id)s
+    """,
 )

@@ -1,11 +1,17 @@
 """Imports and exports conversations as files with one JSON object per line.
 
-    {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?, error?: {code, message}}
+    {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?, error?: {code, message},
+     turn?, agent?, status?, feedback?: {score, comment?}, tool_calls?: [{id, name, arguments}], tool_call_id?,
+     model?, usage?, stop_reason?}
 
-`error` marks the reply of a failed turn: it is kept for people, and is neither searched nor shown to a model.
 `session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
 `message_id` together identify a line. If a file is imported again, only its new lines are added. Invalid lines are
 skipped, and reported with their number and the reason. An exported file can be imported into any database.
+
+`turn` groups successive lines of a session into a turn. Without it, a user's line after a reply begins a turn. `agent`,
+`status` (`cancelled`) and `feedback` are the turn's. `error` marks the reply of a failed turn: it is kept for people,
+and is neither searched nor shown to a model. Each call in `tool_calls` has its result in one of the next lines, with
+the role `tool`.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -15,19 +21,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
-from typing import Annotated, Any, Literal
+from itertools import takewhile
+from typing import Annotated, Any, Literal, Self, TextIO
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey, line_tenant, tenant_of, user_key, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
-from perdure.errors import InvalidRequest
+from perdure.errors import InvalidRequest, TurnCancelled
 from perdure.ids import new_id
 from perdure.memory import import_export_queries as queries
+from perdure.models.protocol import Usage
 from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import first_line, identifier, load_object, member_path, storable, what_is_wrong
 
@@ -38,8 +54,10 @@ MAX_BAD_LINES = 1_000
 _LINES_PER_PORTION = 1_000
 _ROWS_PER_PAGE = 500
 _SESSIONS_PER_PAGE = 100
+_MOST_LINES_OF_A_PORTION = 10_000
 _TOKENS_PER_MESSAGE = 4
 _CHANNEL = "import"
+_CANCELLED = "The turn was cancelled."
 
 
 def _require_storable(value: str) -> str:
@@ -48,9 +66,9 @@ def _require_storable(value: str) -> str:
     return value
 
 
-def _require_text(value: str) -> str:
-    if not value.strip():
-        raise ValueError("is empty")
+def _require_score(value: int) -> int:
+    if value not in {-1, 1}:
+        raise ValueError("must be -1 or 1")
     return value
 
 
@@ -62,6 +80,11 @@ def _aware(value: datetime) -> datetime:
 
 
 _EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
+
+_STORED = {
+    "role", "content", "message_id", "channel", "author", "tool_calls", "tool_call_id", "model", "usage", "stop_reason"
+}  # fmt: skip
+"""The members of a line that the row of its message has."""
 
 _Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_require_storable)]
 
@@ -75,6 +98,39 @@ class LineError(BaseModel):
     message: Annotated[str, AfterValidator(_require_storable)]
 
 
+class LineFeedback(BaseModel):
+    """A person's feedback on the turn whose reply the line is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    score: Annotated[int, Field(strict=True), AfterValidator(_require_score)]
+    comment: Annotated[str, AfterValidator(_require_storable)] | None = None
+
+
+class LineCall(BaseModel):
+    """A tool call of the model. `arguments` is the model's text. Members of other releases are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: Annotated[str, Field(min_length=1), AfterValidator(_require_storable)]
+    name: Annotated[str, Field(min_length=1), AfterValidator(_require_storable)]
+    arguments: Annotated[str, AfterValidator(_require_storable)]
+
+
+_Tokens = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+
+
+class LineUsage(BaseModel):
+    """The tokens of the model call that made the line. Members of other releases are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    input_tokens: _Tokens = 0
+    output_tokens: _Tokens = 0
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
+
+
 class ImportLine(BaseModel):
     """One message of an imported file. If `occurred_at` has no time zone, it is in UTC."""
 
@@ -84,19 +140,36 @@ class ImportLine(BaseModel):
     tenant: str | None = None
     session: _Name
     message_id: _Name
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     author: _Name | None = None
-    content: Annotated[str, AfterValidator(_require_storable), AfterValidator(_require_text)]
+    content: Annotated[str, AfterValidator(_require_storable)]
     occurred_at: Annotated[datetime, AfterValidator(_aware)]
     channel: Annotated[_Name, AfterValidator(identifier)] = _CHANNEL
+    turn: _Name | None = None
+    agent: _Name | None = None
+    status: Literal["cancelled"] | None = None
     error: LineError | None = None
+    feedback: LineFeedback | None = None
+    tool_calls: Annotated[tuple[LineCall, ...], Field(min_length=1)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1), AfterValidator(_require_storable)] | None = None
+    model: _Name | None = None
+    usage: LineUsage | None = None
+    stop_reason: _Name | None = None
 
-    @field_validator("error")
+    @field_validator("error", "feedback", "tool_calls", "model", "stop_reason")
     @classmethod
-    def _of_the_assistant(cls, error: LineError | None, info: ValidationInfo) -> LineError | None:
-        if error is not None and info.data.get("role") != "assistant":
+    def _of_the_assistant(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("role") != "assistant":
             raise ValueError("belongs to a line with the role assistant")
-        return error
+        return value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("tool_call_id belongs to each line with the role tool, and to no other")
+        if self.role != "tool" and self.tool_calls is None and not self.content.strip():
+            raise ValueError("content is empty")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +178,17 @@ class BadLine:
 
     number: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What a reader of another format cannot convert to a line, and the reason."""
+
+    reason: str
+
+
+Given = str | dict[str, Any] | Unreadable
+"""A line of a file, an object that a reader of another format made, or what it could not read."""
 
 
 @dataclass(slots=True)
@@ -129,29 +213,54 @@ class ImportResult:
 
 
 def import_messages(
-    database: Database, clock: Clock, agent: str, lines: Iterable[str], tenant: str | None = None
+    database: Database, clock: Clock, agent: str, lines: Iterable[Given], tenant: str | None = None
 ) -> Iterator[ImportResult]:
     """Import the lines of a file in portions; after each portion, yields the counts of all lines so far.
 
-    A portion is committed session by session. `agent` becomes the agent of new sessions. `tenant` is the tenant of
-    lines that name no tenant. To embed the messages, pass the `sessions` of the result to `embed_sessions`.
+    Memory is bounded by a portion, which is committed session by session. `agent` becomes the agent of new sessions
+    whose lines name none. `tenant` is the tenant of lines that name no tenant. To embed the messages, pass the
+    `sessions` of the result to `embed_sessions`.
 
     Raises:
         Unavailable: the database cannot be reached; a repeated import is safe.
     """
     result = ImportResult()
-    numbered = enumerate(lines, start=1)
-    while portion := list(islice(numbered, _LINES_PER_PORTION)):
-        grouped: dict[tuple[UserKey, str], list[tuple[int, ImportLine]]] = {}
-        for number, text in portion:
-            parsed = _parsed(number, text, tenant, result)
-            if parsed is not None:
-                user, line = parsed
-                grouped.setdefault((user, line.session), []).append((number, line))
-        for (user, _), numbered_lines in grouped.items():
+    for portion in _portions(lines, tenant, result):
+        for (user, _), numbered_lines in portion.items():
             with database.transaction("exchange.import") as transaction:
                 _import_session(transaction, clock, agent, numbered_lines, result, user=user)
         yield result
+
+
+_Session = tuple[UserKey, str]
+
+
+def _portions(
+    lines: Iterable[Given], tenant: str | None, result: ImportResult
+) -> Iterator[dict[_Session, list[tuple[int, ImportLine]]]]:
+    """The valid lines by session, in portions that end between two turns, so that no turn is imported in halves."""
+    portion: dict[_Session, list[tuple[int, ImportLine]]] = {}
+    size, turn = 0, None
+    for number, given in enumerate(lines, start=1):
+        size += 1
+        parsed = _parsed(number, given, tenant, result)
+        user, line = parsed or (None, None)
+        ended = line is None or line.turn is None or line.turn != turn
+        if (size > _LINES_PER_PORTION and ended) or size > _MOST_LINES_OF_A_PORTION:
+            yield portion
+            portion, size = {}, 1
+        if user is not None and line is not None:
+            turn = line.turn
+            portion.setdefault((user, line.session), []).append((number, line))
+    yield portion
+
+
+def bounded_lines(stream: TextIO) -> Iterator[str]:
+    """The lines of a file. Of a line that is too long to be imported, only the beginning is read into memory."""
+    while line := stream.readline(MAX_LINE_CHARS + 1):
+        yield line
+        while len(line) > MAX_LINE_CHARS and not line.endswith("\n"):
+            line = stream.readline(MAX_LINE_CHARS + 1)
 
 
 def export_messages(
@@ -173,6 +282,15 @@ def export_messages(
             "occurred_at": row.occurred_at.astimezone(UTC).isoformat(),
             "channel": row.channel,
             "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
+            "turn": str(row.turn),
+            "agent": row.agent,
+            "status": row.status,
+            "feedback": row.feedback,
+            "tool_calls": row.tool_calls,
+            "tool_call_id": row.tool_call_id,
+            "model": row.model,
+            "usage": row.usage,
+            "stop_reason": row.stop_reason,
         }
         yield {key: value for key, value in line.items() if value is not None}
 
@@ -205,21 +323,24 @@ def _paged(database: Database, statement: Statement, parameters: dict[str, Any])
         after = (rows[-1].session_id, rows[-1].seq)
 
 
-def _parsed(number: int, text: str, tenant: str | None, result: ImportResult) -> tuple[UserKey, ImportLine] | None:
+def _parsed(number: int, given: Given, tenant: str | None, result: ImportResult) -> tuple[UserKey, ImportLine] | None:
     """Parse a line; returns the user's key and the line, or `None` if the line is blank or refused."""
-    if not text.strip():
+    if isinstance(given, Unreadable):
+        result.refuse(number, given.reason)
         return None
-    if len(text) > MAX_LINE_CHARS:
+    if isinstance(given, str) and not given.strip():
+        return None
+    if len(given) > MAX_LINE_CHARS:
         result.refuse(number, f"longer than {MAX_LINE_CHARS:,} characters")
         return None
     try:
-        line = ImportLine.model_validate(load_object(text))
+        line = ImportLine.model_validate(load_object(given) if isinstance(given, str) else given)
         return user_key(line_tenant(line.tenant, tenant), line.user_id), line
     except InvalidRequest as error:
         result.refuse(number, error.message)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        result.refuse(number, f"{member_path(fault)} {what_is_wrong(fault)}")
+        result.refuse(number, f"{member_path(fault)} {what_is_wrong(fault)}".strip())
     except ValueError as error:
         result.refuse(number, first_line(str(error)))
     return None
@@ -235,12 +356,17 @@ def _import_session(
     user: UserKey,
 ) -> None:
     """Add the new lines of one session."""
+    numbered_lines = _answered(numbered_lines, result)
+    if not numbered_lines:
+        return
     name = numbered_lines[0][1].session
     times = [line.occurred_at for _, line in numbered_lines]
     session = {"user_id": user, "name": name, "own_id": _as_id(name)}
     span = {"first_at": min(times), "last_at": max(times)}
     transaction.run(queries.ENSURE_USER, session)
-    transaction.run(queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": agent})
+    transaction.run(
+        queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": numbered_lines[0][1].agent or agent}
+    )
     session_row = transaction.run(queries.LOCK, session)[0]
     new = _new(transaction, session_row.session_id, numbered_lines, result)
     if not new:
@@ -269,6 +395,27 @@ def _import_session(
         result.sessions.append(session_row.session_id)
 
 
+def _answered(numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult) -> list[tuple[int, ImportLine]]:
+    """The lines whose calls have their results, and whose results have their calls. A provider accepts no others."""
+    kept: list[tuple[int, ImportLine]] = []
+    rest = list(numbered_lines)
+    while rest:
+        asking = rest.pop(0) if rest[0][1].role != "tool" else None
+        results = list(takewhile(lambda each: each[1].role == "tool", rest))
+        del rest[: len(results)]
+        round_ = [*([asking] if asking else []), *results]
+        asked = [call.id for call in (asking and asking[1].tool_calls) or ()]
+        if sorted(asked) == sorted(line.tool_call_id or "" for _, line in results):
+            kept += round_
+            continue
+        for number, line in round_:
+            if line.role == "tool" or line.tool_calls:
+                result.refuse(number, "each tool call needs its result, as a line with the role tool directly after it")
+            else:
+                kept.append((number, line))
+    return kept
+
+
 def _new(
     transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
 ) -> list[tuple[int, ImportLine]]:
@@ -293,29 +440,39 @@ def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, An
     """Turns and messages for `queries.ADD`. A user's line after a reply, or any line after an error, begins a turn."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
+    before: ImportLine | None = None
     for position, line in enumerate(lines, start=1):
-        if not turns or "error_code" in turns[-1] or (line.role == "user" and turns[-1]["reply"] is not None):
+        if before is None or _begins_turn(before, line, turns[-1]):
             turns.append(
                 {
                     "position": len(turns) + 1,
                     "turn_id": new_id(clock),
+                    "agent": line.agent,
                     "channel": line.channel,
+                    "status": "done",
                     "steps": 0,
                     "first": position,
                     "reply": None,
                     "accepted_at": line.occurred_at,
                 }
             )
-        turn = turns[-1]
+        turn, before = turns[-1], line
         turn["settled_at"] = line.occurred_at
         if line.role == "assistant":
             turn["steps"] += line.error is None
-            turn["reply"] = position
+            turn["reply"] = None if line.tool_calls else position
+        if line.status is not None:
+            turn.update(status=line.status, reply=None, error_code=TurnCancelled.code, error_message=_CANCELLED)
         if line.error is not None:
-            turn.update(error_code=line.error.code, error_message=line.error.message)
+            turn.update(status="failed", error_code=line.error.code, error_message=line.error.message)
+        if line.feedback is not None:
+            turn["feedback"] = line.feedback.model_dump()
+        if line.usage is not None:
+            used = Usage.from_dict(line.usage.model_dump(mode="json"))
+            turn["usage"] = (used if turn.get("usage") is None else Usage.from_dict(turn["usage"]) + used).to_dict()
         messages.append(
             {
-                **line.model_dump(mode="json", include={"role", "content", "message_id", "channel", "author"}),
+                **line.model_dump(mode="json", include=_STORED),
                 "occurred_at": line.occurred_at.isoformat(),
                 "position": position,
                 "turn_id": turn["turn_id"],
@@ -323,6 +480,12 @@ def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, An
             }
         )
     return turns, messages
+
+
+def _begins_turn(before: ImportLine, line: ImportLine, turn: dict[str, Any]) -> bool:
+    if line.turn is not None or before.turn is not None:
+        return line.turn != before.turn
+    return "error_code" in turn or (line.role == "user" and turn["reply"] is not None)
 
 
 def _as_id(name: str) -> UUID | None:

@@ -62,36 +62,46 @@ ADD = Statement(
         RETURNING s.user_id, s.agent, s.tick - %(turns_added)s AS tick
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, steps, first_seq,
-                           reply_seq, error_code, error_message, accepted_at, settled_at, settled_tick)
-        SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, grown.agent, t.channel, 5,
-               CASE WHEN t.error_code IS NULL THEN 'done' ELSE 'failed' END, t.steps, %(message_count)s + t.first,
-               %(message_count)s + t.reply, t.error_code, t.error_message, t.accepted_at, t.settled_at,
-               grown.tick + t.position
+                           reply_seq, error_code, error_message, accepted_at, settled_at, settled_tick, usage,
+                           feedback)
+        SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, coalesce(t.agent, grown.agent),
+               t.channel, 5, t.status, t.steps, %(message_count)s + t.first, %(message_count)s + t.reply, t.error_code,
+               t.error_message, t.accepted_at, t.settled_at, grown.tick + t.position, t.usage, t.feedback
         FROM grown, jsonb_to_recordset(%(turns)s::jsonb) AS t (
-            position int, turn_id uuid, channel text, steps int, first int, reply int, error_code text,
-            error_message text, accepted_at timestamptz, settled_at timestamptz)
+            position int, turn_id uuid, agent text, channel text, status text, steps int, first int, reply int,
+            error_code text, error_message text, accepted_at timestamptz, settled_at timestamptz, usage jsonb,
+            feedback jsonb)
     )
-    INSERT INTO messages (session_id, seq, turn_id, role, content, message_id, channel, token_count, created_at, author)
+    INSERT INTO messages (session_id, seq, turn_id, role, content, message_id, channel, token_count, created_at, author,
+                          tool_calls, tool_call_id, model, usage, stop_reason)
     SELECT %(session_id)s, %(message_count)s + m.position, m.turn_id, m.role, m.content, m.message_id, m.channel,
-           m.token_count, m.occurred_at, m.author
+           m.token_count, m.occurred_at, m.author, m.tool_calls, m.tool_call_id, m.model, m.usage, m.stop_reason
     FROM jsonb_to_recordset(%(messages)s::jsonb) AS m (
         position int, turn_id uuid, role text, content text, message_id text, channel text, token_count int,
-        occurred_at timestamptz, author text)
+        occurred_at timestamptz, author text, tool_calls jsonb, tool_call_id text, model text, usage jsonb,
+        stop_reason text)
     """,
 )
 
 _MESSAGES = f"""
     SELECT s.user_id, coalesce(s.imported_as, s.session_id::text) AS session, m.session_id, m.seq,
            coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.role, m.author, m.content,
-           m.created_at AS occurred_at, m.channel, failed.error_code, failed.error_message
+           m.created_at AS occurred_at, m.channel, failed.error_code, failed.error_message, m.tool_calls,
+           m.tool_call_id, m.model, m.usage, m.stop_reason, m.turn_id AS turn, t.agent,
+           CASE WHEN t.status = 'cancelled' THEN t.status END AS status,
+           CASE WHEN t.reply_seq = m.seq THEN t.feedback END AS feedback
     FROM messages AS m JOIN sessions AS s USING (session_id) {WITH_FAILURE}
+    LEFT JOIN LATERAL (
+        SELECT agent, status, settled_at, reply_seq, feedback FROM turns WHERE turn_id = m.turn_id LIMIT 1) AS t ON true
     WHERE (m.session_id, m.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
-      AND m.role IN ('user', 'assistant') AND m.content ~ '[^[:space:]]'
-      AND (s.forked_from IS NULL OR m.created_at >= s.created_at)
+      AND (m.role = 'user' OR t.settled_at IS NOT NULL)
+      AND (m.role = 'tool' OR m.tool_calls IS NOT NULL OR m.content ~ '[^[:space:]]')
+      AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND s.depth = 0
 """  # noqa: S608 (constants)
 
 # A page of messages, ordered by session id and `seq`. The messages that a fork copied are omitted, because the export
-# of the original session contains them.
+# of the original session contains them. So is what agents say to each other: an import would make it the user's. Of a
+# turn that is not settled, only the user's messages are exported, because its calls may have no results yet.
 EXPORT = Statement("exchange.export", _MESSAGES + " ORDER BY m.session_id, m.seq LIMIT %(most)s", writes=False)
 
 EXPORT_OF_SESSIONS = Statement(

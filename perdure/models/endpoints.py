@@ -6,7 +6,7 @@ Reads no environment variable and opens no connection.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from perdure import environment
 from perdure.errors import SettingsError
@@ -46,14 +46,15 @@ def variable(name: str, setting: str) -> str:
     return f"{environment.PREFIX}ENDPOINTS__{name.upper()}__{setting}"
 
 
-def check(settings: Settings, schemes: Collection[str]) -> None:
-    """Check the names and kinds of all endpoints. `schemes` are the installed schemes of other packages.
+def check(settings: Settings, schemes: Callable[[], Collection[str]]) -> None:
+    """Check the names and kinds of all endpoints. `schemes` reads the installed schemes of other packages.
 
     Raises:
         SettingsError: a name hides a built-in or installed scheme, or a kind does not exist.
     """
+    installed = schemes() if settings.endpoints else ()
     for name, endpoint in settings.endpoints.items():
-        if name in BUILT_IN or name in schemes:
+        if name in BUILT_IN or name in installed:
             raise SettingsError(
                 f"{variable(name, 'URL')}: {name!r} is the name of a built-in or installed provider; choose another "
                 f"name for the endpoint, such as {variable(f'my_{name}', 'URL')}"

@@ -18,6 +18,7 @@ from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest
 from perdure.models.settings import NAMES
 from perdure.text.linear import is_hangul, words
 from perdure.text.patterns import ENDS, SPACE, STARTS, WORD, compiled
+from perdure.text.titles import title_of
 from perdure.text.untrusted import cut
 from perdure.text.words import stem, word_list
 
@@ -46,6 +47,9 @@ _QUESTION = compiled(
     rf"(?i)[?\x{{ff1f}}][\"'\x{{201d}}{SPACE}]*$"
     rf"|^(?:who|what|when|where|why|which|whose|how|do|does|did|is|are|can|tell me){ENDS}"
 )
+_SIDE_TASK = compiled(r"^### Task:")
+_SIDE_FORMAT = compiled(r"JSON format: \{ ?\"([a-z_]+)\"")
+_SIDE_HISTORY = compiled(r"(?i)(?:^|\n)USER: ([^\n]+)")
 _STOP_WORDS = frozenset(
     word_list("""
     a an and are am at be can could did do does for from had has have he her his how i in is it me my of on or our s she
@@ -115,9 +119,19 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
     if messages and messages[-1].role is Role.TOOL:
         return _from_results(messages)
     if "memory extraction" in task:
-        return _memories(message.content for message in messages if message.role is Role.USER)
+        said = next((message.content for message in messages if message.role is Role.USER), "")
+        return _memories([said])  # the second message, if any, lists known memories
     if not request.tools and _SUMMARISE.search(task):
         return _summary(messages)
+    return _to_user(request)
+
+
+def _to_user(request: ModelRequest) -> str | tuple[ToolCall, ...]:
+    """The reply to the newest message of the user, or the calls to make first."""
+    messages = request.messages
+    alone = messages[0].content if len(messages) == 1 and not request.tools else ""
+    if (answer := _side_answer(alone)) is not None:
+        return answer
     at = next((at for at in reversed(range(len(messages))) if messages[at].role is Role.USER), None)
     if at is None:
         return SELF_DESCRIPTION
@@ -128,6 +142,19 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
         if call.name not in known:
             return f"I have no tool named {call.name}. My tools are: {', '.join(known) or 'none'}."
     return calls or _from_text(messages[at].content, messages[:at])
+
+
+def _side_answer(text: str) -> str | None:
+    """The answer to a front end's request about a conversation, in the form of Open WebUI; `None`: it is none.
+
+    The title is the first sentence of the user. Tags, follow-up questions and searches are empty lists.
+    """
+    wanted = _SIDE_FORMAT.search(text) if _SIDE_TASK.search(text) else None
+    if wanted is None:
+        return None
+    said = _SIDE_HISTORY.search(text.rpartition("<chat_history>")[2])
+    titled = title_of(said[1]) if said else ""
+    return json.dumps({wanted[1]: titled if wanted[1] == "title" else []}, ensure_ascii=False)
 
 
 def _requested(text: str, known: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -140,6 +140,11 @@ class Usage:
     `cached_tokens` are the input tokens that were read from the provider's cache, and `reasoning_tokens` the output
     tokens of thoughts; each is `None` if the provider did not report it. `extra` holds the stored members that this
     release does not know.
+
+    Example:
+        >>> used = Usage(120, 1) + Usage(30, 2)
+        >>> used.input_tokens, used.output_tokens
+        (150, 3)
     """
 
     input_tokens: int = 0
@@ -184,11 +189,15 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One prompt: the system message first, then the conversation, oldest first.
+    """One prompt: system messages first, then the conversation, oldest first.
+
+    Each of the first system messages changes less often than the next. A system message within the conversation is a
+    note about the message that follows it, and no later prompt has it (`perdure.models.notes`).
 
     `settings` has the settings of the call, with the names of pydantic-ai, such as `temperature`. `output` is the JSON
     schema that the reply's text should fit. A model without structured output ignores it, unless `requires_output` is
-    true: it then gets the schema as a tool (`perdure.models.output_tool`).
+    true: it then gets the schema as a tool (`perdure.models.output_tool`). `cache_key` is the same for the prompts of
+    one conversation, which begin alike; a provider that routes requests by it finds more of a prompt in its cache.
     """
 
     messages: tuple[Message, ...]
@@ -196,6 +205,7 @@ class ModelRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     output: Mapping[str, Any] | None = None
     requires_output: bool = False
+    cache_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from perdure.clock import Clock
 from perdure.errors import ContextTooLong, loggable
 from perdure.models.endings import checked
-from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, read_by
+from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest, Usage, read_by
 from perdure.models.settings import supported_by, without_tools
 from perdure.models.without_tools import flatten_tool_calls
 from perdure.resilience.failures import FailureKind, allows_fallback, verdict
@@ -103,6 +104,45 @@ class GuardedModel:
             if verdict(error) is not FailureKind.ABANDONED:
                 part.rewind()
             raise
+
+
+class CallObserver(Protocol):
+    """Called after each call of a model: with its usage if it answered, or with the error."""
+
+    def __call__(self, model: str, seconds: float, usage: Usage | None, error: BaseException | None) -> None: ...
+
+
+class ObservedModel:
+    """A model, called `name`, whose calls `observe` is shown."""
+
+    def __init__(self, model: Model, name: str, clock: Clock, observe: CallObserver) -> None:
+        self._model = model
+        self._name = name
+        self._clock = clock
+        self._observe = observe
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def supported_settings(self) -> frozenset[str]:
+        return supported_by(self._model)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return read_by(self._model)
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        """Reply to one prompt; see `Model.respond`."""
+        began = self._clock.monotonic()
+        try:
+            reply = self._model.respond(request, call)
+        except BaseException as error:
+            self._observe(self._name, self._clock.monotonic() - began, None, error)
+            raise
+        self._observe(self._name, self._clock.monotonic() - began, reply.usage, None)
+        return reply
 
 
 @dataclass(frozen=True, slots=True)

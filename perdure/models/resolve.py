@@ -24,7 +24,14 @@ from perdure.errors import SettingsError
 from perdure.models import endpoints
 from perdure.models import settings as model_settings
 from perdure.models.protocol import ForeignModel, Model, name_of
-from perdure.models.resilient import FallbackModels, GuardedModel, ModelFallback, ResilientModel
+from perdure.models.resilient import (
+    CallObserver,
+    FallbackModels,
+    GuardedModel,
+    ModelFallback,
+    ObservedModel,
+    ResilientModel,
+)
 from perdure.resilience.registry import BreakerRegistry, Breakers
 from perdure.settings import Settings
 
@@ -157,17 +164,19 @@ class Models:
         clock: Clock,
         breakers: BreakerRegistry | None = None,
         fallback: ModelFallback | None = None,
+        observe: CallObserver | None = None,
     ) -> None:
-        """If `breakers` is `None`, creates breakers for this process only.
+        """If `breakers` is `None`, creates breakers for this process only. `observe` is shown each call of a model.
 
         Raises:
             SettingsError: `PERDURE_MODEL_SETTINGS` or an endpoint is invalid, or the strategy of `PERDURE_FALLBACK`
                 does not exist or cannot be set up.
         """
-        endpoints.check(settings, entry_points(group=ENTRY_POINT_GROUP).names)
+        endpoints.check(settings, lambda: entry_points(group=ENTRY_POINT_GROUP).names)
         model_settings.check(settings.model_settings, "PERDURE_MODEL_SETTINGS")
         self._settings = settings
         self._clock = clock
+        self._observe = observe
         self._breakers = breakers or Breakers(settings.breaker, clock)
         self._lock = threading.RLock()
         self._guarded: dict[str | int, Model] = {}
@@ -236,5 +245,8 @@ class Models:
                 name = endpoints.canonical(name_of(wanted), self._settings)
                 breaker, settings = self._breakers.get(f"llm:{name}"), self._settings
                 model = GuardedModel(model, breaker, settings.retry, settings.model_timeout_s, defaults=self._defaults)
+            if self._observe is not None:
+                named = endpoints.canonical(name_of(wanted), self._settings)
+                model = ObservedModel(model, named, self._clock, self._observe)
             self._guarded[key] = model
         return self._guarded[key]

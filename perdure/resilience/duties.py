@@ -33,8 +33,17 @@ class Duties:
     name may be used by one thread at a time.
     """
 
-    def __init__(self, clock: Clock, first_pause_s: float, longest_pause_s: float = LONGEST_PAUSE_S) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        first_pause_s: float,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+        *,
+        observe: Callable[[str, str], None] = lambda _name, _outcome: None,
+    ) -> None:
+        """`observe` is called after each round, with the duty's name and `succeeded` or `failed`."""
         self._clock = clock
+        self._observe = observe
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
         self._failures: dict[str, tuple[int, float]] = {}  # by name: consecutive failures, and the end of the pause
@@ -53,11 +62,13 @@ class Duties:
             doublings = 0 if isinstance(error, Unavailable) else min(failures, 30)
             pause_s = min(self._first_pause_s * 2**doublings, self._longest_pause_s)
             self._failures[name] = (failures + 1, self._clock.monotonic() + pause_s)
+            self._observe(name, "failed")
             log.warning(
                 "the duty %r failed, and pauses for %g s: %s", name, pause_s, loggable(error),
                 exc_info=not failures and not isinstance(error, PerdureError),
             )  # fmt: skip
             return None
+        self._observe(name, "succeeded")
         if failures:
             del self._failures[name]
             log.info("the duty %r succeeded again", name)

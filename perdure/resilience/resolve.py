@@ -9,6 +9,7 @@ breaker's state, because parked turns resume when a model's breaker closes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 from perdure.clock import Clock
@@ -33,16 +34,17 @@ def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Lis
         SettingsError: no registry has the configured name, or the registry cannot be loaded.
     """
     name = settings.breaker.registry
+    own = partial(Breakers, settings.breaker, clock, redis_url, listen, prefix=settings.redis_prefix)
+    if name == _OWN:
+        return own()
     found = entry_points(group=ENTRY_POINT_GROUP)
-    if name != _OWN and name not in found.names:
+    if name not in found.names:
         accepted = ", ".join([_OWN, *sorted(found.names)])
         raise SettingsError(
             f"{_VARIABLE} is {name!r}: accepted: {accepted}, "
             f"or the name of an installed entry point of the group {ENTRY_POINT_GROUP}"
         )
-    if name == _OWN or not settings.breaker.enabled:
-        return Breakers(settings.breaker, clock, redis_url, listen, prefix=settings.redis_prefix)
-    return _load(found[name])(settings, clock, listen)
+    return _load(found[name])(settings, clock, listen) if settings.breaker.enabled else own()
 
 
 def _load(entry_point: EntryPoint) -> SwitchboardFactory:

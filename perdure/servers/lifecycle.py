@@ -24,8 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-import psutil
-
 from perdure.servers.errors import EmbeddedServerError, disk_full, explained
 from perdure.servers.process.locks import FileLock
 
@@ -187,6 +185,8 @@ def find(server: Server) -> Endpoint | None:
 
 def is_process_of(pid: int, program: str, directory: Path) -> bool:
     """Whether the command line of process `pid` names `program` and, as an argument, `directory`."""
+    import psutil  # noqa: PLC0415 (of the extra `embedded`, which a worker with other servers lacks)
+
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.Error:

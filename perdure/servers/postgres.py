@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import psutil
 import psycopg2
 
 from perdure.servers import lifecycle, wheels
@@ -245,6 +244,8 @@ class _Postgres:
         the id of its parent process. It keeps the other lines of the file, because PostgreSQL needs them to detect a
         running server that perdure did not start.
         """
+        import psutil  # noqa: PLC0415 (of the extra `embedded`, which a worker with other servers lacks)
+
         written = self._written_pid()
         if written is None or not psutil.pid_exists(written):
             return
@@ -297,6 +298,8 @@ class _Postgres:
 
 def _is_postgres(pid: int, data: Path) -> bool:
     """Whether process `pid` may be a server of `data`: it runs `postgres`, and `-D` does not name another directory."""
+    import psutil  # noqa: PLC0415 (the same)
+
     try:
         argv = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:

@@ -15,7 +15,7 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
 from perdure.sessions.ending import EndWaker, request_end
-from perdure.sessions.routing import MAX_TITLE_CHARS
+from perdure.text.titles import MAX_CHARS
 from perdure.text.untrusted import first_line
 
 _ARCHIVED = "its conversation was archived"
@@ -46,25 +46,39 @@ def read_conversation(executor: Executor, user: UserKey, conversation: str) -> d
 
 
 def change_conversation(
-    database: Database, wake: EndWaker, user: UserKey, conversation: str, *, title: str | None, archived: bool | None
+    database: Database,
+    wake: EndWaker,
+    user: UserKey,
+    conversation: str,
+    *,
+    title: str | None,
+    archived: bool | None,
+    remember: bool | None = None,
 ) -> dict[str, Any]:
-    """Change a conversation's title, or archive or restore the conversation; returns the conversation.
+    """Change a conversation's title, archive or restore it, or leave it out of memory; returns the conversation.
 
     An argument of `None` changes nothing. If `archived` is True, also requests the end of the conversation's live
-    session. The next message to an archived conversation restores the conversation.
+    session. The next message to an archived conversation restores the conversation. If `remember` is False, no memory
+    is extracted from the conversation from now on, and no search finds its messages, earlier ones included. If
+    `remember` is True, later messages are remembered again.
 
     Raises:
         NotFound: the user has no such conversation.
     """
     named = {"user_id": user, "conversation": conversation}
-    changes = {"title": None if title is None else first_line(title, MAX_TITLE_CHARS), "archived": archived}
+    changes = {"title": None if title is None else first_line(title, MAX_CHARS), "archived": archived}
+    changes["remember"] = remember
     requested = None
     with database.transaction("conversations.change") as transaction:
         live = read_conversation(transaction, user, conversation)["session_id"]
         if archived and live is not None:
             # Locks the session before the conversation: the same order as when a message is accepted.
             requested = request_end(transaction, UUID(live), _ARCHIVED)
+        if remember is not None:
+            transaction.run(queries.MARK_SESSIONS, {**named, "remember": remember})
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
+        if remember is False:
+            transaction.run(queries.LEAVE_OUT, named)
         found = read_conversation(transaction, user, conversation)
     if requested is not None:
         requested.wake(wake)

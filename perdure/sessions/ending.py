@@ -25,7 +25,6 @@ from perdure.database.fencing import Fence
 from perdure.errors import OF_INPUT, Conflict, NotFound, PerdureError, Unavailable, loggable
 from perdure.models.protocol import CallAborted, Message, Model, ModelCall, Role
 from perdure.sessions import queries
-from perdure.sessions.routing import title_of
 from perdure.sessions.states import State
 from perdure.sessions.summary import Summary, extract, summarise
 
@@ -39,6 +38,9 @@ MAX_ATTEMPTS = 3
 
 MAX_MESSAGES = 400
 """The summary covers at most this number of the session's newest messages."""
+
+_EMPTY = Summary("", (), extractive=True)
+"""Of a session without messages, or in which an agent answers another: no prompt quotes it."""
 
 _OWNER = "ending"
 _MOST_A_ROUND = 500
@@ -150,7 +152,7 @@ class Ender:
         state, attempt, tenure = claim.state, claim.end_attempts, fence.on(session_id)
         if state == State.SUMMARIZING:
             try:
-                summary = self._summary(session_id, attempt, hold)
+                summary = _EMPTY if claim.answers_call else self._summary(session_id, attempt, hold)
             except CallAborted:
                 released = self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": True})
                 return Released() if released else EndNotDue()  # not released: another process has claimed the session
@@ -158,7 +160,7 @@ class Ender:
                 self.database.run(queries.RELEASE_ENDING, {**tenure, "forgiven": False})
                 return EndPostponed()
             saved = {"summary": summary.text, "key_topics": list(summary.key_topics), "extractive": summary.extractive}
-            saved["title"] = title_of(summary.text)
+            saved["title"] = summary.title
             if not self.database.run(queries.SAVE_SUMMARY, {**tenure, **saved}):
                 return EndNotDue()
         if not self._cleaned(session_id, fence):
@@ -183,7 +185,7 @@ class Ender:
         """
         conversation = read_conversation(self.database, session_id, MAX_MESSAGES)
         if not conversation:
-            return Summary("", (), extractive=True)
+            return _EMPTY
         if attempt > MAX_ATTEMPTS:  # the process that made the last attempt died
             return extract(conversation)
         call = ModelCall(self.clock, self.timeout_s)

@@ -3,9 +3,10 @@
 A fork contains the turns that were settled at or before the tick, their messages, and the working variables as the last
 of these turns left them. A message reaches a fork only by the fork's session id, never by routing.
 
-Tool effects, deliveries, inbox rows and the summary are not copied. The copied turns are settled, so no worker runs or
-delivers them again. Settled turns never change. Therefore the list of turns that `PLAN_FORK` reads is still valid when
-`FORK` copies the turns, although no lock is held in between.
+Tool effects, deliveries, inbox rows and the summary are not copied. The running summary is copied, unless it covers
+later turns. The copied turns are settled, so no worker runs or delivers them again. Settled turns never change.
+Therefore the list of turns that `PLAN_FORK` reads is still valid when `FORK` copies the turns, although no lock is held
+in between.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def fork(
     Raises:
         InvalidRequest: `tick` is negative.
         NotFound: there is no such session.
-        Conflict: the session has not reached `tick`, or had no settled turn at that tick, or the user has `most_open`
-            open forks.
+        Conflict: the session has not reached `tick`, or had no settled turn at that tick, or is no conversation, or the
+            user has `most_open` open forks.
     """
     if tick is not None and tick < 0:
         raise InvalidRequest("tick: must be a whole number from 0.")
@@ -44,6 +45,8 @@ def fork(
     rows = executor.run(queries.PLAN_FORK, {"session_id": session_id, "tick": reachable})
     if not rows:
         raise NotFound("There is no such session.")
+    if rows[0].answers_call:
+        raise Conflict("An agent answers a call of another in that session. Only conversations are forked.")
     if most_open is not None and rows[0].open_forks >= most_open:
         raise Conflict(
             f"The user has {rows[0].open_forks} open forks; at most {most_open} are accepted "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
-from perdure.database.failures import SPOKEN, WITH_FAILURE
+from perdure.database.failures import REMEMBERED, SPOKEN, WITH_FAILURE
 from perdure.database.fencing import HELD, RAISED
 from perdure.database.paging import sized
 from perdure.sessions.states import State, Trigger, sql
@@ -24,9 +24,11 @@ OPEN = Statement(
         ON CONFLICT (user_id, conversation) DO UPDATE SET archived_at = NULL
     )
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
-                          previous_session_id)
+                          remember, previous_session_id)
     VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, '{State.INITIALIZING}', perdure_now(),
             perdure_now(), ARRAY[%(channel)s],
+            coalesce((SELECT c.remember FROM conversations AS c
+                      WHERE c.user_id = %(user_id)s AND c.conversation = %(conversation)s), true),
             (SELECT s.session_id FROM sessions AS s
              WHERE s.user_id = %(user_id)s AND s.scope = %(scope)s AND s.end_requested_at IS NOT NULL
                AND s.forked_from IS NULL
@@ -70,7 +72,7 @@ LOCK_TARGET = Statement(
     WHERE session_id = coalesce(
             %(session_id)s::uuid,
             (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
-      AND user_id = %(user_id)s
+      AND user_id = %(user_id)s AND depth = 0
       AND (%(session_id)s::uuid IS NOT NULL OR routable)
     FOR NO KEY UPDATE
     """,
@@ -91,14 +93,16 @@ LIVE = Statement(
 
 # The members of a session's body.
 _SESSION = """
-    SELECT session_id, user_id, agent, state, turn_count, message_count, created_at, last_activity_at, ended_at,
-           channels, CASE WHEN starts_with(scope, '/') THEN substr(scope, 2) END AS conversation,
+    SELECT session_id, user_id, agent, state, turn_count, unsettled, message_count, created_at, last_activity_at,
+           ended_at, channels, CASE WHEN starts_with(scope, '/') THEN substr(scope, 2) END AS conversation,
            CASE WHEN starts_with(scope, '/') THEN (
                 SELECT title FROM conversations AS c
                 WHERE c.user_id = sessions.user_id AND c.conversation = substr(sessions.scope, 2)) END AS title,
            summary, CASE WHEN summary_extractive AND summary <> '' THEN 'extractive'
                          WHEN summary <> '' THEN 'model' END AS summary_kind,
            key_topics,
+           CASE WHEN depth > 0 THEN (
+                SELECT turn_id FROM tool_effects WHERE effect_id = sessions.session_id) END AS parent_turn_id,
            CASE WHEN ended_at IS NOT NULL THEN json_build_object(
                 'status', CASE WHEN consolidated_at IS NOT NULL
                                THEN CASE WHEN consolidation ? 'skipped' THEN 'skipped' ELSE 'done' END
@@ -114,6 +118,11 @@ _NEWEST = " ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s"
 LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
 
 LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
+
+# Without the sessions in which agents answer each other.
+LIST_FOR_USER = Statement(
+    "sessions.list_for_user", _SESSION + " WHERE user_id = %(user_id)s AND depth = 0" + _NEWEST, writes=False
+)
 
 LIST_OF_SCOPE = Statement(
     "sessions.list_of_scope", _SESSION + " WHERE user_id = %(user_id)s AND scope = %(scope)s" + _NEWEST, writes=False
@@ -160,7 +169,7 @@ READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s
 # The members of a conversation's body. `session_id` is the conversation's live session. A fork of a session does not
 # belong to the conversation.
 _CONVERSATION = """
-    SELECT c.user_id, c.conversation, c.title, c.archived_at IS NOT NULL AS archived,
+    SELECT c.user_id, c.conversation, c.title, c.archived_at IS NOT NULL AS archived, c.remember,
            CASE WHEN newest.live THEN newest.session_id END AS session_id,
            CASE WHEN newest.live AND newest.unsettled > 0 THEN ARRAY(
                SELECT turn_id FROM turns WHERE session_id = newest.session_id AND settled_at IS NULL
@@ -193,13 +202,68 @@ CHANGE_CONVERSATION = Statement(
     UPDATE conversations
     SET title = coalesce(%(title)s::text, title), titled = titled OR %(title)s::text IS NOT NULL,
         archived_at = CASE %(archived)s::boolean WHEN true THEN coalesce(archived_at, perdure_now())
-                                                 WHEN false THEN NULL ELSE archived_at END
+                                                 WHEN false THEN NULL ELSE archived_at END,
+        remember = coalesce(%(remember)s::boolean, remember)
     WHERE user_id = %(user_id)s AND conversation = %(conversation)s
     RETURNING conversation
     """,
 )
 
+# Says of a conversation's sessions whether they are remembered. Locks them, so that no message is accepted meanwhile.
+MARK_SESSIONS = Statement(
+    "sessions.mark_remember",
+    """
+    UPDATE sessions SET remember = %(remember)s
+    WHERE user_id = %(user_id)s AND scope = '/' || %(conversation)s AND remember <> %(remember)s
+    """,
+)
+
+# Marks the turns of a conversation, so that none of it is remembered, and removes its messages from recall.
+LEAVE_OUT = Statement(
+    "sessions.leave_out",
+    """
+    WITH own AS MATERIALIZED (
+        SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = '/' || %(conversation)s
+    ), marked AS (
+        UPDATE turns SET additions = coalesce(additions, '{}') || '{"remember": false}'
+        WHERE session_id IN (SELECT session_id FROM own) AND additions -> 'remember' IS DISTINCT FROM 'false'
+    ), unembedded AS (
+        DELETE FROM unembedded WHERE kind = 'message' AND id IN (SELECT session_id FROM own)
+    )
+    DELETE FROM message_words WHERE session_id IN (SELECT session_id FROM own)
+    """,
+)
+
 # --- messages ----------------------------------------------------------------------------
+
+# The state of the questions to the user (`ask_user`) among the calls of a message, by the call's position.
+QUESTIONS = """
+    CASE WHEN m.tool_calls IS NOT NULL THEN (
+        SELECT jsonb_object_agg(e.position, CASE e.status WHEN 'intended' THEN 'open' WHEN 'done' THEN 'answered'
+                                                          ELSE 'unanswered' END)
+        FROM tool_effects AS e
+        WHERE e.turn_id = m.turn_id AND e.message_seq = m.seq AND e.waits_for = 'user') END AS questions
+""".strip()
+
+# The unsettled turns of a session with their messages, which the transcript has only after a turn's first commit. All
+# messages to one turn, also those that were merged into it or answer its questions, are one text.
+QUEUE = Statement(
+    "sessions.queue",
+    """
+    SELECT t.turn_id, t.seq, t.status, t.attempts, t.channel, t.accepted_at, said.message_id, said.text, said.parts
+    FROM (SELECT * FROM turns WHERE session_id = %(session_id)s AND settled_at IS NULL
+          ORDER BY seq LIMIT %(limit)s) AS t
+    CROSS JOIN LATERAL (
+        SELECT min(i.message_id) FILTER (WHERE i.position = 1) AS message_id,
+               coalesce(string_agg(nullif(i.text, ''), E'\\n\\n' ORDER BY i.position), '') AS text,
+               (SELECT jsonb_agg(part ORDER BY p.position, n) FROM inbox AS p,
+                       jsonb_array_elements(p.parts) WITH ORDINALITY AS each (part, n)
+                WHERE p.turn_id = t.turn_id AND p.parts IS NOT NULL) AS parts
+        FROM inbox AS i WHERE i.turn_id = t.turn_id) AS said
+    ORDER BY t.seq
+    """,
+    writes=False,
+)
 
 MESSAGES = Statement(
     "sessions.messages",
@@ -207,7 +271,7 @@ MESSAGES = Statement(
         f"""
         SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.message_id, m.channel,
                m.token_count, m.model, m.fallback, m.stop_reason, m.parts, m.created_at, failed.error_code,
-               failed.error_message
+               failed.error_message, {QUESTIONS}
         FROM messages AS m {WITH_FAILURE}
         WHERE m.session_id = %(session_id)s AND m.seq > %(after)s
         ORDER BY m.seq LIMIT %(most)s
@@ -344,7 +408,7 @@ CLAIM_ENDING = Statement(
         lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
         state = {sql(Trigger.END_DUE, column="s.state")}
     FROM candidate WHERE s.session_id = candidate.session_id
-    RETURNING s.token, s.nonce, s.state, s.end_attempts
+    RETURNING s.token, s.nonce, s.state, s.end_attempts, s.depth > 0 AS answers_call
     """,
 )
 
@@ -382,11 +446,14 @@ SAVE_SUMMARY = Statement(
     """,
 )
 
+# What agents say to each other is not consolidated: none of it is the user's.
 FINISH_ENDING = Statement(
     "sessions.finish_ending",
     f"""
     UPDATE sessions
     SET ended_at = perdure_now(), lease_until = NULL, lease_owner = NULL, woken_at = NULL,
+        consolidated_at = CASE WHEN depth > 0 THEN perdure_now() ELSE consolidated_at END,
+        consolidation = CASE WHEN depth > 0 THEN '{{"skipped": true}}'::jsonb ELSE consolidation END,
         state = {sql(Trigger.CLEANED_UP)}
     WHERE {HELD}
     RETURNING session_id
@@ -429,12 +496,12 @@ ENDINGS_DUE = Statement(
     """,
 )
 
-# Without the replies of failed turns.
+# For summaries: without the replies of failed turns, and turns of which nothing may be remembered.
 NEWEST_MESSAGES = Statement(
     "sessions.newest_messages",
     f"""
     SELECT m.seq, m.role, m.content FROM messages AS m
-    WHERE m.session_id = %(session_id)s AND {SPOKEN}
+    WHERE m.session_id = %(session_id)s AND {SPOKEN} AND {REMEMBERED}
     ORDER BY m.seq DESC LIMIT %(most)s
     """,
     writes=False,
@@ -447,7 +514,7 @@ NEWEST_MESSAGES = Statement(
 PLAN_FORK = Statement(
     "sessions.plan_fork",
     """
-    SELECT s.tick,
+    SELECT s.tick, s.depth > 0 AS answers_call,
            (SELECT count(*) FROM sessions
             WHERE user_id = s.user_id AND forked_from IS NOT NULL AND ended_at IS NULL) AS open_forks,
            (SELECT min(settled_tick) FROM turns
@@ -462,7 +529,8 @@ PLAN_FORK = Statement(
 )
 
 # Writes a fork: the session, the turns under new ids, the turns' messages, and the working variables. The copied turns
-# keep their ticks, so that a fork can be forked at the same ticks as its source.
+# keep their ticks, so that a fork can be forked at the same ticks as its source. What is not to be remembered of the
+# source is not to be remembered of the fork.
 FORK = Statement(
     "sessions.fork",
     f"""
@@ -483,9 +551,10 @@ FORK = Statement(
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, attempts,
                            steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
-                           accepted_at, started_at, settled_at, settled_tick)
+                           additions, accepted_at, started_at, settled_at, settled_tick)
         SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
                steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+               CASE WHEN additions -> 'remember' = 'false' THEN '{{"remember": false}}'::jsonb END,
                accepted_at, started_at, settled_at, settled_tick
         FROM copied
         RETURNING settled_tick
@@ -494,10 +563,14 @@ FORK = Statement(
         SELECT %(fork_id)s::uuid, false, variables, '[]', tick, 0, saved_at
         FROM snapshots
         WHERE session_id = %(session_id)s AND NOT set_aside AND tick <= (SELECT max(settled_tick) FROM done)
+    ), summarised AS (
+        INSERT INTO running_summaries (session_id, from_seq, to_seq, summary, extractive)
+        SELECT %(fork_id)s::uuid, from_seq, to_seq, summary, extractive FROM running_summaries
+        WHERE session_id = %(session_id)s AND to_seq <= (SELECT count(*) FROM said)
     )
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           turn_count, message_count, last_turn_seq, tick, variables_tick, previous_session_id,
-                          forked_from)
+                          forked_from, remember)
     SELECT %(fork_id)s::uuid, s.user_id, s.scope, false, s.agent,
            {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
            ARRAY(SELECT channel FROM copied GROUP BY channel ORDER BY min(position)),
@@ -506,7 +579,7 @@ FORK = Statement(
            (SELECT CASE WHEN NOT set_aside THEN tick END FROM snapshots
             WHERE session_id = s.session_id AND tick <= (SELECT max(settled_tick) FROM done)
             ORDER BY tick DESC, set_aside LIMIT 1),
-           s.previous_session_id, s.session_id
+           s.previous_session_id, s.session_id, s.remember
     FROM sessions AS s WHERE s.session_id = %(session_id)s
     RETURNING session_id
     """,

@@ -58,25 +58,52 @@ def list_sessions(
     *,
     tenant: str | None = None,
     given_up: bool = False,
-    conversation: str | None = None,
+    scope: str | None = None,
+    delegated: bool = True,
 ) -> list[dict[str, Any]]:
     """List at most `limit` sessions of one user, of one tenant's users, or of all users; newest first.
 
-    `user` is the user's key. With `conversation`, which requires `user`, lists only the sessions of that conversation.
+    `user` is the user's key. With `scope` (see `routing`), which requires `user`, lists only that scope's sessions.
+    `delegated`: a user's list includes the sessions in which agents answer each other.
 
     With `given_up`, lists only sessions whose consolidation was abandoned, most recently abandoned first.
     """
-    if user is not None and conversation is not None:
+    if user is not None and scope is not None:
         statement = queries.LIST_OF_SCOPE
     elif user is not None:
-        statement = queries.LIST_GIVEN_UP_OF_USER if given_up else queries.LIST_OF_USER
+        of_user = queries.LIST_OF_USER if delegated else queries.LIST_FOR_USER
+        statement = queries.LIST_GIVEN_UP_OF_USER if given_up else of_user
     elif tenant is not None:
         statement = queries.LIST_GIVEN_UP_OF_TENANT if given_up else queries.LIST_OF_TENANT
     else:
         statement = queries.LIST_GIVEN_UP if given_up else queries.LIST
-    scope = None if conversation is None else f"/{conversation}"
     named = {"user_id": user, "tenant": tenant, "scope": scope, "limit": limit}
     return [body(row) for row in executor.run(statement, named)]
+
+
+def read_queue(executor: Executor, session_id: UUID, limit: int) -> list[dict[str, Any]]:
+    """The session's unsettled turns with their messages, in the order in which they run; at most `limit`.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    rows = executor.run(queries.QUEUE, {"session_id": session_id, "limit": limit})
+    if not rows:
+        read_session(executor, session_id)
+    return [
+        {
+            "turn_id": str(row.turn_id),
+            "seq": row.seq,
+            "status": row.status,
+            "attempts": row.attempts,
+            "message_id": row.message_id,
+            "text": row.text,
+            **({"parts": shown_files(row.parts)} if row.parts else {}),
+            "channel": row.channel,
+            "accepted_at": row.accepted_at.isoformat(),
+        }
+        for row in rows
+    ]
 
 
 def read_messages(
@@ -114,8 +141,9 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "turn_id": str(row.turn_id),
         "role": row.role,
         "content": row.content,
+        "message_id": row.message_id,
         "parts": shown_files(row.parts) if row.parts else None,
-        "tool_calls": [_call(call) for call in row.tool_calls] if row.tool_calls else None,
+        "tool_calls": _calls(row) if row.tool_calls else None,
         "tool_call_id": row.tool_call_id,
         "channel": row.channel,
         "token_count": row.token_count,
@@ -125,8 +153,17 @@ def message_body(row: Row[Any]) -> dict[str, Any]:
         "error": None if row.error_code is None else {"code": row.error_code, "message": row.error_message},
         "created_at": row.created_at.isoformat(),
     }
-    optional = ("parts", "tool_calls", "tool_call_id", "model", "fallback", "stop_reason", "error")
+    optional = ("message_id", "parts", "tool_calls", "tool_call_id", "model", "fallback", "stop_reason", "error")
     return {key: value for key, value in shown.items() if key not in optional or value is not None}
+
+
+def _calls(row: Row[Any]) -> list[dict[str, Any]]:
+    """The stored tool calls of a message; for questions to the user, with their state."""
+    questions = row.questions or {}
+    return [
+        {**_call(call), **({"question": questions[str(position)]} if str(position) in questions else {})}
+        for position, call in enumerate(row.tool_calls)
+    ]
 
 
 def _call(call: dict[str, str]) -> dict[str, Any]:

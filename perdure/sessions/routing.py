@@ -8,10 +8,6 @@ name, or the empty string for all channels. No channel's name begins with a slas
 from __future__ import annotations
 
 from perdure.settings import Scope
-from perdure.text.untrusted import first_line
-
-MAX_TITLE_CHARS = 80
-"""The maximum length of a conversation's title, in characters."""
 
 
 def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> str:
@@ -23,10 +19,3 @@ def scope_of(setting: Scope, channel: str, conversation: str | None = None) -> s
 
 def conversation_of(scope: str) -> str | None:
     return scope[1:] if scope.startswith("/") else None
-
-
-def title_of(text: str) -> str:
-    """A conversation's title: the first sentence or line of `text`, cut to `MAX_TITLE_CHARS`."""
-    line = first_line(text, 10 * MAX_TITLE_CHARS)
-    sentence, stop, _ = line.partition(". ")
-    return first_line(sentence if stop else line, MAX_TITLE_CHARS)

@@ -42,8 +42,6 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
     Raises:
         SettingsError: there is no such store, or it cannot be set up.
     """
-    scheme = url.partition(":")[0]
-    third_party = entry_points(group=ENTRY_POINT_GROUP)
     if url == "postgres":
         return PostgresSnapshots(database, settings.memory.working_turns)
     if url == "redis":
@@ -52,6 +50,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         return SqliteSnapshots(_sqlite_path(url))
     if url.startswith("file:"):
         return FileSnapshots(_directory(url))
+    scheme, third_party = url.partition(":")[0], entry_points(group=ENTRY_POINT_GROUP)
     if scheme in third_party.names:
         return _load(url, third_party[scheme])(url, settings)
     accepted = ["postgres", "redis", "sqlite:///PATH", "file:///DIR", *sorted(third_party.names)]

@@ -10,6 +10,18 @@ Only `perdure.testing.suites` needs pytest.
 
 from perdure.clock import MovedClock
 from perdure.testing.conversation import Answer, Call, Conversation, ask
+from perdure.testing.recorded import recorded
 from perdure.testing.scripted import Scripted, ScriptExhausted, call, late
 
-__all__ = ["Answer", "Call", "Conversation", "MovedClock", "ScriptExhausted", "Scripted", "ask", "call", "late"]
+__all__ = [
+    "Answer",
+    "Call",
+    "Conversation",
+    "MovedClock",
+    "ScriptExhausted",
+    "Scripted",
+    "ask",
+    "call",
+    "late",
+    "recorded",
+]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ParamSpec, overload
+from typing import Any, Concatenate, ParamSpec, overload
 
 from pydantic_core import to_jsonable_python
 
 from perdure.clock import MovedClock
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
-from perdure.tools.registry import Tool
+from perdure.tools.registry import Tool, ToolContext
 
 P = ParamSpec("P")
 
@@ -53,11 +53,19 @@ def call(tool: str, raw: str | None = None, /, **arguments: Any) -> ToolCall: ..
 
 
 @overload
+def call(
+    tool: Callable[Concatenate[ToolContext[Any], P], Any], /, *args: P.args, **arguments: P.kwargs
+) -> ToolCall: ...
+
+
+@overload
 def call(tool: Callable[P, Any], /, *args: P.args, **arguments: P.kwargs) -> ToolCall: ...
 
 
 def call(tool: str | Callable[..., Any], /, *args: Any, **arguments: Any) -> ToolCall:
     """A call of `tool` in a scripted reply: of a tool's function, whose parameters are checked, or of a name.
+
+    A `ToolContext` is no argument of the call. Type checkers know this if it is the function's first parameter.
 
     After a name, a text, which may be malformed JSON, replaces the JSON of `arguments`.
 
@@ -72,9 +80,12 @@ def call(tool: str | Callable[..., Any], /, *args: Any, **arguments: Any) -> Too
     """
     if isinstance(tool, str):
         return ToolCall("", tool, args[0] if args else json.dumps(arguments))
-    function = tool.function if isinstance(tool, Tool) else tool
-    given = inspect.signature(function).bind_partial(*args, **arguments).arguments
-    name = tool.name if isinstance(tool, Tool) else function.__name__
+    function, name = (tool.function, tool.name) if isinstance(tool, Tool) else (tool, tool.__name__)
+    signature = inspect.signature(function)
+    if isinstance(tool, Tool):  # its context is no argument
+        named = tool.parameters.get("properties", {})
+        signature = signature.replace(parameters=[each for key, each in signature.parameters.items() if key in named])
+    given = signature.bind_partial(*args, **arguments).arguments
     return ToolCall("", name, json.dumps(to_jsonable_python(given)))
 
 
@@ -91,6 +102,7 @@ def late(seconds: float, reply: Reply) -> Late:
 class Scripted:
     """A `Model` that gives its replies in order and records each request. Threads may share it.
 
+    `reads` has the media types of the files that the model reads, such as `image/png`; other files are described to it.
     A reply made by `late` advances `clock`. The turn uses this clock too, unless another clock is passed to
     `perdure.testing.ask`.
 
@@ -104,8 +116,9 @@ class Scripted:
 
     name = _NAME
 
-    def __init__(self, *replies: Reply | Late, clock: MovedClock | None = None) -> None:
+    def __init__(self, *replies: Reply | Late, clock: MovedClock | None = None, reads: Collection[str] = ()) -> None:
         self.clock = clock or MovedClock()
+        self.reads = frozenset(reads)
         self.requests: list[ModelRequest] = []
         self._replies = list(replies)
         self._lock = threading.Lock()

@@ -26,6 +26,7 @@ from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
 from perdure.files.spool import Spool
 from perdure.files.store import Files, Owner, Stored
+from perdure.sessions.running_summary import Running
 from perdure.settings import FileSettings
 
 
@@ -40,6 +41,7 @@ class _StoredFile(NamedTuple):
     width: int | None
     height: int | None
     pages: int | None
+    sha256: bytes
     content: bytes
 
 
@@ -63,7 +65,7 @@ class MemoryFiles(Files):
         kind, data, file_id = content.kind(named), b"".join(content.pieces(2**20)), uuid4()
         pixels = kind.width, kind.height
         self._files[file_id] = _StoredFile(
-            file_id, owner.user, kind.media_type, name, len(data), *pixels, kind.pages, data
+            file_id, owner.user, kind.media_type, name, len(data), *pixels, kind.pages, content.sha256, data
         )
         return Stored(file_id, kind.media_type, len(data), content.sha256.hex())
 
@@ -99,6 +101,26 @@ class Effect:
     sent: bool = False
     parts: list[Any] | None = None
     payload: Any = None
+    used: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What another agent was asked."""
+
+    agent: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """A row that the statement `turns.used` returns."""
+
+    agent: str
+    model: str
+    fallback: bool | None
+    usage: Any
+    created_at: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +133,11 @@ class _Row:
     variables: str | None = None
     ending: bool = False
     instructions: str | None = None
+    joined: None = None
+    metadata: None = None
+    too_deep: bool = False
+    is_new: bool = False
+    priority: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +165,32 @@ class MemoryStore(Database):
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
         self.agent = ""
+        self.depth = 0
+        self.asked: dict[UUID, Asked] = {}
+        """What other agents were asked, by the call's effect id."""
+        self.children: list[MemoryStore] = []
+        """The stores of those agents."""
         self.instructions: str | None = None
         """Those of the turn at hand."""
+        self.running = Running()
+        """The running summary, which is made of extracts."""
         self._lock = threading.RLock()
         self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
             "turns.step": self._step,
+            "turns.step_handing_off": self._step,
+            "turns.delegate": self._delegate,
+            "turns.used": lambda _: self.used(),
+            "turns.step_replaced": self._step,
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
+            "turns.change_arguments": self._change_arguments,
             "turns.repeat_effect": self._repeat_effect,
             "turns.effects_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
             "turns.defer_call": self._defer_call,
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
+            "turns.lock_held": lambda _: [_Row()],
             "turns.lock_of_call": lambda _: [_Row()],
             "turns.read_call": self._read_call,
             "turns.finish_task": self._finish_task,
@@ -161,8 +201,17 @@ class MemoryStore(Database):
             "turns.instructions": lambda _: [_Row(instructions=self.instructions)],
             "turns.keep_instructions": self._keep_instructions,
             "turns.is_ending": lambda _: [_Row()],
+            "turns.refuse_answer": self._refuse_answer,
+            "turns.close_question": self._close_question,
+            "turns.charge_question": lambda _: [],
+            "turns.note_received": lambda _: [],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [],
+            "summaries.keep": self._keep_summary,
+            "summaries.forgotten": lambda _: [],
+            "windows.read": lambda _: [],
+            "windows.learn": lambda _: [],
+            "windows.forget": lambda _: [],
         }
 
     def run(self, statement: Statement, parameters: Mapping[str, Any], *, urgent: bool = False) -> Sequence[Row[Any]]:
@@ -203,6 +252,11 @@ class MemoryStore(Database):
                 effect.status, effect.result = result["status"], result["result"]
                 effect.finished = result["status"] != "unknown"
 
+    def answer(self, effect: Effect, said: Mapping[str, Any]) -> None:
+        """Record the user's answer to a question."""
+        payload = effect.payload or {}
+        effect.payload = {**payload, "said": [*payload.get("said", ()), said]}
+
     def awaiting_decision(self) -> list[Effect]:
         return [each for each in self.effects.values() if each.status == "asked"]
 
@@ -221,9 +275,31 @@ class MemoryStore(Database):
             effect = self.effects[UUID(result["effect_id"])]
             effect.status, effect.result, effect.variables = result["status"], result["result"], None
             effect.finished = result["status"] != "unknown"
+        self.agent = step.get("agent", self.agent)
         if step["variables"] is not None:
             self.variables = json.loads(step["variables"])
         return [_Row(base)]
+
+    def _delegate(self, given: Mapping[str, Any]) -> Sequence[object]:
+        if self.depth >= given["most"]:
+            return [_Row(too_deep=True)]
+        self.effects[given["effect_id"]].sent = True
+        self.asked.setdefault(given["effect_id"], Asked(given["agent"], given["task"]))
+        return [_Row(is_new=True)]
+
+    def used(self) -> Sequence[object]:
+        """The rows of `turns.used`: of this store, and of those of other agents."""
+        replies = [
+            each
+            for each in self.messages
+            if (each["model"] is not None if each["role"] == "assistant" else each["usage"] is not None)
+        ]
+        own = [_Used(self.agent, each["model"], each["fallback"], each["usage"]) for each in replies]
+        return [*own, *(row for child in self.children for row in child.used())]
+
+    def _keep_summary(self, kept: Mapping[str, Any]) -> Sequence[object]:
+        self.running = Running(kept["to_seq"], kept["summary"], kept["next_seq"], extractive=kept["extractive"])
+        return [_Row()]
 
     def _keep_instructions(self, made: Mapping[str, Any]) -> Sequence[object]:
         self.instructions = self.instructions or made["instructions"]
@@ -247,6 +323,10 @@ class MemoryStore(Database):
         effect.status, effect.result, effect.payload, effect.finished = "intended", None, None, False
         return [_Row()]
 
+    def _change_arguments(self, changed: Mapping[str, Any]) -> Sequence[object]:
+        self.effects[changed["effect_id"]].arguments = changed["arguments"]
+        return [_Row()]
+
     def _ask_approval(self, asked: Mapping[str, Any]) -> Sequence[object]:
         for call in json.loads(asked["calls"]):
             effect_id = UUID(call["effect_id"])
@@ -261,6 +341,16 @@ class MemoryStore(Database):
             columns = {**{name: call.get(name) for name in _INTENT}, "status": "intended", "waits_for": "client"}
             self.effects[effect_id] = made = Effect(effect_id, deferred["message_seq"], **columns)
             made.payload, made.undecided_s = call["payload"], deferred["expires_s"]
+        return [_Row()]
+
+    def _refuse_answer(self, refused: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[refused["effect_id"]]
+        effect.payload = {**effect.payload, **json.loads(refused["refused"])}
+        return []
+
+    def _close_question(self, closed: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[closed["effect_id"]]
+        effect.status, effect.result, effect.finished = closed["status"], closed["result"], True
         return [_Row()]
 
     def _note_sent(self, sent: Mapping[str, Any]) -> Sequence[object]:

@@ -43,7 +43,7 @@ class InlineCalls:
 
         Returns `None` if no stored task has a function.
         """
-        call = next((each for each in self._sent.values() if each.task in self._tasks), None)
+        call = next((each for each in self._sent.values() if self.has(each.task)), None)
         if call is None:
             return None
         del self._sent[call.task_id]

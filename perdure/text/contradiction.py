@@ -1,8 +1,9 @@
 """Detects whether two texts that are close in meaning contradict each other.
 
 Cosine similarity cannot distinguish a contradiction from a paraphrase: "not", or 30 instead of 90, hardly changes a
-vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean. In
-doubt, it reports a difference. The caller then keeps both texts, although they may mean the same.
+vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean, and
+numbers in German, Spanish, Japanese and Chinese, too. In doubt, it reports a difference. The caller then keeps both
+texts, although they may mean the same.
 
 A caller that compares many texts should first compare the integers `fingerprint`, `name_bits` and `word_bits` of
 `Features`. These integers decide most pairs.
@@ -21,7 +22,7 @@ from itertools import zip_longest
 from operator import or_
 
 from perdure.text.linear import has_hangul, normalized
-from perdure.text.patterns import SPACE, STARTS, compiled
+from perdure.text.patterns import SPACE, STARTS, Match, compiled
 from perdure.text.words import KOREAN_PLACES, TITLES, Reading, Token, stem, tokens, without_particle, word_list
 
 MAX_CHARS = 10_000
@@ -181,8 +182,8 @@ def _bits(words: Iterable[str]) -> int:
 
 _DIGITS = compiled(r"\p{Nd}+(?:[.,:/-]\p{Nd}+)*")
 _ONE_NUMBER = compiled(r"[0-9]+(?:\.[0-9]+)?|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
-_SCALES = {"천만": 7, "백만": 6, "천": 3, "만": 4, "억": 8, "조": 12}
-"""The exponent of ten of each Korean unit, such as 3 for 천 (1,000)."""
+_SCALES = {"천만": 7, "백만": 6, "천": 3, "만": 4, "억": 8, "조": 12, "千": 3, "万": 4, "億": 8, "亿": 8}
+"""The exponent of ten of each Korean, Japanese and Chinese unit, such as 3 for 천 (1,000)."""
 
 _SCALED = compiled(rf"([0-9][0-9,]*(?:\.[0-9]+)?)[{SPACE}]?({'|'.join(_SCALES)})")
 _NUMBERS = {
@@ -193,10 +194,17 @@ _NUMBERS = {
         ("twenty thirty forty fifty sixty seventy eighty ninety hundred", range(20, 101, 10)),
         ("second third fourth fifth sixth seventh eighth ninth tenth", range(2, 11)),
         ("zero twice thrice dozen thousand million half quarter", (0, 2, 3, 12, 1000, 10**6, "1/2", "1/4")),
+        ("zwei drei vier fünf sechs sieben acht neun zehn", range(2, 11)),
+        ("dos tres cuatro cinco seis siete ocho nueve diez", range(2, 11)),
     )
     for word, number in zip(word_list(names), map(str, numbers), strict=True)
 }
-"""English number words; without "one", which is usually a pronoun: "this one"."""
+"""English, German and Spanish number words; without "one", which is usually a pronoun: "this one"."""
+_NUMERALS = {numeral: str(number) for number, numeral in enumerate("一二三四五六七八九十", start=1)} | {"两": "2"}
+_NUMERAL = compiled("([一二三四五六七八九十两])([人个個匹只隻本歳岁点時时分元円位名口])")
+"""A Japanese or Chinese numeral before a counter. Others may be parts of words, such as 三月 (March)."""
+
+_SPELLED = compiled(r"\p{Nd}[\p{Nd}.,:/-]*[人个個匹只隻本歳岁点時时分元円]?")
 
 _KOREAN_NUMBERS = {
     word: number for number, word in enumerate(word_list("한 두 세 네 다섯 여섯 일곱 여덟 아홉"), start=1)
@@ -216,7 +224,8 @@ _COUNTED = compiled(
 def _numbers(text: str) -> Iterator[str]:
     """Each number in digits or Korean, in one spelling: 1,000 and 1천 are 1000. Dates and versions stay as they are."""
     hangul = has_hangul(text)
-    if hangul:
+    if not text.isascii():
+        yield from (_NUMERALS[found[1]] for found in _NUMERAL.finditer(text))
         for found in _SCALED.finditer(text):
             yield _canonical(found[1], _SCALES[found[2]])
         text = _SCALED.sub(lambda _: " ", text)
@@ -224,6 +233,16 @@ def _numbers(text: str) -> Iterator[str]:
         yield _canonical(number) if _ONE_NUMBER.fullmatch(number) else number
     if hangul:
         yield from _korean_numbers(text)
+
+
+def without_numbers(text: str) -> str:
+    """`text` in lower case, with a space in place of each number that `features` finds, except Korean ones."""
+
+    def blank(_: Match) -> str:
+        return " "
+
+    kept = _SPELLED.sub(blank, _NUMERAL.sub(blank, _SCALED.sub(blank, text)))
+    return " ".join(word for word in kept.split() if word.strip(".,;:!?") not in _NUMBERS)
 
 
 def _canonical(number: str, scale: int = 0) -> str:

@@ -14,6 +14,7 @@ if the pattern does not read far beyond the end of each match.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Protocol
 
 import re2
@@ -52,16 +53,21 @@ class Match(Protocol):
 
 
 class Pattern:
-    """A compiled pattern. Threads may share it."""
+    """A pattern, compiled on first use. Threads may share it."""
 
     def __init__(self, source: str, *, ignore_case: bool = False, dot_all: bool = False) -> None:
+        self.source = source
+        self._ignore_case = ignore_case
+        self._dot_all = dot_all
+
+    @cached_property
+    def _compiled(self) -> Any:
         options = re2.Options()
         options.max_mem = _MAX_MEMORY
         options.log_errors = False
-        options.case_sensitive = not ignore_case
-        options.dot_nl = dot_all
-        self.source = source
-        self._compiled = re2.compile(source, options)
+        options.case_sensitive = not self._ignore_case
+        options.dot_nl = self._dot_all
+        return re2.compile(self.source, options)
 
     def search(self, text: str) -> Match | None:
         found: Match | None = self._compiled.search(_encodable(text))
@@ -98,10 +104,9 @@ REGISTERED: list[Pattern] = []
 
 
 def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -> Pattern:
-    """Compile and register a pattern. Call this function when a module is imported, not for each text.
+    """Register a pattern. Call this function when a module is imported, not for each text.
 
-    Raises:
-        re2.error: RE2 does not support the syntax, or the pattern needs too much memory.
+    A test compiles all registered patterns: RE2 may not support the syntax, or the pattern may need too much memory.
     """
     pattern = Pattern(source, ignore_case=ignore_case, dot_all=dot_all)
     REGISTERED.append(pattern)

@@ -38,7 +38,9 @@ NOTE = (
 _CODE_CHARS = 16
 _DERIVED = b"perdure quotations"
 _PROCESS_KEY = secrets.token_bytes(32)
-_REMOVED = "*" * _CODE_CHARS
+REMOVED = "*" * _CODE_CHARS
+"""In place of a code that a text may not have."""
+
 
 _MARK = compiled(
     rf"<(?P<closes>/?)(?P<mark>{CONVERSATION}|{MEMORY}|{PAGE}|{CASE}|{RESULT})(?P<code> [0-9a-f]{{{_CODE_CHARS}}})?>",
@@ -67,11 +69,17 @@ class Quoter:
         if not text:
             return ""
         for code in self._codes:
-            text = text.replace(code, _REMOVED)  # the text's author may know the code from an earlier prompt
+            text = text.replace(code, REMOVED)  # the text's author may know the code from an earlier prompt
         self._texts.append(text)
         code = self._code(mark, text)
         self._codes.add(code)
         return f"{title}:\n<{mark} {code}>\n{text}\n</{mark} {code}>"
+
+    def own_code(self, name: str) -> str:
+        """The code of this system's own text `name`, the same in every prompt. No quotation after this call has it."""
+        code = hmac.new(self._key, f"own {name}".encode(), "sha256").hexdigest()[:_CODE_CHARS]
+        self._codes.add(code)
+        return code
 
     def _code(self, mark: str, text: str) -> str:
         """An HMAC code of `text` that occurs neither in `text` nor in a text quoted earlier."""

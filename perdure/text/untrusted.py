@@ -76,8 +76,10 @@ def storable_json(value: Any) -> Any:
     return value
 
 
-def load_object(text: str) -> dict[str, Any]:
+def load_object(text: str, *, any_text: bool = False) -> dict[str, Any]:
     """Parse one JSON object, more strictly than `json.loads`. Returns `{}` for blank text.
+
+    With `any_text`, strings may be unstorable.
 
     Raises:
         ValueError: `text` is not a JSON object; has NaN, infinity, duplicate keys or unstorable text; or exceeds
@@ -95,7 +97,7 @@ def load_object(text: str) -> dict[str, Any]:
         raise ValueError(  # noqa: TRY004 (all refusals are ValueErrors)
             f"expected a JSON object, got {_JSON_NAMES.get(type(value), 'something else')}"
         )
-    _check(value)
+    _check(value, any_text=any_text)
     return value
 
 
@@ -320,14 +322,14 @@ _STRICT = json.JSONDecoder(
 )
 
 
-def _check(value: Any) -> None:
-    """Raise ValueError for unstorable strings and for deep nesting. Does not recurse."""
+def _check(value: Any, *, any_text: bool = False) -> None:
+    """Raise ValueError for unstorable strings, unless `any_text`, and for deep nesting. Does not recurse."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
         for each in level:
-            if isinstance(each, str) and not is_storable(each):
+            if not any_text and isinstance(each, str) and not is_storable(each):
                 raise ValueError("a string contains NUL or a character that is not valid Unicode (a lone surrogate)")
         level = [child for each in level for child in _children(each)]
     raise ValueError(_TOO_DEEP)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from perdure.errors import loggable
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 64
+_UTC = frozenset({"UTC", "Etc/UTC", "Etc/UCT", "Etc/GMT", "GMT"})
 
 
 def find_zone(name: object) -> ZoneInfo | None:
@@ -15,4 +23,16 @@ def find_zone(name: object) -> ZoneInfo | None:
         return None
 
 
-_LONGEST = 64
+def zone_here() -> str | None:
+    """The time zone of this machine, for the messages of the person at its terminal.
+
+    Returns `None` if the machine does not tell, and if it is UTC: servers are set to UTC wherever their users are.
+    """
+    from tzlocal import get_localzone_name  # noqa: PLC0415 (only terminals need it)
+
+    try:
+        name = get_localzone_name()
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        log.info("the time zone of this machine is unknown: %s", loggable(error))
+        return None
+    return None if name in _UTC or find_zone(name) is None else name

@@ -8,10 +8,10 @@ every cadence, `previous(t) <= t < next(t)`, and no slot lies between `previous(
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
@@ -108,6 +108,18 @@ class AtTimes:
 def times_every(hours: int) -> tuple[time, ...]:
     """The times of day at intervals of `hours` hours from midnight; the last interval of a day may be shorter."""
     return tuple(time(hour) for hour in range(0, 24, hours))
+
+
+def next_runs(first: datetime, following: Callable[[datetime], datetime], now: datetime, most: int) -> list[datetime]:
+    """At most `most` runs: `first`, which may be in the past if it waits, and those that follow it after `now`."""
+
+    def runs() -> Iterator[datetime]:
+        run = first
+        while True:
+            yield run
+            run = following(max(run, now))
+
+    return list(islice(runs(), most))
 
 
 def instant(local: datetime, zone: ZoneInfo) -> datetime:

@@ -19,13 +19,19 @@ COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE 
 # Blocks the user's erasure until the commit. Returns no row if the user does not exist.
 LOCK_USER = Statement("reminders.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR KEY SHARE")
 
-# The channel, agent, conversation and reply receiver of the turn `turn_id`. A new schedule copies these values.
+# The channel, agent, conversation and reply receiver of the turn `turn_id`; of the conversation's turn, if the turn
+# answers a call of another agent. A new schedule copies these values.
 PLACE = Statement(
     "reminders.place",
     """
+    WITH RECURSIVE above (turn_id) AS (
+        SELECT %(turn_id)s::uuid
+        UNION ALL
+        SELECT e.turn_id FROM above JOIN tool_effects AS e ON e.effect_id = above.turn_id AND e.waits_for = 'agent'
+    )
     SELECT t.channel, t.agent, t.reply_to, CASE WHEN left(s.scope, 1) = '/' THEN substr(s.scope, 2) END AS conversation
-    FROM turns AS t JOIN sessions AS s USING (session_id)
-    WHERE t.turn_id = %(turn_id)s AND t.user_id = %(user_id)s
+    FROM above JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
+    WHERE s.depth = 0 AND t.user_id = %(user_id)s
     """,
     writes=False,
 )

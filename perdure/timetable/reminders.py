@@ -7,6 +7,7 @@ its messages, and the receiver of the replies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import Settings
 from perdure.text.zones import find_zone
 from perdure.timetable import reminder_queries as queries
-from perdure.timetable.cadence import instant
+from perdure.timetable.cadence import instant, next_runs
 from perdure.timetable.cron import Cron
 from perdure.timetable.quiet import QuietHours
 
@@ -143,6 +144,21 @@ def list_reminders(executor: Executor, user: UserKey | None = None, limit: int =
     """
     statement = queries.LIST if user is None else queries.LIST_OF_USER
     return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
+
+
+def runs_of(settings: Settings, shown: Mapping[str, Any], now: datetime, most: int) -> list[datetime]:
+    """The next runs of a schedule in its zone, at most `most`. `shown` is the schedule, as `list_reminders` returns it.
+
+    A run during the quiet hours is at their end. A paused schedule has none.
+    """
+    if shown["next_due"] is None:
+        return []
+    first, zone = datetime.fromisoformat(shown["next_due"]), _zone(shown["timezone"])
+    if shown["cron"] is None:
+        return [first.astimezone(zone)]
+    cron = Cron(shown["cron"], zone)
+    runs = next_runs(first, lambda at: _quiet_over(settings, cron.next(at), zone), now, most)
+    return [run.astimezone(zone) for run in runs]
 
 
 def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:

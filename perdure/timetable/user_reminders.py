@@ -8,6 +8,7 @@ call stores no second schedule.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -22,17 +23,25 @@ from perdure.timetable import reminders
 
 @dataclass(frozen=True, slots=True)
 class UserReminders:
-    """The schedules that one tool call can reach: those of the call's user. `user` is the user's key."""
+    """The schedules that one tool call can reach: those of the call's user.
+
+    `user` is the user's key. `timezone` is the zone of times without one: the user's zone, as the prompt names it.
+    """
 
     database: Database
     clock: Clock
     settings: Settings
     user: UserKey
+    timezone: str
     turn_id: UUID
     effect_id: UUID
 
-    def add(self, text: str, at: str | None, cron: str | None, timezone: str | None) -> dict[str, Any]:
+    def add(
+        self, text: str, at: str | None, cron: str | None, timezone: str | None, in_minutes: int | None = None
+    ) -> dict[str, Any]:
         """Add a schedule and return it. The schedule's replies go to the receiver of this turn's reply.
+
+        Give one of `at`, `cron` and `in_minutes`, the minutes from now.
 
         Raises:
             InvalidRequest: the time is invalid or in the past, or the user was erased.
@@ -44,7 +53,12 @@ class UserReminders:
         if not rows:
             raise InvalidRequest("The user was erased.")
         [row] = rows
-        moment = reminders.parse_moment(self.settings, self.clock.now(), at, cron, timezone)
+        now = self.clock.now()
+        if in_minutes is not None:
+            if at is not None or cron is not None:
+                raise InvalidRequest("Give one of at, in_minutes and cron.")
+            at = (now + timedelta(minutes=in_minutes)).isoformat()
+        moment = reminders.parse_moment(self.settings, now, at, cron, timezone or self.timezone)
         new = reminders.NewReminder(
             self.effect_id,
             self.user,

@@ -6,6 +6,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, assert_never
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -24,6 +25,8 @@ MAX_DIGITS = 1_000
 MAX_DEPTH = 50
 """The most levels of nesting in an expression."""
 
+_ATTEMPTS = 5
+
 _MAX_BITS = math.ceil(MAX_DIGITS * math.log2(10))
 _AS_TYPED = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "\u2013": "-", "^": "**"})
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
@@ -41,11 +44,11 @@ def calculator(expression: Annotated[str, Field(max_length=500)]) -> str:
         expression: The expression, such as (12 * 7 + 5) / 2 or sqrt(2) * pi.
     """
     try:
-        tree = ast.parse(expression.translate(_AS_TYPED).strip(), mode="eval")
+        tree = _parsed(expression.translate(_AS_TYPED).strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ToolError(f"{expression!r} is not an arithmetic expression, such as (12 * 7 + 5) / 2") from None
     try:
-        value = _value(tree.body, MAX_DEPTH)
+        value = _value(tree, MAX_DEPTH)
     except ZeroDivisionError:
         raise ToolError("That divides by zero.") from None
     except OverflowError:
@@ -53,6 +56,15 @@ def calculator(expression: Annotated[str, Field(max_length=500)]) -> str:
     except (ValueError, TypeError) as error:
         raise ToolError(f"That cannot be calculated: {error}.") from None
     return str(value) if isinstance(value, int) else format(value, ".15g")
+
+
+def _parsed(expression: str) -> ast.expr:
+    # CPython 3.11 to 3.13 count the depth of an interpreter's syntax trees in one variable. Another thread that makes a
+    # tree at the same time, as each formatted traceback does, can change it; then `ast.parse` raises SystemError.
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(SystemError):
+            return ast.parse(expression, mode="eval").body
+    return ast.parse(expression, mode="eval").body
 
 
 def _value(node: ast.expr, depth: int) -> Number:

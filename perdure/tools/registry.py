@@ -35,6 +35,7 @@ from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools import around, event_loop
 from perdure.tools.docstring import describe
+from perdure.tools.progress import Report, report
 from perdure.tools.variables import WorkingVariables
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class ToolContext(Generic[Deps]):
     no longer needs the result. `metadata` is the metadata of the user's message. `working_variables` persist until the
     session ends. `memory` accesses the user's memories, and `reminders` the user's schedules; each is None in a process
     that has no such access. Users of two tenants may have the same `user_id`, so a tool that stores data by user must
-    use `tenant` and `user_id` as the key.
+    use `tenant` and `user_id` as the key. `progress` tells those who follow the turn how far the call is.
 
     Example:
         >>> @tool(effect="idempotent")
@@ -115,6 +116,12 @@ class ToolContext(Generic[Deps]):
     attach: Callable[[File], str] | None = field(default=None, compare=False)
     """Stores a file and returns the line that describes it; the engine calls it for each `File` that a tool returns."""
     deps: Deps = field(default=cast("Deps", None), compare=False)
+    report: Report | None = field(default=None, compare=False)
+    """Takes the reports of `progress`; `None`: they are dropped."""
+
+    def progress(self, text: object) -> None:
+        """Report the progress of the call, such as `3 of 9`, to those who follow the turn; see `tools.progress`."""
+        report(self.report, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
@@ -15,33 +18,38 @@ from perdure.tools.registry import Effect, ToolContext, tool
 
 MAX_CHARS = 1_000
 
+_MOST_MINUTES = 5_256_000  # ten years
+
 _SHOWN_CHARS = 200
 _NONE = "This process has no schedules."
 
 
 @tool(effect=Effect.IDEMPOTENT)
-def remind_me(  # noqa: D417 (the model does not pass the context)
+def remind_me(  # noqa: D417, PLR0917 (the model does not pass the context, and passes the others by name)
     text: Annotated[str, Field(min_length=1, max_length=MAX_CHARS, pattern=r"\S")],
     context: ToolContext,
     at: Annotated[str, Field(max_length=40)] | None = None,
     cron: Annotated[str, Field(max_length=LONGEST)] | None = None,
+    in_minutes: Annotated[int, Field(ge=1, le=_MOST_MINUTES)] | None = None,
     timezone: Annotated[str, Field(max_length=64)] | None = None,
 ) -> str:
     """Send yourself a message for the user at a later time, or repeatedly, and answer it then.
 
-    Use it when the user wants to be reminded, or wants something done later or regularly. Give either `at` or `cron`.
+    Use it when the user wants to be reminded, or wants something done later or regularly. Give one of
+    `at`, `in_minutes` and `cron`.
 
     Args:
         text: What is to be done or said then, in one sentence that can be understood alone.
-        at: The time, such as 2026-05-02T09:30, in the time zone.
+        at: The date and time, such as 2026-05-02T09:30, in the time zone.
         cron: Minute, hour, day of the month, month and day of the week, such as `30 7 * * MON-FRI`.
-        timezone: The user's time zone, such as Europe/Paris, if you know it.
+        in_minutes: The number of minutes from now.
+        timezone: The time zone of `at` and `cron`, such as Europe/Paris, if it is not the user's time zone.
     """
     try:
-        made = _own(context).add(text.strip(), at, cron, timezone)
+        made = _own(context).add(text.strip(), at, cron, timezone, in_minutes)
     except (InvalidRequest, Conflict) as error:
         raise ToolError(error.message) from None
-    return f"Schedule {made['schedule_id']} is set; it fires at {made['next_due']} (UTC)."
+    return f"Schedule {made['schedule_id']} is set; it fires at {_next(made)}."
 
 
 @tool(effect=Effect.PURE)
@@ -50,7 +58,7 @@ def schedules(context: ToolContext) -> str:
     found = _own(context).list()
     lines = [
         f"- {each['schedule_id']}: {each['cron'] or 'once'} ({each['timezone']}), "
-        f"{'paused' if each['paused'] else 'next at ' + str(each['next_due'])}: {cut(each['text'], _SHOWN_CHARS)}"
+        f"{'paused' if each['paused'] else 'next at ' + _next(each)}: {cut(each['text'], _SHOWN_CHARS)}"
         for each in found
     ]
     return "\n".join(lines) or "Nothing is scheduled."
@@ -68,6 +76,12 @@ def unschedule(schedule_id: UUID, context: ToolContext) -> str:  # noqa: D417 (t
     except NotFound:
         return "There is no such schedule; it may have been removed."
     return "It is removed."
+
+
+def _next(schedule: Mapping[str, Any]) -> str:
+    """When a schedule fires next, in its zone."""
+    zone = ZoneInfo(schedule["timezone"])
+    return f"{datetime.fromisoformat(schedule['next_due']).astimezone(zone).isoformat()} ({zone.key})"
 
 
 def _own(context: ToolContext) -> UserReminders:

@@ -46,7 +46,7 @@ class RunnableTool(Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """What the turn waits for without a worker: `task`, `timer` or `client`; None if a worker runs the call."""
+        """What the turn waits for without a worker: `task`, `timer`, `client` or `user`; None: a worker runs it."""
         ...
 
     @property
@@ -94,9 +94,15 @@ class Toolset:
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
+        self.search: RunnableTool | None = None
+        self.add(tools)
+
+    def add(self, tools: Iterable[RunnableTool]) -> None:
+        """Add tools. Those that the set has already keep their names. `search` gives way to a tool with its name."""
         for each in tools:
             self._by_name.setdefault(each.name, each)
-        self.search: RunnableTool | None = None
+        if self.search is not None and self.search.name in self._by_name:
+            self.search = None
 
     def find(self, name: str) -> RunnableTool | None:
         if self.search is not None and name == self.search.name:

@@ -9,6 +9,7 @@ from perdure.errors import NotFound, TurnCancelled
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.turns import queries as turns_queries
+from perdure.turns.calls.awaited import report_now
 from perdure.turns.inbox import queries as inbox_queries
 from perdure.turns.inbox import route_unrouted
 from perdure.turns.lease.tenure import TurnRow
@@ -23,8 +24,9 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     """Request the cancellation of a turn. A settled turn is not changed.
 
     A running turn stops between steps or during a model call. A turn that has not begun, or that waits for an approval,
-    a task, a client or a time, is settled at once. Its calls that wait for approval are denied, and the sweeper revokes
-    its tasks. For any other begun turn that no worker runs, a wake-up is published, and a worker settles the turn.
+    a task, a client, an agent or a time, is settled at once. Its calls that wait for approval are denied, and the
+    sweeper revokes its tasks, and cancels the turns of its agents. For any other begun turn that no worker runs, a
+    wake-up is published, and a worker settles the turn.
 
     Raises:
         NotFound: there is no such turn.
@@ -44,6 +46,8 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
         runtime.wake.delivery(row.delivery_id)
     if row.may_end:
         runtime.wake.ending(row.session_id)
+    if row.status == "cancelled" and row.answers_call:
+        report_now(runtime, turn_id)
     if row.status == "cancelled" or (row.waits and _close(runtime, row.session_id, turn_id)):
         return
     runtime.wake.session(row.session_id, row.priority)
@@ -57,9 +61,11 @@ def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:
         if not rows or rows[0].turn_id != turn_id or rows[0].status not in _WAITING:
             return False
         fence = Fence(seized[0].token, seized[0].nonce)
-        settled = settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, rows[0]))
+        settled = settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, rows[0]), runtime.agents)
     if settled.delivery_id is not None:
         runtime.wake.delivery(settled.delivery_id)
     if settled.may_end:
         runtime.wake.ending(session_id)
+    if settled.answers_call:
+        report_now(runtime, turn_id)
     return settled.unsettled == 0

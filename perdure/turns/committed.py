@@ -17,7 +17,7 @@ from perdure.turns.reading import SETTLED, read_turn
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A turn's state. `turn` is the body of `GET /v1/turns/{id}`.
+    """A turn's state. `turn` is the body of `GET /v1/turns/{id}`: of another turn, if the turn's message joined it.
 
     `messages` is a page of the turn's `total` messages: it omits the first `after`, and may omit some at the end. Its
     form is that of `GET /v1/sessions/{id}/messages`.
@@ -27,6 +27,10 @@ class Committed:
     after: int
     messages: list[dict[str, Any]]
     total: int
+
+    @property
+    def turn_id(self) -> UUID:
+        return UUID(self.turn["turn_id"])
 
     @property
     def count(self) -> int:
@@ -56,6 +60,8 @@ class Committed:
 def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committed:
     """Read a turn and a page of its messages after the first `after`: `PAGE_BYTES`, or one longer message.
 
+    If the turn's message joined another turn, reads that turn.
+
     If the turn has fewer than `after` messages, the result's `after` is the number of the turn's messages.
 
     Raises:
@@ -63,7 +69,7 @@ def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committ
     """
     # The turn is read before its messages. So if the turn is settled, the last page is complete.
     turn = read_turn(executor, turn_id)
-    given = {"turn_id": turn_id, "after": after, "most": PAGE_ROWS, "most_bytes": PAGE_BYTES}
+    given = {"turn_id": UUID(turn["turn_id"]), "after": after, "most": PAGE_ROWS, "most_bytes": PAGE_BYTES}
     rows = executor.run(queries.MESSAGES_OF_TURN, given)
     total = rows[0].total if rows else 0
     messages = [message_body(row) for row in rows if row.seq is not None]
@@ -73,4 +79,4 @@ def read_committed(executor: Executor, turn_id: UUID, after: int = 0) -> Committ
 def states_of(executor: Executor, turn_ids: Collection[UUID]) -> dict[UUID, tuple[object, ...]]:
     """For each turn, a value that changes whenever the turn's state or messages change."""
     rows = executor.run(queries.STATES, {"turn_ids": list(turn_ids)})
-    return {row.turn_id: (row.status, row.tick, row.not_before, row.progress) for row in rows}
+    return {row.turn_id: (row.status, row.attempts, row.tick, row.not_before, row.progress) for row in rows}

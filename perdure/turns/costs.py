@@ -1,17 +1,21 @@
-"""What a turn cost: the sum over its replies, each with the prices of the model that wrote it."""
+"""What turns cost: the sum over their replies, each with the prices of the model that wrote it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.agents import Agent, Agents
 from perdure.database.engine import Executor
 from perdure.errors import SettingsError
+from perdure.ids import first_id
 from perdure.models.prices import cost
 from perdure.models.protocol import ForeignModel, Usage, name_of
 from perdure.settings import Settings
@@ -22,6 +26,8 @@ from perdure.turns.transcript import Entry
 def cost_of(executor: Executor, turn_id: UUID, settings: Settings, agents: Agents) -> Decimal | None:
     """The turn's cost so far in US dollars, with the models that are configured now.
 
+    Includes that of other agents that answered its calls.
+
     `None` if there is no reply, if a reply's usage was not reported, or if the prices of its model are unknown.
     """
     costs = [_cost_of_row(row, settings, agents) for row in executor.run(queries.USED, {"turn_id": turn_id})]
@@ -31,10 +37,96 @@ def cost_of(executor: Executor, turn_id: UUID, settings: Settings, agents: Agent
 
 def spent(replies: Iterable[Entry], agent: Agent, settings: Settings) -> Decimal:
     """What the model's `replies` to the agent cost, in US dollars, as far as their usage and prices are known."""
-    asked = agent.model or settings.model
+    asked = agent.asked_model(settings.model)
     models = [(_fallback(each.model or "", settings) if each.fallback else asked, each) for each in replies]
     costs = [_cost(model, each.usage, each.created_at, settings) for model, each in models]
     return sum((each for each in costs if each is not None), Decimal())
+
+
+def spent_with_others(executor: Executor, turn_id: UUID, settings: Settings, agents: Agents) -> Decimal:
+    """What the turn's committed replies cost, and those of other agents that answered its calls, as far as known."""
+    costs = [_cost_of_row(row, settings, agents) for row in executor.run(queries.USED, {"turn_id": turn_id})]
+    return sum((each for each in costs if each is not None), Decimal())
+
+
+def limit_above(executor: Executor, turn_id: UUID, settings: Settings, agents: Agents) -> str | None:
+    """The limit that a turn for which this one works has reached, with all that other agents used for it, if any."""
+    for asking in executor.run(queries.ABOVE, {"turn_id": turn_id}):
+        agent = agents.find(asking.agent)
+        if agent is None or (agent.max_tokens is None and agent.max_cost is None):
+            continue
+        rows = executor.run(queries.USED, {"turn_id": asking.turn_id})
+        used = [Usage.from_dict(row.usage) for row in rows if row.usage is not None]
+        tokens = sum(each.input_tokens + each.output_tokens for each in used)
+        if agent.max_tokens is not None and tokens >= agent.max_tokens:
+            return f"the {agent.max_tokens:,} tokens of {agent.name}"
+        costs = [_cost_of_row(row, settings, agents) for row in rows]
+        spent_so_far = sum((each for each in costs if each is not None), Decimal())
+        if agent.max_cost is not None and spent_so_far >= Decimal(str(agent.max_cost)):
+            return f"the {agent.max_cost} US dollars of {agent.name}"
+    return None
+
+
+BY = ("user", "tenant", "agent", "model", "day")
+"""What `usage` can be added up by."""
+
+
+@dataclass(slots=True)
+class Used:
+    """What the replies of a user, a tenant, an agent, a model or a day used.
+
+    `cost` is in US dollars, without that of the `unpriced` replies: their usage was not reported, or the prices of
+    their model are unknown.
+    """
+
+    replies: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: Decimal = Decimal()
+    unpriced: int = 0
+
+
+def usage(
+    executor: Executor, settings: Settings, agents: Agents, *, since: datetime, by: str
+) -> dict[tuple[str | None, str | None], Used]:
+    """What all turns used that were accepted since `since`, by user, tenant, agent, model or day: see `BY`.
+
+    A key of the result is the value and its tenant, which only users and tenants have. Days are those of
+    `PERDURE_TIMEZONE`. Prices are those of the models that are configured now. Reads each message of the time.
+
+    Raises:
+        ValueError: `by` is none of `BY`.
+    """
+    if by not in BY:
+        raise ValueError(f"usage is added up by one of {', '.join(BY)}, not by {by!r}")
+    given = {"by": by, "first_id": first_id(since), "zone": settings.timezone}
+    found: dict[tuple[str | None, str | None], Used] = {}
+    for row in executor.run(queries.USAGE, given):
+        used = found.setdefault(_key(row.key, by), Used())
+        used.replies += row.replies
+        used.input_tokens += row.input
+        used.cached_tokens += row.cached
+        used.output_tokens += row.output
+        price = _cost_of_replies(row, settings, agents) if row.reported else None
+        used.cost += price or Decimal()
+        used.unpriced += row.replies if price is None else 0
+    return found
+
+
+def _key(key: str, by: str) -> tuple[str | None, str | None]:
+    if by == "tenant":
+        return None, tenant_of(UserKey(key))
+    return (user_of(UserKey(key)), tenant_of(UserKey(key))) if by == "user" else (key, None)
+
+
+def _cost_of_replies(row: Row[Any], settings: Settings, agents: Agents) -> Decimal | None:
+    """What the replies of a row of USAGE cost. Their prompts have similar sizes, so the prices of the average hold."""
+    at = datetime.combine(row.day, time(12), UTC)
+    model, number = _model(row.agent, row.model, settings, agents, fallback=row.fallback), row.replies
+    average = _cost(model, Usage(row.input // number, row.output // number, row.cached // number), at, settings)
+    rest = _cost(model, Usage(row.input % number, row.output % number, row.cached % number), at, settings)
+    return None if average is None or rest is None else average * number + rest
 
 
 def check_prices(agent: Agent, settings: Settings) -> None:
@@ -43,7 +135,7 @@ def check_prices(agent: Agent, settings: Settings) -> None:
     Raises:
         SettingsError: the prices of the agent's model are unknown.
     """
-    model = agent.model or settings.model
+    model = agent.asked_model(settings.model)
     if agent.max_cost is not None and cost(model, Usage(1, 1), settings) is None:
         raise SettingsError(
             f"agent {agent.name!r} has max_cost={agent.max_cost}, but the prices of its model {name_of(model)!r} are "
@@ -51,11 +143,20 @@ def check_prices(agent: Agent, settings: Settings) -> None:
         )
 
 
-def _cost_of_row(row: Row[object], settings: Settings, agents: Agents) -> Decimal | None:
-    agent = agents.find(row.agent)
-    asked = (agent and agent.model) or settings.model
-    usage = None if row.usage is None else Usage.from_dict(row.usage)
-    return _cost(_fallback(row.model, settings) if row.fallback else asked, usage, row.created_at, settings)
+def _cost_of_row(row: Row[Any], settings: Settings, agents: Agents) -> Decimal | None:
+    reported = None if row.usage is None else Usage.from_dict(row.usage)
+    model = _model(row.agent, row.model, settings, agents, fallback=row.fallback)
+    return _cost(model, reported, row.created_at, settings)
+
+
+def _model(
+    name: str, reported: str | None, settings: Settings, agents: Agents, *, fallback: bool | None
+) -> str | ForeignModel | None:
+    """The model that wrote a reply of the agent `name`, and that its server calls `reported`."""
+    agent = agents.find(name)
+    if fallback:
+        return _fallback(reported or "", settings)
+    return settings.model if agent is None else agent.asked_model(settings.model)
 
 
 def _cost(

@@ -2,7 +2,8 @@
 
 A case is a stored question with its answer. A turn's prompt may contain cases, and the outcome of the turn counts in
 the success rates of these cases. The score replaces that outcome. A turn with the status `done` and a positive score
-becomes a case if its agent uses a bank. Later feedback replaces earlier feedback, but does not remove a learnt case.
+becomes a case if its agent uses a bank, unless nothing of the turn may be remembered. Later feedback replaces earlier
+feedback, but does not remove a learnt case.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
         executions.feedback(transaction, turn_id, feedback.score)
         rated = rows[0]
         bank = _bank(runtime, rated.agent)
-        is_positive = feedback.score > 0 and rated.status == "done"
-        if is_positive and bank is not None and (rated.asked or "").strip() and rated.reply.strip():
+        is_lesson = feedback.score > 0 and rated.status == "done" and rated.is_remembered
+        if is_lesson and bank is not None and (rated.asked or "").strip() and rated.reply.strip():
             asked = rated.asked
             case_id = cases.learn(
                 transaction,

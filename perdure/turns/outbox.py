@@ -1,4 +1,4 @@
-"""The outbox: delivers replies and requests for approval to their receivers, at least once.
+"""The outbox: delivers replies, requests for approval and questions to their receivers, at least once.
 
 Before an attempt, the worker moves the delivery's due time `ATTEMPT_S` seconds ahead, so that no other worker attempts
 the delivery concurrently. If the worker dies, the next attempt begins at the new due time. The receiver deduplicates by
@@ -11,7 +11,8 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.turns import outbox_queries as queries
-from perdure.turns.reading import read_turn
+from perdure.turns.reading import question_of, read_turn
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ REFUSALS_FORGIVEN_S = 86_400.0
 
 _MOST_POSTPONED = 20_000
 """The most deliveries to a service that one statement postpones."""
+
+_PAGE = 500
+"""The most failed deliveries that one commit restarts."""
 
 _FOLLOWING_S = 5.0
 """Seconds after which the sweeper publishes a delivery again that followed another one, if no worker attempts it."""
@@ -88,11 +92,14 @@ class Delivered:
     """The receiver confirmed the delivery.
 
     `next_id` is the conversation's next delivery to the same receiver, if that delivery is due. `following_id` is
-    another delivery that is due to the same service; the caller must publish its wake-up.
+    another delivery that is due to the same service; the caller must publish its wake-up. `kind` is the kind of
+    the target, and `seconds` the time since the turn was settled.
     """
 
     next_id: UUID | None = None
     following_id: UUID | None = field(default=None, compare=False)
+    kind: str = field(default="", compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class DeliveryPostponed:
 
     retry_s: float | None
     next_id: UUID | None = None
+    kind: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +136,32 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
         return DeliveryNotDue()
     if rows[0].attempts > MAX_ATTEMPTS:  # the last permitted attempt ended in a crash or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
-    target: dict[str, Any] = rows[0].target
-    body = {**read_turn(database, rows[0].turn_id), "delivery_id": str(delivery_id)}
+    kind = next(each for each in ("url", "channel", "task") if each in rows[0].target)
+    return replace(_attempt(database, carriers[kind], delivery_id, rows[0]), kind=kind)
+
+
+def _attempt(database: Database, carrier: Carrier, delivery_id: UUID, row: Row[Any]) -> Delivered | DeliveryPostponed:
+    """Attempt the delivery in `row`, which was taken for this attempt."""
+    target: dict[str, Any] = row.target
+    body = {**read_turn(database, row.turn_id), "delivery_id": str(delivery_id)}
     try:
-        kind = next(each for each in ("url", "channel", "task") if each in target)
-        if body["pending_approvals"] or not target.get("approval"):  # else decided or expired before the attempt
-            carriers[kind].carry(target, json.dumps(body).encode(), str(delivery_id))
+        if _is_current(target, body):
+            carrier.carry(target, json.dumps(body).encode(), str(delivery_id))
     except NotAsked as error:
-        return _postpone_unasked(database, delivery_id, rows[0], error)
+        return _postpone_unasked(database, delivery_id, row, error)
     except Undeliverable as error:
         return _postpone(database, delivery_id, MAX_ATTEMPTS, str(error))
     except DeliveryFailed as error:
-        return _postpone(database, delivery_id, rows[0].attempts, str(error))
+        return _postpone(database, delivery_id, row.attempts, str(error))
     rows = database.run(queries.DELIVERED, {"delivery_id": delivery_id, "backoff_s": _FOLLOWING_S})
-    return Delivered(_next(rows), rows[0].following_id if rows else None)
+    return Delivered(_next(rows), rows[0].following_id, seconds=rows[0].age_s) if rows else Delivered()
+
+
+def _is_current(target: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
+    """Whether a request for approval, or a question, is still open at the attempt. A reply always is."""
+    if target.get("question"):
+        return question_of(turn) is not None
+    return bool(turn["pending_approvals"]) or not target.get("approval")
 
 
 def retry_after(attempts: int) -> float | None:
@@ -204,6 +224,28 @@ def resend(executor: Executor, delivery_id: UUID) -> None:
     """
     if not executor.run(queries.RESEND, {"delivery_id": delivery_id}):
         raise NotFound("There is no such delivery.")
+
+
+def resend_failed(database: Database, to: str | None = None, *, dry_run: bool = False) -> int:
+    """Restart the failed deliveries whose receiver matches the glob `to`, a page per commit; returns their number.
+
+    A receiver is a URL, a task's name, or `CHANNEL:CHAT`, such as `telegram:4711`. The sweeper wakes the deliveries, in
+    shares by service and user. `dry_run`: only count.
+    """
+    count, page = 0, {"created_at": "-infinity", "after": UUID(int=0), "most": _PAGE}
+    while rows := database.run(queries.FAILED, page):
+        page |= {"created_at": rows[-1].created_at, "after": rows[-1].delivery_id}
+        chosen = [row.delivery_id for row in rows if to is None or fnmatchcase(_receiver(row.target), to)]
+        if dry_run:
+            count += len(chosen)
+        elif chosen:
+            count += database.run(queries.RESEND_FAILED, {"delivery_ids": chosen})[0].resent
+    return count
+
+
+def _receiver(target: dict[str, Any]) -> str:
+    chat = target.get("place", {}).get("chat", "")
+    return str(target.get("url") or target.get("task") or f"{target.get('channel')}:{chat}")
 
 
 def requeue(database: Database, delivery_ids: Sequence[UUID]) -> None:

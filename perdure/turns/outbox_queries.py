@@ -95,7 +95,7 @@ DELIVERED = Statement(
     WITH over AS (
         UPDATE deliveries SET status = 'delivered', delivered_at = perdure_now(), last_error = NULL
         WHERE delivery_id = %(delivery_id)s
-        RETURNING turn_id, target, asking_seq
+        RETURNING turn_id, target, asking_seq, extract(epoch FROM perdure_now() - created_at)::float AS age_s
     ), following AS (
         SELECT d.delivery_id FROM deliveries AS d
         WHERE d.status = 'pending' AND {_service("d")} = (SELECT {_service("over")} FROM over)
@@ -108,7 +108,7 @@ DELIVERED = Statement(
         WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM following))
         RETURNING delivery_id
     )
-    {_NEXT.replace("FROM over", ", (SELECT delivery_id FROM marked) AS following_id FROM over")}
+    {_NEXT.replace("FROM over", ", (SELECT delivery_id FROM marked) AS following_id, age_s FROM over")}
     """,
 )
 
@@ -310,5 +310,31 @@ RESEND = Statement(
     SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0, delivered_at = NULL
     WHERE delivery_id = %(delivery_id)s
     RETURNING delivery_id
+    """,
+)
+
+# A page of the failed deliveries, the oldest first: those behind the delivery `after` of the time `created_at`.
+FAILED = Statement(
+    "deliveries.failed",
+    """
+    SELECT delivery_id, created_at, target FROM deliveries
+    WHERE status = 'failed' AND created_at >= %(created_at)s::timestamptz
+      AND (created_at, delivery_id) > (%(created_at)s::timestamptz, %(after)s::uuid)
+    ORDER BY created_at, delivery_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# Restarts deliveries that have failed, and counts them.
+RESEND_FAILED = Statement(
+    "deliveries.resend_failed",
+    """
+    WITH due AS (
+        UPDATE deliveries
+        SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0
+        WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'failed'
+        RETURNING 1
+    )
+    SELECT count(*) AS resent FROM due
     """,
 )

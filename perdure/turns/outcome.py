@@ -43,23 +43,36 @@ class Replied:
         made = [entry for entry in self.closing if entry.role is Role.ASSISTANT]
         return [*made, self.reply] if self.is_step else made
 
+    def charged(self) -> list[Entry]:
+        """An output that is no reply of the model, and no step: what guards used for it counts."""
+        return [] if self.is_step else [self.reply]
+
+    def refused(self, error: PerdureError) -> Failed:
+        """The failure of the turn if a hook or a guard rejects the reply."""
+        return Failed(error, tuple(self.last_step()), tuple(self.charged()))
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The turn failed. The error's message is sent as the reply.
 
-    `rejected` is the model's reply, if a hook rejected it. It is not stored, but it counts as a step, with its usage.
+    `rejected` has the model's reply, if a hook rejected it. It is not stored, but it counts as a step, with its usage.
+    `unstored` has a rejected output that is no reply of the model, and no step: what guards used for it counts.
     """
 
     status: ClassVar[str] = "failed"
     error: PerdureError
-    rejected: Entry | None = None
+    rejected: tuple[Entry, ...] = ()
+    unstored: tuple[Entry, ...] = ()
 
     def last_entries(self, turn_id: UUID) -> list[Entry]:
         return [Entry(turn_id, Role.ASSISTANT, storable(self.error.message))]
 
     def last_step(self) -> list[Entry]:
-        return [] if self.rejected is None else [self.rejected]
+        return list(self.rejected)
+
+    def charged(self) -> list[Entry]:
+        return list(self.unstored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,14 @@ class Cancelled:
     def last_step(self) -> list[Entry]:
         return []
 
+    def charged(self) -> list[Entry]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The turn has another agent, which goes on with it. The commit of the last step says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
@@ -93,7 +114,7 @@ class AwaitsDecision:
 
 @dataclass(frozen=True, slots=True)
 class AwaitsCalls:
-    """Calls of the message at `message_seq` wait for a task, a client or a time.
+    """Calls of the message at `message_seq` wait for a task, a client, an agent or a time.
 
     `results` are the rows of its other calls.
     """
@@ -141,4 +162,4 @@ class NotSaved:
 Ending = Replied | Failed | Cancelled
 Waiting = AwaitsDecision | AwaitsCalls | AwaitsModel
 Stop = ShutDown | Waiting | Lacking | Struck | NotSaved
-Outcome = Ending | Stop
+Outcome = Ending | Stop | HandedOver

@@ -7,18 +7,21 @@ from perdure.database.engine import Statement
 from perdure.database.failures import WITH_FAILURE
 from perdure.database.fencing import RAISED
 from perdure.database.paging import sized
+from perdure.sessions.queries import QUESTIONS
 from perdure.sessions.states import Trigger, sql
+from perdure.turns.calls.queries import NEW_ANSWER, STOPPED
 from perdure.turns.lease.aging import HIGHEST, effective, levels
-from perdure.turns.lease.queries import PARKED, PARKED_FOR
+from perdure.turns.lease.queries import DRAINABLE, PARKED, PARKED_FOR
 
 # Cancels a turn. A turn that has not begun is settled. For a turn that has begun, the request is recorded, and
 # `not_before` is cleared, so that a waiting turn is due at once. If the session has no other unsettled turn, the
-# session becomes active, whatever state a crashed runner left behind.
+# session becomes active, whatever state a crashed runner left behind. As with SETTLE, a session that answers a call of
+# another agent (`depth`) ends with its turn.
 CANCEL = Statement(
     "turns.cancel",
     f"""
     WITH locked AS (
-        SELECT s.session_id, s.tick, s.scope FROM sessions AS s
+        SELECT s.session_id, s.tick, s.scope, s.depth FROM sessions AS s
         WHERE s.session_id = (SELECT session_id FROM turns WHERE turn_id = %(turn_id)s)
         FOR NO KEY UPDATE
     ), asked AS (
@@ -31,7 +34,8 @@ CANCEL = Statement(
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
         WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
-        RETURNING t.turn_id, t.session_id, t.user_id, locked.scope, t.status, t.status = 'cancelled' AS settled,
+        RETURNING t.turn_id, t.session_id, t.user_id, locked.scope, locked.depth, t.status,
+                  t.status = 'cancelled' AS settled,
                   t.reply_to, t.priority,
                   t.status = 'waiting_approval' OR t.status = 'parked' AND EXISTS (
                       SELECT FROM tool_effects AS e
@@ -43,7 +47,9 @@ CANCEL = Statement(
             not_before = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.not_before END,
             queued_at = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.queued_at END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
-                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
+                         THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END,
+            end_requested_at = CASE WHEN asked.settled AND s.depth > 0 THEN coalesce(s.end_requested_at, perdure_now())
+                                    ELSE s.end_requested_at END
         FROM asked WHERE s.session_id = asked.session_id  -- in any state: the turn may be parked concurrently
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
     ), owed AS (
@@ -52,7 +58,8 @@ CANCEL = Statement(
         FROM asked WHERE settled AND reply_to IS NOT NULL
         RETURNING delivery_id
     )
-    SELECT asked.session_id, asked.status, asked.priority, asked.waits, (SELECT delivery_id FROM owed) AS delivery_id,
+    SELECT asked.session_id, asked.status, asked.priority, asked.waits, asked.depth > 0 AS answers_call,
+           (SELECT delivery_id FROM owed) AS delivery_id,
            coalesce((SELECT may_end FROM released), false) AS may_end
     FROM asked
     """,
@@ -109,12 +116,13 @@ _WAITS_SINCE = """
 # that its wait has raised to the highest priority is ordered by its wait alone, so that no number of newer sessions can
 # delay it further. The published priority counts the whole wait since the turn was accepted.
 #
-# `ready` has the sessions whose turn may run. `waiting` has the sessions whose turn waited until `not_before`, for
-# example for a person or a model. Their wait is counted from `not_before`. Of the sessions that wait for a model
-# (`parked`), it returns only as many as `paces` has for this model, or `most_paced`, so that a recovered model is not
-# overloaded. A session that was returned but not claimed (`wakes > 0`) is woken again without this limit: it counts
-# among the returned ones already, and if its wake-up is lost, only another one makes room again. `marked` sets
-# `not_before` to the present time, so that a worker can claim the session.
+# `ready` has the sessions whose turn may run; if `drained`, without those that any drain takes. `waiting` has the
+# sessions whose turn waited until `not_before`, for example for a person or a model. Their wait is counted from
+# `not_before`. Of the sessions that wait for a model (`parked`), it returns only as many as `paces` has for this
+# model, or `most_paced`, so that a recovered model is not overloaded. A session that was returned but not claimed
+# (`wakes > 0`) is woken again without this limit: it counts among the returned ones already, and if its wake-up is
+# lost, only another one makes room again. `marked` sets `not_before` to the present time, so that a worker can claim
+# the session.
 #
 # Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_wake_idx`. A range is read in
 # index order up to the limit. The limit is a subquery, so that the planner does not know the number. If the planner
@@ -136,7 +144,7 @@ WAKE_DUE = Statement(
              WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity')
                    <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
-               AND {_UNLEASED}
+               AND {_UNLEASED} AND NOT (%(drained)s AND {DRAINABLE})
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
             UNION ALL
             (SELECT session_id, wakes, '-infinity', perdure_now() FROM sessions
@@ -236,7 +244,7 @@ CROWDED = Statement(
     """,
 )
 
-_TURN = """
+_TURN = f"""
     SELECT t.turn_id, t.session_id, t.seq, t.user_id, t.status, t.attempts,
            CASE WHEN t.settled_at IS NULL AND t.first_seq IS NOT NULL THEN (
                 SELECT count(*) FROM messages AS m
@@ -248,6 +256,8 @@ _TURN = """
                 WHERE session_id = t.session_id AND queued_at IS NULL) END AS not_before,
            r.content AS reply, r.stop_reason, t.error_code, t.error_message, t.usage, t.data, t.channel, t.agent,
            t.metadata, t.tools_left_out,
+           CASE WHEN t.attempts > 1 THEN CASE WHEN t.attempt_error IS NULL THEN 'worker_lost' ELSE 'error' END END
+               AS resumed,
            CASE WHEN t.status = 'waiting_approval' THEN (
                 SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
                                                     'arguments', e.arguments, 'expires_at', e.decide_at,
@@ -273,10 +283,24 @@ _TURN = """
             WHERE e.turn_id = t.turn_id AND e.decided_by IS NOT NULL) AS decisions,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
-                                          'progress', e.progress)
-                FROM tool_effects AS e
+                                          'progress', e.progress, 'call_id', m.tool_calls -> e.position ->> 'id')
+                       || CASE WHEN e.waits_for = 'user' THEN jsonb_build_object(
+                              'arguments', e.arguments,
+                              'asked', coalesce((e.payload ->> 'judged')::int, 0) + 1,
+                              'problem', e.payload ->> 'problem') ELSE '{{}}' END
+                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
                 WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL
-                ORDER BY e.decide_at, e.position LIMIT 1) END AS waiting_for,
+                  AND NOT (e.waits_for = 'user' AND {NEW_ANSWER})
+                ORDER BY e.waits_for <> 'user', CASE WHEN e.waits_for = 'user' THEN NULL ELSE e.decide_at END,
+                         e.position LIMIT 1) END AS waiting_for,
+           (SELECT e.turn_id FROM tool_effects AS e
+            WHERE e.effect_id = t.turn_id AND e.waits_for = 'agent') AS parent_turn_id,
+           (SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+                                                'turn_id', c.turn_id, 'agent', c.agent, 'status', c.status)
+                             ORDER BY e.message_seq, e.position)
+            FROM tool_effects AS e JOIN turns AS c ON c.turn_id = e.effect_id
+            JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+            WHERE e.turn_id = t.turn_id AND e.waits_for = 'agent') AS children,
            t.accepted_at, t.started_at, t.settled_at
     FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
 """
@@ -325,13 +349,83 @@ LIST_UNSETTLED = _list(
     f"WITH t AS MATERIALIZED ({_LISTED} WHERE t.settled_at IS NULL) SELECT * FROM t WHERE true",
 )
 
-# What each reply of a turn used. A fallback's reply has the fallback's model.
+# The turns for which a turn works, as an agent that another one asked: the nearest first.
+ABOVE = Statement(
+    "turns.above",
+    """
+    WITH RECURSIVE above (turn_id, agent, distance) AS (
+        SELECT t.turn_id, t.agent, 1 FROM tool_effects AS e JOIN turns AS t USING (turn_id)
+        WHERE e.effect_id = %(turn_id)s AND e.waits_for = 'agent'
+        UNION ALL
+        SELECT t.turn_id, t.agent, above.distance + 1
+        FROM above JOIN tool_effects AS e ON e.effect_id = above.turn_id AND e.waits_for = 'agent'
+        JOIN turns AS t ON t.turn_id = e.turn_id
+    )
+    SELECT turn_id, agent FROM above ORDER BY distance
+    """,
+    writes=False,
+)
+
+# Whether the message `m` of the session of the turn `t` is a message of the turn. Reads no later messages.
+_WITHIN_TURN = """
+            m.turn_id = t.turn_id AND m.seq >= t.first_seq
+          AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
+                                WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
+                                ORDER BY n.seq LIMIT 1), 9223372036854775807)
+""".strip()
+
+# Whether the message `m` has usage of its own: a reply, a user's message that guards judged, or an answer to a question
+# that guards judged. The usage at another tool's result is that of the agent that answered the call.
+_IS_PAID = """
+      (m.role = 'assistant' AND m.model IS NOT NULL
+           OR m.role = 'user' AND m.usage IS NOT NULL
+           OR m.role = 'tool' AND m.usage IS NOT NULL AND EXISTS (
+                SELECT FROM tool_effects AS e
+                JOIN messages AS a ON a.session_id = m.session_id AND a.seq = e.message_seq
+                WHERE e.turn_id = m.turn_id AND e.waits_for = 'user'
+                  AND a.tool_calls -> e.position ->> 'id' = m.tool_call_id))
+""".strip()
+
+# What each reply of a turn used, and of the turns of other agents that answer its calls. A fallback's reply has the
+# fallback's model.
 USED = Statement(
     "turns.used",
-    """
+    f"""
+    WITH RECURSIVE counted (turn_id) AS (
+        SELECT %(turn_id)s::uuid
+        UNION
+        SELECT e.effect_id FROM counted JOIN tool_effects AS e USING (turn_id) WHERE e.waits_for = 'agent'
+    )
     SELECT t.agent, m.model, m.fallback, m.usage, m.created_at
-    FROM turns AS t JOIN messages AS m ON m.session_id = t.session_id AND m.turn_id = t.turn_id
-    WHERE t.turn_id = %(turn_id)s AND m.seq >= t.first_seq AND m.role = 'assistant' AND m.model IS NOT NULL
+    FROM counted JOIN turns AS t USING (turn_id)
+    JOIN messages AS m ON m.session_id = t.session_id AND m.turn_id = t.turn_id
+    WHERE m.seq >= t.first_seq
+      AND {_IS_PAID}
+    """,
+    writes=False,
+)
+
+# What all replies used of the turns that were accepted since `first_id`, the least id of that time: a row for each day,
+# model and `key`. Prices may depend on a prompt's size, so only replies to prompts of a similar size share a row.
+# OFFSET 0 keeps one probe for each turn: a join could read all messages of the installation.
+USAGE = Statement(
+    "turns.usage",
+    f"""
+    WITH used AS (
+        SELECT CASE %(by)s WHEN 'agent' THEN t.agent WHEN 'model' THEN m.model
+                           WHEN 'day' THEN (m.created_at AT TIME ZONE %(zone)s)::date::text
+                           ELSE t.user_id END AS key,
+               t.turn_id, t.agent, m.model, m.fallback, (m.created_at AT TIME ZONE 'UTC')::date AS day, m.usage,
+               (m.usage ->> 'input_tokens')::bigint AS input, (m.usage ->> 'output_tokens')::bigint AS output,
+               (m.usage ->> 'cached_tokens')::bigint AS cached
+        FROM turns AS t CROSS JOIN LATERAL (
+            SELECT * FROM messages AS m WHERE m.session_id = t.session_id AND {_WITHIN_TURN} OFFSET 0) AS m
+        WHERE t.turn_id >= %(first_id)s::uuid AND {_IS_PAID}
+    )
+    SELECT key, agent, model, fallback, day, usage IS NOT NULL AS reported, count(*) AS replies,
+           coalesce(sum(input), 0)::bigint AS input, coalesce(sum(cached), 0)::bigint AS cached,
+           coalesce(sum(output), 0)::bigint AS output
+    FROM used GROUP BY 1, 2, 3, 4, 5, 6, width_bucket(input, 0, 1000000, 40)
     """,
     writes=False,
 )
@@ -362,13 +456,19 @@ HELD_TURNS = Statement(
     writes=False,
 )
 
+# Of the turns, those that are settled. Of `asking`, also those that wait for the client of a request (`stops`).
 SETTLED_AMONG = Statement(
     "turns.settled_among",
-    """
-    SELECT turn_id FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL
+    f"""
+    SELECT turn_id, true AS settled FROM turns WHERE turn_id = ANY (%(turn_ids)s::uuid[]) AND settled_at IS NOT NULL
     UNION ALL
-    SELECT u.turn_id FROM unrouted AS u LEFT JOIN turns AS t ON t.turn_id = u.routed_to
-    WHERE u.turn_id = ANY (%(turn_ids)s::uuid[]) AND (u.error_code IS NOT NULL OR t.settled_at IS NOT NULL)
+    SELECT t.turn_id, false FROM turns AS t
+    WHERE t.turn_id = ANY (%(asking)s::uuid[]) AND t.status = 'parked' AND EXISTS ({STOPPED})
+    UNION ALL
+    SELECT u.turn_id, true FROM unrouted AS u LEFT JOIN turns AS t ON t.turn_id = u.routed_to
+    WHERE u.turn_id = ANY (%(turn_ids)s::uuid[])
+      AND (u.error_code IS NOT NULL OR t.settled_at IS NOT NULL
+           OR u.turn_id = ANY (%(asking)s::uuid[]) AND t.status = 'parked' AND EXISTS ({STOPPED}))
     """,
     writes=False,
 )
@@ -384,9 +484,10 @@ FEEDBACK = Statement(
     ), rated AS (
         UPDATE turns AS t SET feedback = %(feedback)s::jsonb FROM held
         WHERE t.turn_id = %(turn_id)s AND t.reply_seq IS NOT NULL
-        RETURNING t.session_id, t.turn_id, held.user_id, t.agent, t.status, t.first_seq, t.reply_seq
+        RETURNING t.session_id, t.turn_id, held.user_id, t.agent, t.status, t.first_seq, t.reply_seq,
+                  (t.additions -> 'remember' = 'false') IS NOT TRUE AS is_remembered
     )
-    SELECT rated.user_id, rated.agent, rated.status, reply.content AS reply,
+    SELECT rated.user_id, rated.agent, rated.status, rated.is_remembered, reply.content AS reply,
            (SELECT string_agg(m.content, E'\\n' ORDER BY m.seq) FROM messages AS m
             WHERE m.session_id = rated.session_id AND m.seq BETWEEN rated.first_seq AND rated.reply_seq
               AND m.turn_id = rated.turn_id AND m.role = 'user') AS asked
@@ -394,12 +495,7 @@ FEEDBACK = Statement(
     """,
 )
 
-_OF_TURN = """
-            t.turn_id = %(turn_id)s AND m.turn_id = t.turn_id AND m.seq >= t.first_seq
-          AND m.seq < coalesce((SELECT n.first_seq FROM turns AS n
-                                WHERE n.session_id = t.session_id AND n.seq > t.seq AND n.first_seq IS NOT NULL
-                                ORDER BY n.seq LIMIT 1), 9223372036854775807)
-""".strip()
+_OF_TURN = f"t.turn_id = %(turn_id)s AND {_WITHIN_TURN}"
 
 # The bytes of the texts of a turn's replies.
 ANSWER_BYTES = Statement(
@@ -413,10 +509,10 @@ ANSWER_BYTES = Statement(
 )
 
 _PAGE_OF_TURN = sized(
-    """
+    f"""
     SELECT seq, turn_id, role, content, tool_calls, tool_call_id, channel, token_count, model, fallback, stop_reason,
-           parts, created_at, error_code, error_message
-    FROM own WHERE number > %(after)s ORDER BY seq LIMIT %(most)s
+           message_id, parts, created_at, error_code, error_message, {QUESTIONS}
+    FROM own AS m WHERE number > %(after)s ORDER BY seq LIMIT %(most)s
     """,
     order="seq",
     size="octet_length(content) + coalesce(octet_length(tool_calls::text), 0)",
@@ -443,7 +539,7 @@ MESSAGES_OF_TURN = Statement(
 STATES = Statement(
     "turns.states",
     """
-    SELECT t.turn_id, t.status, s.tick, s.not_before,
+    SELECT t.turn_id, t.status, t.attempts, s.tick, s.not_before,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT string_agg(e.progress, ' ' ORDER BY e.effect_id) FROM tool_effects AS e
                 WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL)
@@ -452,7 +548,7 @@ STATES = Statement(
     FROM turns AS t JOIN sessions AS s USING (session_id)
     WHERE t.turn_id = ANY (%(turn_ids)s::uuid[])
     UNION ALL
-    SELECT u.turn_id, coalesce(u.error_code, t.status, 'accepted'), s.tick, s.not_before, NULL
+    SELECT u.turn_id, coalesce(u.error_code, t.status, 'accepted'), t.attempts, s.tick, s.not_before, NULL
     FROM unrouted AS u LEFT JOIN turns AS t ON t.turn_id = u.routed_to LEFT JOIN sessions AS s USING (session_id)
     WHERE u.turn_id = ANY (%(turn_ids)s::uuid[])
     """,
@@ -465,9 +561,17 @@ STATES = Statement(
 # settled in the last `within_s` seconds.
 ANSWERED = Statement(
     "turns.answered",
-    """
+    f"""
     SELECT a.turn_id, t.session_id, t.seq, t.status,
-           t.settled_at > perdure_now() - make_interval(secs => %(within_s)s) AS recent
+           t.settled_at > perdure_now() - make_interval(secs => %(within_s)s) AS recent,
+           t.status = 'parked' AND EXISTS (
+               SELECT FROM tool_effects AS e
+               WHERE e.turn_id = t.turn_id AND e.waits_for = 'user' AND e.status = 'intended' AND NOT {NEW_ANSWER})
+               AS asks,
+           (SELECT max(position) FROM inbox WHERE turn_id = t.turn_id) AS messages,
+           EXISTS (SELECT FROM inbox AS i
+                   WHERE i.turn_id = t.turn_id AND i.position > 1
+                     AND i.message_id LIKE %(fingerprint)s || '-%%') AS joined
     FROM answered_requests AS a JOIN turns AS t USING (turn_id)
     WHERE a.user_id = %(user_id)s AND a.fingerprint = %(fingerprint)s
     """,
@@ -484,11 +588,15 @@ NOTE_ANSWERED = Statement(
     """,
 )
 
-SETTLED_BEFORE = Statement(
-    "turns.settled_before",
+# Whether a repeated request does not find this turn: it was settled too long ago, or is cancelled or about to be. A
+# client that stops an answer and sends its message again wants another one.
+NOT_REPEATED = Statement(
+    "turns.not_repeated",
     """
     SELECT turn_id FROM turns
-    WHERE turn_id = %(turn_id)s AND settled_at <= perdure_now() - make_interval(secs => %(within_s)s)
+    WHERE turn_id = %(turn_id)s
+      AND (settled_at <= perdure_now() - make_interval(secs => %(within_s)s)
+           OR status = 'cancelled' OR settled_at IS NULL AND cancel_requested_at IS NOT NULL)
     """,
     writes=False,
 )

@@ -72,6 +72,7 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "seq": None,
         "status": _UNROUTED_STATUS.get(row.error_code, "failed"),
         "attempts": 0,
+        "resumed": None,
         "steps": 0,
         "reply": None if error is None else {"text": error["message"], "format": "text"},
         "error": error,
@@ -175,6 +176,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "seq": row.seq,
         "status": row.status,
         "attempts": row.attempts,
+        "resumed": row.resumed,
         "steps": row.steps,
         "reply": None if row.reply is None else _reply(row),
         "error": _error(row) if row.settled_at is not None else None,
@@ -183,17 +185,35 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": _calls(row.pending_approvals),
         "pending_calls": _calls(row.pending_calls),
         "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
-        "waiting_for": row.waiting_for,
+        "waiting_for": None if row.waiting_for is None else _waiting_for(row.waiting_for),
         "accepted_at": _instant(row.accepted_at),
         "started_at": _instant(row.started_at),
         "settled_at": _instant(row.settled_at),
         **({} if row.tools_left_out is None else {"tools_left_out": row.tools_left_out}),
+        **({} if row.parent_turn_id is None else {"parent_turn_id": str(row.parent_turn_id)}),
+        **({} if row.children is None else {"children": row.children}),
         **_metadata(row.metadata),
     }
 
 
 def _calls(stored: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     return [{**each, "arguments": load_object(each["arguments"])} for each in stored or ()]
+
+
+def _waiting_for(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What a parked turn waits for. A question to the user has the text of the model."""
+    found = dict(stored)
+    if "arguments" in found:
+        found["question"] = load_object(found.pop("arguments")).get("question", "")
+    return found
+
+
+def question_of(turn: Mapping[str, Any]) -> str | None:
+    """The question to the user for which a turn waits, after the sentence about an answer that did not fit."""
+    waiting = turn.get("waiting_for")
+    if waiting is None or waiting["kind"] != "user":
+        return None
+    return "\n".join(each for each in (waiting["problem"], waiting["question"]) if each)
 
 
 def _reply(row: Row[Any]) -> dict[str, Any]:
@@ -222,6 +242,8 @@ def _delay(row: Row[Any]) -> dict[str, str | None] | None:
 def delay_message(turn: Mapping[str, Any]) -> str | None:
     """The reason why a parked turn's answer is delayed, as text for its user; `None` if no delay is known."""
     waiting = turn.get("waiting_for")
+    if (question := question_of(turn)) is not None:
+        return question
     if waiting is not None:
         return _WAITS.format(
             name=waiting["name"], until=datetime.fromisoformat(waiting["until"]).isoformat(" ", "seconds")
@@ -255,6 +277,8 @@ class SettlementWatch:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[UUID, list[Future[None]]] = {}
+        self._asking: dict[UUID, list[Future[None]]] = {}
+        """The futures that are also done when the turn waits for the client of a request."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -268,14 +292,17 @@ class SettlementWatch:
     def notify(self, turn_ids: Sequence[UUID]) -> None:
         """Record that these turns are settled; start a round at once if a caller waits for one of them."""
         self._announced.extend(turn_ids)
-        if any(turn_id in self._waiting for turn_id in turn_ids):
+        if any(turn_id in self._waiting or turn_id in self._asking for turn_id in turn_ids):
             self._look_now.set()
 
-    def settled(self, turn_id: UUID) -> Future[None]:
-        """A future that is done when `turn_id` is settled. Cancel it to stop waiting."""
+    def settled(self, turn_id: UUID, *, or_asks: bool = False) -> Future[None]:
+        """A future that is done when `turn_id` is settled. Cancel it to stop waiting.
+
+        `or_asks`: also when the turn waits for the client of a request (`calls.client`).
+        """
         future: Future[None] = Future()
         with self._lock:
-            self._waiting.setdefault(turn_id, []).append(future)
+            (self._asking if or_asks else self._waiting).setdefault(turn_id, []).append(future)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="perdure-watch", daemon=True)
                 self._thread.start()
@@ -289,8 +316,9 @@ class SettlementWatch:
         with self._lock:
             self._closed = True
             self._look_now.set()
-            futures = [future for waiting in self._waiting.values() for future in waiting]
+            futures = [each for waiting in (self._waiting, self._asking) for some in waiting.values() for each in some]
             self._waiting.clear()
+            self._asking.clear()
             self._changed.notify()
         for future in futures:
             future.cancel()
@@ -309,20 +337,23 @@ class SettlementWatch:
     def _look(self) -> None:
         with self._lock:
             self._drop_cancelled()
-            while not self._waiting and not self._closed:
+            while not (self._waiting or self._asking) and not self._closed:
                 self._changed.wait()
-            turn_ids = list(self._waiting)
-        rows = self._database.run(queries.SETTLED_AMONG, {"turn_ids": turn_ids})
+            asking = list(self._asking)
+            turn_ids = [*self._waiting, *asking]
+        rows = self._database.run(queries.SETTLED_AMONG, {"turn_ids": turn_ids, "asking": asking})
         with self._lock:
-            futures = [future for row in rows for future in self._waiting.pop(row.turn_id, ())]
+            futures = [future for row in rows for future in self._asking.pop(row.turn_id, ())]
+            futures += [future for row in rows if row.settled for future in self._waiting.pop(row.turn_id, ())]
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
 
     def _drop_cancelled(self) -> None:
-        for turn_id, futures in list(self._waiting.items()):
-            left = [future for future in futures if not future.cancelled()]
-            if left:
-                self._waiting[turn_id] = left
-            else:
-                del self._waiting[turn_id]
+        for waiting in (self._waiting, self._asking):
+            for turn_id, futures in list(waiting.items()):
+                left = [future for future in futures if not future.cancelled()]
+                if left:
+                    waiting[turn_id] = left
+                else:
+                    del waiting[turn_id]

@@ -19,37 +19,47 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor, Statement, as_json
-from perdure.errors import ContentFiltered, ContextTooLong, loggable
+from perdure.database.failures import LEFT_OUT
+from perdure.errors import loggable
 from perdure.files.parts import text_tokens
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
+from perdure.sessions.running_summary import Running
 from perdure.text.untrusted import cut, storable
 from perdure.turns.lease.tenure import TurnRow
 
 log = logging.getLogger(__name__)
 
-LEFT_OUT = (ContextTooLong.code, ContentFiltered.code)
-"""A turn that failed with one of these codes is left out of later prompts: its messages would fail them, too."""
-
-_LEFT_OUT = f"(status = 'failed' AND error_code IN {LEFT_OUT})"
-
-# The messages of the last `window` turns from the transcript, then the present turn's messages from the inbox if the
-# transcript does not have them yet. The replies of failed turns are omitted. The cost depends on the window, not on the
-# session's length.
+# The running summary, as a message of the role `summary`, with its plan in the column `parts`; the messages of the last
+# `window` turns that it does not cover; then the present turn's messages from the inbox if the transcript does not have
+# them yet. The replies of failed turns are omitted. A turn that ended before the summary got so far is read without it.
+# The cost depends on the window, not on the session's length.
 HISTORY = Statement(
     "turns.history",
     f"""
+    WITH running AS (
+        SELECT to_seq, summary, extractive, next_seq, next_summary FROM running_summaries
+        WHERE session_id = %(session_id)s AND to_seq < %(first_seq)s
+    )
+    SELECT to_seq AS seq, %(session_id)s::uuid AS turn_id, 'summary' AS role, summary AS content,
+           NULL::jsonb AS tool_calls, NULL::text AS tool_call_id, NULL::int AS token_count, NULL::jsonb AS usage,
+           NULL::text AS model, NULL::bool AS fallback, NULL::text AS stop_reason, NULL::jsonb AS opaque,
+           jsonb_build_object('next_seq', next_seq, 'next_summary', next_summary, 'extractive', extractive) AS parts,
+           NULL::text AS message_id, NULL::timestamptz AS created_at, 0 AS position
+    FROM running
+    UNION ALL
     SELECT m.seq, m.turn_id, m.role, m.content, m.tool_calls, m.tool_call_id, m.token_count, m.usage,
-           m.model, m.fallback, m.stop_reason, m.opaque, m.parts, NULL::text AS message_id, m.created_at,
+           m.model, m.fallback, m.stop_reason, m.opaque, m.parts, m.message_id, m.created_at,
            NULL::int AS position
     FROM messages AS m
-    WHERE m.session_id = %(session_id)s AND m.seq >= (
+    WHERE m.session_id = %(session_id)s AND m.seq < %(before_seq)s AND m.seq >= (
         SELECT min(first_seq) FROM (
             SELECT first_seq FROM turns
             WHERE session_id = %(session_id)s AND seq <= %(turn_seq)s AND first_seq IS NOT NULL
-              AND {_LEFT_OUT} IS NOT TRUE
+              AND first_seq > coalesce((SELECT to_seq FROM running), 0)
+              AND {LEFT_OUT} IS NOT TRUE
             ORDER BY seq DESC LIMIT %(window)s) AS recent)
-      AND (SELECT {_LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
+      AND (SELECT {LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
            FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     UNION ALL
     SELECT NULL, i.turn_id, 'user', i.text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, i.parts, i.message_id,
@@ -57,7 +67,7 @@ HISTORY = Statement(
     FROM inbox AS i
     WHERE i.turn_id = %(turn_id)s
       AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
-    ORDER BY seq NULLS LAST, position
+    ORDER BY seq NULLS LAST, position NULLS LAST
     """,  # noqa: S608 (constants)
     writes=False,
 )
@@ -71,9 +81,15 @@ This is the default of `PERDURE_MEMORY__WORKING_TURNS`.
 REJECTED = "rejected"
 """The `stop_reason` of a reply that is no output of its agent."""
 
+_MAX_BIGINT = 2**63 - 1
 _OWN = "perdure"
 _TEXT, _CORRECTION = "text", "correction"
 _MOST_REJECTED_CHARS = 16_000
+
+_SUMMARY = "summary"
+"""The role of the running summary among the rows of HISTORY."""
+
+NO_SUMMARY = Running()
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 """Errors that are raised when this release cannot parse a row."""
@@ -84,7 +100,8 @@ class Entry:
     """One message of a transcript; `seq` is `None` until the message is committed.
 
     `parts` are the stored records of its files (`perdure.files.parts`).
-    `stop_reason` tells how a model's reply ended; it is `None` for every other message.
+    `stop_reason` tells how a model's reply ended; it is `None` for every other message. `usage` is that of a model's
+    reply, or of the guards that judged a user's message.
     """
 
     turn_id: UUID
@@ -153,15 +170,28 @@ class Entry:
 
 
 class Transcript:
-    """The messages of a session's recent turns and of the present turn, in the runner's memory."""
+    """The messages of a session's recent turns and of the present turn, in the runner's memory.
 
-    def __init__(self, turn_id: UUID, entries: Iterable[Entry]) -> None:
+    Attributes:
+        is_screened: The hooks and guards let the user's message pass, which no step has committed yet.
+        running: The session's running summary.
+        original: The text of the turn's first message, if a hook has changed it and no step has committed the change.
+    """
+
+    def __init__(self, turn_id: UUID, entries: Iterable[Entry], running: Running = NO_SUMMARY) -> None:
         self.turn_id = turn_id
+        self.running = running
+        self.is_screened = False
+        self.original: str | None = None
         self._entries = list(entries)
 
     @classmethod
-    def load(cls, executor: Executor, turn: TurnRow, *, window: int = WINDOW_TURNS) -> Transcript:
-        """Read the last `window` turns up to the present turn `turn`. Runs one statement.
+    def load(
+        cls, executor: Executor, turn: TurnRow, *, window: int = WINDOW_TURNS, before_seq: int = _MAX_BIGINT
+    ) -> Transcript:
+        """Read the running summary and at most the last `window` turns up to the present turn. Runs one statement.
+
+        Messages from `before_seq` on are not read: a turn that is not the newest has later turns behind it.
 
         An earlier turn that this release cannot parse is omitted as a whole, and logged.
 
@@ -176,9 +206,18 @@ class Transcript:
                 "turn_seq": turn.seq,
                 "first_seq": turn.first_seq,
                 "window": window,
+                "before_seq": before_seq,
             },
         )
-        return cls(turn.turn_id, [entry for each in _turns(rows) for entry in _entries(each, turn.turn_id)])
+        running = NO_SUMMARY
+        if rows and rows[0].role == _SUMMARY:
+            running, rows = _running(rows[0]), rows[1:]
+        return cls(turn.turn_id, [entry for each in _turns(rows) for entry in _entries(each, turn.turn_id)], running)
+
+    def leave(self, running: Running) -> None:
+        """Remove the messages that the new running summary covers."""
+        self.running = running
+        self._entries = [each for each in self._entries if each.seq is None or each.seq > running.to_seq]
 
     @property
     def uncommitted(self) -> list[Entry]:
@@ -188,9 +227,9 @@ class Transcript:
         """
         return [entry for entry in self._entries if entry.seq is None]
 
-    def committed_messages(self) -> tuple[Message, ...]:
-        """The committed messages of the last turns and of the present one."""
-        return tuple(entry.message() for entry in self._entries if entry.seq is not None)
+    def committed_messages(self, turns: int) -> tuple[Message, ...]:
+        """The committed messages of the last `turns` turns, the present one included."""
+        return tuple(entry.message() for turn in self.turns[-turns:] for entry in turn if entry.seq is not None)
 
     @property
     def present(self) -> list[Entry]:
@@ -224,8 +263,23 @@ class Transcript:
         last = self._entries[-1] if self._entries else None
         return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
 
+    def replace_asked(self, text: str) -> None:
+        """Replace the user's uncommitted messages with one that has this text and all files."""
+        first, *_ = said = self.uncommitted
+        parts = [{**part, "at": min(part["at"], len(text))} for entry in said for part in entry.parts]
+        self.original = first.content if self.original is None else self.original
+        committed = [entry for entry in self._entries if entry.seq is not None]
+        used = total_usage(said)
+        self._entries = [*committed, replace(first, content=text, parts=tuple(parts), usage=used)]
+
+    def charge(self, usage: Usage) -> None:
+        """Count tokens that a guard used, with the user's last uncommitted message."""
+        last = self._entries[-1]
+        self._entries[-1] = replace(last, usage=usage if last.usage is None else last.usage + usage)
+
     def committed(self, appended: Sequence[Entry], base: int) -> None:
         """Replace the uncommitted entries with `appended`, which were committed directly after the `seq` `base`."""
+        self.original = None
         self._entries = [entry for entry in self._entries if entry.seq is not None]
         self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 
@@ -241,9 +295,9 @@ def steps_in(entries: Iterable[Entry]) -> int:
 
 
 def total_usage(entries: Sequence[Entry]) -> Usage | None:
-    """The tokens that the model's replies in `entries` used, as far as their providers reported them.
+    """The tokens that the model's replies and the guards in `entries` used, as far as they reported them.
 
-    `None` if there are replies, and no usage is reported for any of them.
+    Includes those of other agents that answered calls. `None` if there are replies, and no usage is reported.
     """
     reported = [entry.usage for entry in entries if entry.usage]
     return sum(reported, Usage()) if reported or not steps_in(entries) else None
@@ -273,8 +327,24 @@ def rejected(reply: Entry, correction: str) -> Entry:
     return replace(reply, content="", stop_reason=REJECTED, opaque=Opaque(_OWN, "", parts))
 
 
-def result_of(turn_id: UUID, call: ToolCall, text: str) -> Entry:
-    return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id)
+def heard(turn_id: UUID, records: Sequence[Mapping[str, Any]] | None) -> list[Entry]:
+    """The user's messages of rows of the inbox, as JSON."""
+    return [
+        Entry(
+            turn_id,
+            Role.USER,
+            each["text"],
+            message_id=each["message_id"],
+            created_at=datetime.fromisoformat(each["accepted_at"]),
+            parts=tuple(each["parts"] or ()),
+        )
+        for each in records or ()
+    ]
+
+
+def result_of(turn_id: UUID, call: ToolCall, text: str, used: Usage | None = None) -> Entry:
+    """The entry of a call's result. `used` are the tokens of another agent that answered it."""
+    return Entry(turn_id, Role.TOOL, storable(text), tool_call_id=call.id, usage=used)
 
 
 def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCall, ...]:
@@ -290,6 +360,11 @@ def _distinct(calls: Sequence[ToolCall], taken: Collection[str]) -> tuple[ToolCa
     return tuple(distinct)
 
 
+def _running(row: Row[Any]) -> Running:
+    plan = row.parts
+    return Running(row.seq, row.content, plan["next_seq"], plan["next_summary"], plan["extractive"])
+
+
 def _turns(rows: Iterable[Row[Any]]) -> Iterator[list[Row[Any]]]:
     return (list(each) for _, each in groupby(rows, key=lambda row: row.turn_id))
 
@@ -298,7 +373,7 @@ def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
     """One turn's entries; empty for an earlier turn that cannot be parsed, so that the present turn still runs."""
     turn_id = rows[0].turn_id
     try:
-        return [_entry(row) for row in rows]
+        return [read_entry(row) for row in rows]
     except UNREADABLE as error:
         if turn_id == present:
             raise
@@ -306,7 +381,8 @@ def _entries(rows: Sequence[Row[Any]], present: UUID) -> list[Entry]:
         return []
 
 
-def _entry(row: Row[Any]) -> Entry:
+def read_entry(row: Row[Any]) -> Entry:
+    """The entry of a row of `messages`."""
     return Entry(
         turn_id=row.turn_id,
         role=Role(row.role),

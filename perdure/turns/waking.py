@@ -15,6 +15,7 @@ from uuid import UUID
 from perdure.runtime import Runtime
 from perdure.sessions.ending import endings_due
 from perdure.turns import outbox, queries
+from perdure.turns.lease import queries as lease_queries
 from perdure.turns.lease import user_share, wait_for_model
 from perdure.turns.lease.pace import Paces
 
@@ -97,34 +98,50 @@ class _Sessions:
         return {row.session_id for row in self._runtime.database.run(queries.UNTAKEN, given)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A session whose turn is woken, with its effective priority. `drains`: any drain takes the session."""
+
+    session_id: UUID
+    priority: int
+    drains: bool = False
+
+
 class _Turns(_Sessions):
-    """Sessions with their effective priorities, whose turns are woken."""
+    """Sessions whose turns are woken."""
 
-    def publish(self, one: tuple[UUID, int], /) -> bool:
-        return self._runtime.wake.session(*one)
+    def publish(self, one: _Due, /) -> bool:
+        wake = self._runtime.wake.drain if one.drains else self._runtime.wake.session
+        return wake(one.session_id, one.priority)
 
-    def requeue(self, refused: list[tuple[UUID, int]]) -> None:
-        self._runtime.database.run(queries.UNWAKE, {"session_ids": [session_id for session_id, _ in refused]})
+    def requeue(self, refused: list[_Due]) -> None:
+        self._runtime.database.run(queries.UNWAKE, {"session_ids": [each.session_id for each in refused]})
 
-    def untaken(self, pending: list[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+    def untaken(self, pending: list[_Due]) -> list[_Due]:
         """See `WakeSource.untaken`."""
-        left = self._untaken([session_id for session_id, _ in pending])
-        return [each for each in pending if each[0] in left]
+        left = self._untaken([each.session_id for each in pending])
+        return [each for each in pending if each.session_id in left]
 
 
 class DueSessions(_Turns):
-    """Sessions whose turn no worker runs. `turns`: whether turns run."""
+    """Sessions whose turn no worker runs. `turns`: whether turns run.
+
+    While enough wake-ups wait at the broker, a round wakes only the first one of those that any drain takes. It starts
+    a drain even if the messages that wait start none, for example because another application has published them.
+    """
 
     def __init__(self, runtime: Runtime, paces: Paces, *, turns: bool) -> None:
         super().__init__(runtime)
         self._paces = paces
         self._turns = turns
+        self._has_woken_first = False
 
-    def find(self, most: int) -> tuple[list[tuple[UUID, int]], bool]:
-        """The due sessions with their effective priorities; see `WakeSource.find`."""
+    def find(self, most: int) -> tuple[list[_Due], bool]:
+        """The due sessions; see `WakeSource.find`."""
         limits, database = self._runtime.settings.turn, self._runtime.database
         now = self._runtime.clock.now()
         self._paces.observe(now)
+        drained = self._runtime.wake.has_enough()
         rows = database.run(
             queries.WAKE_DUE,
             {
@@ -134,6 +151,7 @@ class DueSessions(_Turns):
                 "backoff_s": limits.sweep_s,
                 "lease_s": limits.lease_s,
                 "aging_s": limits.priority_aging_s,
+                "drained": drained,
             },
         )
         parked: dict[str, list[UUID]] = {}
@@ -141,8 +159,12 @@ class DueSessions(_Turns):
             if row.model is not None:
                 parked.setdefault(row.model, []).append(row.session_id)
         is_full = self._paces.wake(parked, now)
-        due = [(row.session_id, row.priority) for row in rows]
+        due = [_Due(row.session_id, row.priority) for row in rows]
         is_full = is_full or len(due) >= most
+        if drained and self._turns and not self._has_woken_first:
+            self._has_woken_first = True
+            rows = database.run(lease_queries.NEXT_DUE, {"aging_s": limits.priority_aging_s})
+            due += [_Due(row.session_id, row.priority) for row in rows]
         if is_full and due:
             self._note_time()
         return due, is_full
@@ -155,12 +177,13 @@ class QueuedSessions(_Turns):
         super().__init__(runtime)
         self._turns = turns
 
-    def find(self, most: int) -> tuple[list[tuple[UUID, int]], bool]:
+    def find(self, most: int) -> tuple[list[_Due], bool]:
         """Admit the sessions; see `WakeSource.find`."""
         if not self._turns:
             return [], False
         limits = self._runtime.settings.turn
-        due = user_share.admit_due(self._runtime.database, limits.user_concurrency, most, limits.priority_aging_s)
+        rows = user_share.admit_due(self._runtime.database, limits.user_concurrency, most, limits.priority_aging_s)
+        due = [_Due(row.session_id, row.priority, drains=row.is_drainable) for row in rows]
         if len(due) >= most:
             self._note_time()
         return due, len(due) >= most

@@ -67,10 +67,11 @@ USER_TABLES = (
     UserTable("entity_mentions", _OF_MEMORIES),
     UserTable("entities", _OF_USER),
     UserTable("memory_sources", _OF_MEMORIES),
+    UserTable("forgotten_messages", _OF_SESSIONS),
     UserTable("memory_vectors", _OF_USER, ("vector",)),
     UserTable("memories", _OF_USER, ("words",)),
     UserTable("unembedded", _OF_USER),
-    UserTable("message_vectors", _OF_USER, ("vector",)),
+    UserTable("message_vectors", _OF_USER, ("vector", "half")),
     UserTable("message_words", _OF_USER, ("words",)),
     # An item of a CaseBank plan may quote words of its case and of the similar case `keeper_id`.
     UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
@@ -81,6 +82,7 @@ USER_TABLES = (
     UserTable("unrouted", _OF_USER),  # before deliveries: refusing a message locks its row, then inserts a delivery
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", OF_TURNS),
+    UserTable("running_summaries", _OF_SESSIONS),
     UserTable("messages", _OF_SESSIONS, added=_ERROR),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),
@@ -94,14 +96,16 @@ USER_TABLES = (
     UserTable("metered_requests", _OF_USER),
     UserTable("chat_places", _OF_USER),
     UserTable("conversations", _OF_USER),
+    UserTable("pauses", _OF_USER),
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),
 )
 """In the order in which an erasure deletes rows: a table with a foreign key precedes the table that it references."""
 
-TABLES_WITHOUT_USER_DATA = frozenset(
-    {"schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility"}
-)
+TABLES_WITHOUT_USER_DATA = frozenset({
+    "schedule_slots", "schedule_entries", "sweeps", "intake", "embedders", "case_runs", "schema_compatibility",
+    "model_windows", "processes",
+})  # fmt: skip
 
 SHARED_TABLES = frozenset({"file_contents", "file_chunks"})
 """The contents of files, each of which several users may have. The erasure of the last of them deletes it."""

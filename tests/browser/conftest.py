@@ -139,8 +139,9 @@ class Page:
 
     def until(self, condition: object, what: str) -> None:
         """Wait until `condition` is true."""
-        # The page may replace an element after `condition` finds it and before `condition` reads it.
-        waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05, [StaleElementReferenceException])
+        # The page may replace an element after `condition` finds it and before `condition` reads it. A message is not
+        # shown before the conversation is open, so a condition may look for the last one of none.
+        waiting = WebDriverWait(self.driver, PATIENCE_S, 0.05, [StaleElementReferenceException, IndexError])
         assert callable(condition)
         waiting.until(lambda _driver: condition(), f"waited for {what}; the page has {self.texts()}")
 
@@ -159,6 +160,7 @@ def page(chromium: webdriver.Chrome, gateway: GatewayProcess) -> Iterator[Page]:
     """The opened page. The test fails if the browser has logged an error."""
     made = Page(chromium, gateway.url)
     made.size(1280, 800)
+    made.errors()  # those of an earlier test, which shares the browser
     made.open()
     yield made
     assert made.errors() == []

@@ -63,8 +63,10 @@ def test_the_whole_story(
     tmp_path: Path,
 ) -> None:
     """The page handles two conversations, an approval, a rating, a rename, a stop, hostile text and a small screen."""
+    page.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
     page.say("hello")
     page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    assert "Asia/Tokyo" in str(installation.model_server.server.requests[-1]["messages"])
     page.press("Helpful")
     page.until(lambda: page.all('.rate button[aria-pressed="true"]'), "the rating is kept")
 
@@ -92,7 +94,7 @@ def test_the_whole_story(
     page.say("long")
     page.until(lambda: "word1" in page.texts()[-1], "the first words")
     page.press("Stop")
-    page.until(lambda: "The answer was stopped." in page.texts(".empty"), "the answer is stopped")
+    page.until(lambda: "The answer was stopped." in page.texts(".note"), "the answer is stopped")
 
     installation.model_server.answers["hostile"] = Answer(HOSTILE)
     page.say("hostile")
@@ -117,26 +119,62 @@ def test_the_whole_story(
 def test_files_are_sent(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page, tmp_path: Path
 ) -> None:
-    """20 MB of PDF and an image of 4,000 pixels. The model's server gets the image, and a description of the PDF."""
+    """20 MB of PDF and an image of 4,000 pixels. The model's server gets the image, and a description of the PDF.
+
+    A file that is refused stays in its place with the reason. The transcript shows the image, also after a reload.
+    """
     contents = {"cat.png": png(4_000, 4_000, padding=2**20), "bill.pdf": pdf(2, size=20 * 2**20)}
     for name, content in {**contents, "bomb.png": png(10**6, 1)}.items():
         (tmp_path / name).write_bytes(content)
         page.find("#file").send_keys(str(tmp_path / name))
-    page.until(lambda: "1,000,000 by 1 pixels" in page.texts("#status")[0], "the bomb is refused")
-    page.until(lambda: len(page.all("#files li:not([aria-busy])")) == 2, "the files are uploaded")
+    page.until(lambda: "bomb.png: " in "".join(page.texts("#files .refused")), "the bomb is refused")
+    assert "1,000,000 by 1 pixels" in page.texts("#files .refused")[0]
+    page.until(lambda: len(page.all("#files li:not([aria-busy], .refused)")) == 2, "the files are uploaded")
     assert ["400" in each for each in page.errors()] == [True]
     page.say("What are these?")
     described = (
         f"[file: bill.pdf, application/pdf, 2 pages, {20 * 2**20 / 10**6:.1f} MB; its content is not shown here]"
     )
     page.until(
-        lambda: page.texts() == ["cat.pngbill.pdfWhat are these?", answer_to(f"What are these?\n\n{described}")],
+        lambda: page.texts() == ["bill.pdfWhat are these?", answer_to(f"What are these?\n\n{described}")],
         "the answer",
     )
     content = installation.model_server.server.requests[-1]["messages"][-1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url", "text"]
+    assert page.all("#files li") == []
+    width = "return document.querySelector('.file.image img')?.naturalWidth"
+    page.until(lambda: page.driver.execute_script(width) == 4_000, "the image")
     page.driver.refresh()
-    page.until(lambda: page.texts()[:1] == ["cat.pngbill.pdfWhat are these?"], "the conversation again")
+    page.until(lambda: page.texts()[:1] == ["bill.pdfWhat are these?"], "the conversation again")
+    page.until(lambda: page.driver.execute_script(width) == 4_000, "the image again")
+    page.size(400, 800)
+    page.picture(tmp_path / "files.png")
+    assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.browser
+def test_files_are_pasted_and_dropped(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """A file that is pasted into the text, and one that is dropped outside it, are sent with the message."""
+    script = """
+        const [selector, kind, name] = arguments, data = new DataTransfer();
+        data.items.add(new File(["hello"], name, { type: "text/plain" }));
+        const options = { bubbles: true, cancelable: true };
+        const event = kind === "paste" ? new ClipboardEvent(kind, { ...options, clipboardData: data })
+                                       : new DragEvent(kind, { ...options, dataTransfer: data });
+        return !document.querySelector(selector).dispatchEvent(event);
+    """
+    assert page.driver.execute_script(script, "#text", "paste", "pasted.txt") is True
+    assert page.driver.execute_script(script, "#log", "dragover", "dropped.txt") is True
+    assert page.driver.execute_script(script, "#log", "drop", "dropped.txt") is True
+    page.until(lambda: len(page.all("#files li:not([aria-busy], .refused)")) == 2, "the files are uploaded")
+    page.say("Read them")
+    page.until(lambda: page.texts()[:1] == ["pasted.txtdropped.txtRead them"], "the message")
+    page.until(lambda: len(page.texts()) == 2, "the answer")
+    asked = str(installation.model_server.server.requests[-1]["messages"][-1])
+    assert "pasted.txt" in asked
+    assert "dropped.txt" in asked
 
 
 @pytest.mark.browser
@@ -266,6 +304,7 @@ def test_a_turn_of_another_device_is_followed(
     assert focused == "hello"
 
 
+@pytest.mark.long
 def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: GatewayProcess) -> None:
     """Scripts and styles load only from the gateway, framing is forbidden, and each file has an ETag."""
     answer = httpx2.get(gateway.url)

@@ -74,14 +74,9 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize(
     ("few", "indexed"),
-    [
-        (500, True),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in [(500, False), (search.INDEX_FROM, False), (search.INDEX_FROM, True)]
-        ),
-    ],
+    [(500, True), (500, False), (search.INDEX_FROM, False), (search.INDEX_FROM, True)],
 )
+@pytest.mark.long
 def test_a_user_among_many_finds_the_nearest(
     database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_file_with_bad_lines(database: Database, clock: MovedClock) -> None:
     assert "response_text" in why[10]
 
 
+@pytest.mark.long
 def test_an_export_can_be_imported_again(database: Database, clock: MovedClock) -> None:
     """Importing an export changes nothing in the same database, and restores all cases in an empty database."""
     lines = [

@@ -150,6 +150,7 @@ def test_the_plan_equals_the_references(cases: list[KnownCase], guard: bool, sco
     assert set(summary(planned(cases, limits))) == reference(cases, limits)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(banks(), st.randoms(use_true_random=False), st.integers(1, 100), st.integers(1, 20), st.integers(1, 14))
 def test_the_same_data_give_the_same_plan(

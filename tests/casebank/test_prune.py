@@ -19,6 +19,7 @@ import pytest
 
 from perdure.casebank import archive
 from perdure.casebank.cases import NewCase, add, read
+from perdure.casebank.plan import compute
 from perdure.casebank.runs import prune, state
 from perdure.casebank.runs.state import RunPhase
 from perdure.clock import MovedClock
@@ -268,7 +269,7 @@ def resumed(parts: prune.RunContext, clock: MovedClock) -> dict[str, Any]:
     if left and left[0]["under_way"]:
         with pytest.raises(Conflict):
             prune.run(parts)
-        clock.advance(timedelta(seconds=state.LEASE_S + 1))
+        clock.advance(timedelta(seconds=state.LEASE_S + 10))
     return prune.run(parts)
 
 
@@ -322,7 +323,7 @@ def test_of_two_concurrent_runs_the_second_is_refused(filled: Database, clock: M
 def test_a_run_that_was_taken_over_writes_nothing_more(filled: Database, clock: MovedClock) -> None:
     """After another process resumes a run whose lease expired, the run's first process fails at its next commit."""
     held = state.begin_or_resume(filled, clock)
-    clock.advance(timedelta(seconds=state.LEASE_S + 1))
+    clock.advance(timedelta(seconds=state.LEASE_S + 10))
     successor = state.begin_or_resume(filled, clock)
     assert (successor.run_id, successor.token) == (held.run_id, held.token + 1)
     with pytest.raises(state.RunLost):
@@ -357,7 +358,7 @@ def test_a_failed_run_releases_its_lease(filled: Database, clock: MovedClock, mo
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(prune, "compute", break_down)
+        patch.setattr(compute, "compute", break_down)
         with pytest.raises(OSError, match="disk full"):
             prune.run(bank(filled, clock))
     assert "disk full" in state.list_runs(filled)[0]["error"]

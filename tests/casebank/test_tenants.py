@@ -10,7 +10,7 @@ from sqlalchemy import text
 from perdure.access.tenants import UserKey, everybodys, user_key
 from perdure.casebank import search, search_queries
 from perdure.casebank.plan.compute import seen_by
-from perdure.casebank.runs import prune
+from perdure.casebank.runs import apply, prune
 from perdure.casebank.search import EVERYBODY, Within
 from perdure.casebank.search_queries import SearchScope
 from perdure.clock import MovedClock
@@ -78,6 +78,7 @@ def test_a_user_sees_their_own_and_their_tenants(filled: Database) -> None:
         assert {each.case_id for each in found} == {_name(author) for author in authors}, user
 
 
+@pytest.mark.long
 def test_a_tenants_searches_use_an_index(database: Database) -> None:
     """With 5,000 cases, searches within a tenant use an index, in PostgreSQL's custom plan and in its generic plan."""
     with database.engine.connect() as connection:
@@ -128,6 +129,7 @@ def test_a_plan_across_tenants_is_not_applied(database: Database, clock: MovedCl
     put(database, "a", vector=NEAR, user_id=user_key("acme", "ana"), usage=9)
     put(database, "b", vector=NEAR, user_id=user_key("bolt", "ana"), usage=8)
     monkeypatch.setattr("perdure.casebank.plan.compute.seen_by", lambda _author, _scope: None)
+    assert vars(apply)["seen_by"] is seen_by  # a run imports the module when it applies its first plan
     done = prune.run(bank(database, clock, scope=CaseScope.ALL))
     assert done["details"]["merged"] == []
     assert [each["reason"] for each in done["details"]["spared"]] == ["its keeper is another user's"]

@@ -59,6 +59,9 @@ class DiscordServer:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.edited: list[dict[str, Any]] = []
+        self.shown: dict[str, str] = {}
+        """The texts of the messages that the channels show, by id."""
+        self.deleted: set[str] = set()
         self.typing: list[str] = []
         self.written: list[dict[str, Any]] = []
         """Messages that people wrote. A channel's history returns them."""
@@ -137,6 +140,7 @@ class DiscordServer:
                 web.get(f"{api}/channels/{{channel}}", self._channel),
                 web.get(f"{api}/channels/{{channel}}/messages", self._history),
                 web.patch(f"{api}/channels/{{channel}}/messages/{{message}}", self._edit),
+                web.delete(f"{api}/channels/{{channel}}/messages/{{message}}", self._delete),
                 web.post(f"{api}/channels/{{channel}}/typing", self._typing),
                 web.post(f"{api}/interactions/{{id}}/{{token}}/callback", self._callback),
                 web.patch(f"{api}/webhooks/{{application}}/{{token}}/messages/@original", self._original),
@@ -173,6 +177,7 @@ class DiscordServer:
         message = self._message(request.match_info["channel"], self.new_id(), body)
         if nonce:
             self._nonces[nonce] = message
+        self.shown[message["id"]] = body["content"]
         self._note(self.sent, {"channel": request.match_info["channel"], "id": message["id"], **body})
         return web.json_response(message)
 
@@ -194,8 +199,21 @@ class DiscordServer:
     async def _edit(self, request: web.Request) -> web.Response:
         body = await request.json()
         channel, message = request.match_info["channel"], request.match_info["message"]
+        if message in self.deleted:
+            return web.json_response({"message": "Unknown Message", "code": 10008}, status=404)
+        if len(body["content"]) > 2_000:
+            return web.json_response({"code": 50035, "message": "Invalid Form Body", "errors": {}}, status=400)
+        self.shown[message] = body["content"]
         self._note(self.edited, {"channel": channel, "id": message, **body})
         return web.json_response(self._message(channel, message, body))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        message = request.match_info["message"]
+        if message in self.deleted:
+            return web.json_response({"message": "Unknown Message", "code": 10008}, status=404)
+        self.deleted.add(message)
+        self.shown.pop(message, None)
+        return web.Response(status=204)
 
     async def _typing(self, request: web.Request) -> web.Response:
         self._note(self.typing, request.match_info["channel"])

@@ -47,6 +47,9 @@ class SlackServer:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.edited: list[dict[str, Any]] = []
+        self.shown: dict[str, str] = {}
+        """The texts of the messages that the channels show, by `ts`."""
+        self.deleted: set[str] = set()
         self.responses: list[dict[str, Any]] = []
         self.acknowledged: list[str] = []
         self.connected: list[int] = []
@@ -135,15 +138,23 @@ class SlackServer:
             given: dict[str, Any] = {**request.query, **json.loads(await request.text() or "{}")}
         else:
             given = {**request.query, **await request.post()}
+        if method in {"chat.update", "chat.delete"} and given["ts"] in self.deleted:
+            return web.json_response({"ok": False, "error": "message_not_found"})
         return web.json_response({"ok": True, **self._answer(method, given)})
 
     def _answer(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
         match method:
             case "chat.postMessage":
                 ts = self.new_ts()
+                self.shown[ts] = given.get("text", "")
                 self._note(self.sent, {"ts": ts, **given})
                 return {"channel": given["channel"], "ts": ts, "message": {"text": given.get("text", "")}}
+            case "chat.delete":
+                self.shown.pop(given["ts"], None)
+                self.deleted.add(given["ts"])
+                return {"channel": given["channel"], "ts": given["ts"]}
             case "chat.update":
+                self.shown[given["ts"]] = given.get("text", "")
                 self._note(self.edited, given)
                 return {"channel": given["channel"], "ts": given["ts"], "text": given.get("text", "")}
             case "auth.test":

@@ -26,6 +26,9 @@ class TelegramServer:
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.failures: list[tuple[str, int, dict[str, Any]]] = []
         self.updates: list[dict[str, Any]] = []
+        self.shown: dict[str, str] = {}
+        """The texts of the messages that the chats show, by `message_id`."""
+        self.deleted: set[str] = set()
         self.files: dict[str, bytes] = {}
         """The contents of files, by `file_id`."""
         self._lock = threading.Lock()
@@ -66,10 +69,23 @@ class TelegramServer:
                 file_id = fields["file_id"]
                 found = {"file_id": file_id, "file_unique_id": file_id, "file_path": f"documents/{file_id}"}
                 return 200, {"ok": True, "result": found}
-            if method in {"sendMessage", "editMessageText"}:
-                message = {"message_id": len(self.calls), "date": 1, "chat": CHAT, "text": fields["text"]}
-                return 200, {"ok": True, "result": message}
+            if method in {"sendMessage", "editMessageText", "deleteMessage"}:
+                return self._message(method, fields)
             return 200, {"ok": True, "result": True}
+
+    def _message(self, method: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        message_id = fields.get("message_id", str(len(self.calls)))
+        if message_id in self.deleted:
+            return 400, {"ok": False, "error_code": 400, "description": "Bad Request: message not found"}
+        if method == "deleteMessage":
+            self.deleted.add(message_id)
+            self.shown.pop(message_id, None)
+            return 200, {"ok": True, "result": True}
+        if self.shown.get(message_id) == fields["text"]:
+            return 400, {"ok": False, "error_code": 400, "description": "Bad Request: message is not modified"}
+        self.shown[message_id] = fields["text"]
+        message = {"message_id": int(message_id), "date": 1, "chat": CHAT, "text": fields["text"]}
+        return 200, {"ok": True, "result": message}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self

@@ -137,6 +137,10 @@ ROUTES = [
     ("POST", "/v1/schedules"),
     ("PATCH", "/v1/schedules/here"),
     ("DELETE", "/v1/schedules/here"),
+    ("GET", "/v1/memories?user_id=a"),
+    ("GET", "/v1/memories/here"),
+    ("PATCH", "/v1/memories/here"),
+    ("DELETE", "/v1/memories/here"),
     ("POST", "/v1/files"),
     ("GET", "/v1/files/here/content"),
     ("PATCH", "/v1/conversations/here?user_id=a"),
@@ -144,6 +148,7 @@ ROUTES = [
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/here"),
     ("GET", "/v1/sessions/here/messages"),
+    ("GET", "/v1/sessions/here/queue"),
     ("POST", "/v1/sessions/here/end"),
     ("POST", "/v1/sessions/here/fork"),
     ("POST", "/v1/turns/here/approval"),
@@ -195,6 +200,7 @@ def _is_of(described: tuple[str, str], route: tuple[str, str]) -> bool:
     return described[0] == route[0] and re.fullmatch(pattern, route[1]) is not None
 
 
+@pytest.mark.long
 def test_health_is_open(guarded: TestClient) -> None:
     """Health routes need no key, because a load balancer has none."""
     assert [guarded.get(path).status_code for path in ("/healthz", "/readyz", "/openapi.json")] == [200] * 3

@@ -123,6 +123,7 @@ def accepted(say: Say) -> dict[str, Any]:
     return say("hello", message_id="first")
 
 
+@pytest.mark.long
 def test_a_bad_message_is_refused_and_nothing_is_written(client: TestClient, rows: Rows, accepted: Any) -> None:
     """A refused message writes no row. A row could get a reply, or block its message id for a valid message."""
     before = rows()

@@ -105,6 +105,7 @@ def test_a_dry_run_shows_what_a_run_then_does(runtime: Runtime) -> None:
             refused(client.post(f"/v1/consolidation/restore/{nothing}"), 404, "NOT_FOUND")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("bank")
 def test_a_plan_waits_for_approval(runtime: Runtime) -> None:
     """A request for a run that needs approval gets 202.

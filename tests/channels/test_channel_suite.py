@@ -41,6 +41,9 @@ class DiscordHarness:
     def sent(self) -> list[str]:
         return [each["content"] for each in self.server.sent]
 
+    def shown(self) -> list[str]:
+        return list(self.server.shown.values())
+
     def fail(self) -> None:
         self.server.fail("/messages", 500)
 
@@ -82,6 +85,9 @@ class SlackHarness:
 
     def sent(self) -> list[str]:
         return [each["text"] for each in self.server.sent]
+
+    def shown(self) -> list[str]:
+        return list(self.server.shown.values())
 
     def fail(self) -> None:
         self.server.fail("chat.postMessage", 500)

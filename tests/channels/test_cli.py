@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 
+from perdure import Agent, ask_user
 from perdure.access.tenants import UserKey
+from perdure.agents import Agents
 from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.errors import InvalidRequest, Unavailable
+from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
+from perdure.text.zones import zone_here
 from perdure.turns.inbox import accept as inbox
 from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.reading import question_of, read_turn
 from perdure.turns.run.loop import Runner
 from tests.conftest import RecordingWaker
+from tests.turns.scripted import Scripted, calls, says
 
 
 @pytest.fixture
@@ -50,6 +58,27 @@ def worker(runtime: Runtime, waker: RecordingWaker) -> Iterator[Any]:
     for thread in threads:
         thread.join(timeout=30)
     runner.close()
+
+
+@pytest.mark.parametrize(("zone", "sent"), [("Asia/Tokyo", {"timezone": "Asia/Tokyo"}), ("Etc/UTC", None)])
+def test_a_message_has_the_time_zone_of_the_terminal(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, zone: str, sent: object
+) -> None:
+    """The zone of a machine in UTC is not sent: it says nothing about the user."""
+    monkeypatch.setattr("tzlocal.get_localzone_name", lambda: zone)
+    talk = TerminalConversation(runtime, Speaker("local", timezone=zone_here()), None, lambda _: None)
+    talk.say("hello")
+    assert talk.waited_for is not None
+    assert read_turn(runtime.database, talk.waited_for).get("metadata") == sent
+    talk.close()
+
+
+def test_a_machine_without_a_time_zone_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> str:
+        raise ZoneInfoNotFoundError("no such zone")
+
+    monkeypatch.setattr("tzlocal.get_localzone_name", fails)
+    assert zone_here() is None
 
 
 def test_an_answer_is_shown_message_by_message(conversation: TerminalConversation, worker: Any) -> None:
@@ -196,3 +225,31 @@ def test_a_tenants_user_continues_their_own_conversation(runtime: Runtime, conve
     assert (again.session_id, bolts.session_id) == (acmes.session_id, None)
     for each in (acmes, bolts, again):
         each.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_question_returns_to_the_prompt_and_the_next_line_answers(
+    runtime: Runtime, waker: RecordingWaker, streams: bool
+) -> None:
+    """The terminal shows the question; the line that answers it continues the same turn."""
+    model = Scripted(calls(("ask_milk", {"question": "Milk?"})), says("Here is your tea."))
+    agent = Agent("assistant", "You help.", [ask_user(bool, name="ask_milk")])
+    runtime = replace(runtime, agents=Agents([agent]), models=lambda _: model)
+    conversation = TerminalConversation(runtime, Speaker("local"), None, lambda _: None)
+    runner, shown, turn = Runner(runtime, owner="test"), [], {}
+
+    def note(event: Event) -> None:
+        if event.kind is EventKind.MESSAGE or question_of(event.data) is not None:
+            shown.append(question_of(event.data) or event.data["content"])
+
+    for line in ("tea, please", "hm", "yes"):
+        conversation.say(line)
+        runner.run(waker.sessions[-1])
+        turn = conversation.stream(note) if streams else conversation.listen(lambda each: shown.append(each["content"]))
+    again = "Please answer yes or no.\nMilk?"
+    expected = ["", "Milk?", again, "true", "Here is your tea."]
+    assert shown == (["tea, please", *expected] if streams else expected)
+    assert (turn["status"], turn["error"]) == ("done", None)
+    runner.close()
+    conversation.close()

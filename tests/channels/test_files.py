@@ -32,6 +32,7 @@ def upload(client: TestClient, content: bytes, **given: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_file_is_uploaded_and_read(client: TestClient) -> None:
     """20 MB of PDF. The type is that of the content."""
     headers = {"Content-Type": "image/png"}
@@ -48,6 +49,7 @@ def test_a_file_is_uploaded_and_read(client: TestClient) -> None:
     assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''tr%C3%A8s.pdf"
 
 
+@pytest.mark.long
 def test_an_upload_takes_little_memory(runtime: Runtime) -> None:
     """The gateway keeps the body in a temporary file, and stores it piece by piece."""
 
@@ -88,6 +90,7 @@ def test_a_message_has_files(
     assert {rows()[table] for table in ("files", "file_contents", "file_chunks", "inbox", "messages")} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_in_a_sentence(bomb: str, client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
     """Nothing is stored."""

@@ -254,6 +254,7 @@ def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     assert len(requested) == 1
 
 
+@pytest.mark.long
 def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
     """If reading the list of killed workers hangs, `/readyz` still succeeds, because the list is only informative."""
     release = threading.Event()
@@ -269,6 +270,7 @@ def test_a_gateway_is_ready_without_the_list_of_kills(runtime: Runtime) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
 
+@pytest.mark.long
 def test_the_gateway_is_not_ready_before_the_migration(runtime: Runtime, database_url: str) -> None:
     """Before the migration, `/readyz` fails, so that a new release gets no traffic while the tables are old."""
     command.downgrade(config(database_url), "base")
@@ -291,6 +293,7 @@ def test_the_gateway_is_not_ready_without_a_database(runtime: Runtime) -> None:
     assert (message.status_code, message.json()["code"]) == (503, "UNAVAILABLE")
 
 
+@pytest.mark.long
 def test_the_document_describes_the_routes_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
     """Every reference in the OpenAPI document resolves.
 

@@ -29,6 +29,7 @@ from tests.casebank.bank import put
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_casebank_routes import Working
 from tests.files.contents import png
+from tests.memory.remembering import add_memory
 from tests.repository.http_reference import OPENAI, PAGE, PATH, Example, document, examples, page
 from tests.turns.scripted import Scripted, calls, says
 
@@ -114,6 +115,8 @@ class ExampleGateway:
         turn = self.client.get(f"/v1/turns/{sent['turn_id']}").json()
         reminder = {"user_id": "ann", "text": "tea", "cron": "0 17 * * *"}
         scheduled = self.client.post("/v1/schedules", json=reminder).json()
+        memory_id = add_memory(self.runtime, UserKey("ann"), "The user lives in Lyon.")
+        self.ids[PATH["memory_id"]] = memory_id
         uploaded = self.client.post("/v1/files?user_id=ann", content=png()).json()
         self.ids |= {TURN_ID: sent["turn_id"], SESSION_ID: sent["session_id"]}
         self.ids |= {PATH["schedule_id"]: scheduled["schedule_id"], PATH["file_id"]: uploaded["file_id"]}

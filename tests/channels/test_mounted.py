@@ -84,6 +84,7 @@ def test_the_socket_knows_the_user_by_the_upgrade(shop: TestClient) -> None:
         socket.receive_json()
 
 
+@pytest.mark.long
 def test_paths_are_relative_to_the_mount(shop: TestClient) -> None:
     """File URLs, the OpenAPI document's server URL and the OpenAI routes' error format are correct below the mount."""
     shop.cookies.set("session", '"><script>')

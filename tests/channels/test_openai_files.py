@@ -34,6 +34,7 @@ RESPONSES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -92,6 +92,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
+@pytest.mark.long
 def test_a_bad_fork_is_refused_and_nothing_is_written(client: TestClient, talked: str, rows: Rows) -> None:
     """An invalid request for a fork is refused with a code and a message. The gateway writes no rows."""
     before = rows()
@@ -133,6 +134,7 @@ def test_a_fork_needs_a_key(runtime: Runtime, talked: str, rows: Rows) -> None:
         assert guarded.post(f"{talked}/fork", headers={"Authorization": f"Bearer {SERVICE_KEY}"}).status_code == 201
 
 
+@pytest.mark.long
 def test_the_document_describes_a_fork(client: TestClient) -> None:
     """In the OpenAPI document, the fork route has an optional body and a 201 response."""
     described = client.get("/openapi.json").json()["paths"]["/v1/sessions/{session_id}/fork"]["post"]

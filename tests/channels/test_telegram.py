@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.services.protocol import Button, Channel, Commanded, Edited, Place, Pressed, Unsupported, Update
-from perdure.channels.services.telegram import Telegram, render
+from perdure.channels.services.buttons import Buttons
+from perdure.channels.services.ingress import Ingress
+from perdure.channels.services.protocol import Channel, Commanded, Edited, Place, Pressed, Said, Unsupported, Update
+from perdure.channels.services.replies import ChatCarrier
+from perdure.channels.services.telegram import Telegram
+from perdure.channels.services.telegram_markup import render
 from perdure.errors import Unauthorized
+from perdure.runtime import Runtime
 from perdure.testing.suites.channels import ChannelSuite
 from perdure.turns.outbox import Undeliverable
 from tests.channels.telegram_server import CHAT, SECRET, TOKEN, TelegramServer
@@ -38,6 +43,9 @@ class TelegramHarness:
 
     def sent(self) -> list[str]:
         return [each["text"] for each in self.server.given("sendMessage")]
+
+    def shown(self) -> list[str]:
+        return list(self.server.shown.values())
 
     def fail(self) -> None:
         self.server.fail("sendMessage", 500)
@@ -104,12 +112,18 @@ def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> No
     assert (pressed.token, pressed.place.token) == ("t", "7")
 
 
+def _carry(harness: TelegramHarness, text: str) -> None:
+    body = json.dumps({"reply": {"text": text}}).encode()
+    place = {"chat": harness.place.chat, "thread": harness.place.thread}
+    ChatCarrier({"telegram": harness.channel}, Buttons(b"")).carry({"channel": "telegram", "place": place}, body, "key")
+
+
 def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:
     """If Telegram refuses the markup, the reply is sent as plain text."""
     harness.server.fail("sendMessage", 400, description="Bad Request: can't parse entities: no end tag")
-    harness.channel.send(harness.place, "<b>", [Button("Yes", "y")], "key")
-    [sent] = harness.server.given("sendMessage")
-    assert sent["text"] == "<b>"
+    _carry(harness, "**a** <b>")
+    sent = harness.server.given("sendMessage")[-1]
+    assert sent["text"] == "**a** <b>"
     assert "parse_mode" not in sent
 
 
@@ -122,7 +136,68 @@ def test_a_user_who_blocked_the_bot_is_not_tried_again(harness: TelegramHarness)
 
 def test_markup_is_escaped() -> None:
     """Markup in a model's text is escaped, inside and outside code."""
-    assert render("<i> `<b>`\n```py\n<u>```") == "&lt;i&gt; <code>&lt;b&gt;</code>\n<pre>&lt;u&gt;</pre>"
+    assert render("<i> `<b>`\n```py\n<u>```") == (
+        '&lt;i&gt; <code>&lt;b&gt;</code>\n\n<pre><code class="language-py">&lt;u&gt;</code></pre>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"voice": {}}, "a voice"),
+        ({"audio": {}}, "an audio"),
+        ({"video_note": {}}, "a video note"),
+        ({"location": {}}, "a location"),
+        ({"contact": {}}, "a contact"),
+        ({"poll": {}}, "a poll"),
+        ({"sticker": {}}, "a sticker"),
+        ({"new_chat_members": []}, None),
+    ],
+)
+def test_what_cannot_be_read_gets_an_answer(harness: TelegramHarness, given: dict[str, Any], what: str | None) -> None:
+    """A person who sends it learns that the agent cannot read it. Reports of the service are no messages."""
+    message = {name: value for name, value in harness.said("")["message"].items() if name != "text"} | given
+    events = harness.channel.parse({"message": message})
+    assert [each.what for each in events if isinstance(each, Unsupported)] == ([] if what is None else [what])
+    assert len(events) == (what is not None)
+
+
+def test_captions_are_text(harness: TelegramHarness) -> None:
+    """Of a document, of what cannot be read, edited, and as a command."""
+    message = {name: value for name, value in harness.said("")["message"].items() if name != "text"}
+    document = {**message, "document": {"file_id": "f", "file_name": "a.txt"}, "caption": "read this"}
+    [said] = harness.channel.parse({"message": document})
+    assert isinstance(said, Said)
+    assert (said.text, [each.name for each in said.files]) == ("read this", ["a.txt"])
+    [said] = harness.channel.parse({"message": {**message, "video": {}, "caption": "what is it?"}})
+    assert isinstance(said, Said)
+    assert said.text == "[a video, which is not shown] what is it?"
+    [edited] = harness.channel.parse({"edited_message": {**document, "caption": "read that"}})
+    assert isinstance(edited, Edited)
+    assert edited.text == "read that"
+    entities = [{"type": "bot_command", "offset": 0, "length": 4}]
+    [command] = harness.channel.parse({"message": {**document, "caption": "/new", "caption_entities": entities}})
+    assert isinstance(command, Commanded)
+    assert command.command == "new"
+
+
+def test_a_group_that_became_a_supergroup_continues(harness: TelegramHarness, runtime: Runtime) -> None:
+    """The new group has another id. Its messages are in the conversation and have the memories of the old one."""
+    ingress = Ingress(runtime, harness.channel)
+    old, new = {"id": -9, "type": "group"}, {"id": -1009, "type": "supergroup"}
+
+    def update(chat: dict[str, Any], **given: Any) -> Update:
+        made = harness.said("hello")
+        return {**made, "message": {**made["message"], "chat": chat, **given}}
+
+    ingress.take(update(old))
+    ingress.take(update(old, migrate_to_chat_id=-1009))
+    ingress.take(update(new, migrate_from_chat_id=-9, text="and now?"))
+    with runtime.database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT DISTINCT user_id, session_id FROM turns").all()
+        texts = connection.exec_driver_sql("SELECT text FROM inbox ORDER BY accepted_at").scalars().all()
+    assert len(rows) == 1
+    assert texts == ["Ana: hello", "Ana: and now?"]
 
 
 def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:
@@ -143,15 +218,14 @@ def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarn
 def test_a_reply_full_of_emoji_is_within_telegrams_own_count(harness: TelegramHarness) -> None:
     """A reply is split by its length in UTF-16 units, because Telegram counts an emoji as two.
 
-    No text is lost, and only the last part has the buttons.
+    No text is lost.
     """
     text = " ".join(["😀" * 9] * 350)
     assert len(text) <= harness.channel.most_chars
-    harness.channel.send(harness.place, text, [Button("Yes", "y")], "key")
+    _carry(harness, text)
     sent = harness.server.given("sendMessage")
     assert "".join(each["text"] for each in sent).replace(" ", "") == text.replace(" ", "")
     assert all(len(each["text"].encode("utf-16-le")) // 2 <= harness.channel.most_chars for each in sent)
-    assert ["reply_markup" in each for each in sent] == [False] * (len(sent) - 1) + [True]
 
 
 def test_an_expired_button_is_still_marked(harness: TelegramHarness) -> None:

@@ -21,6 +21,7 @@ from perdure.settings import Settings
 from perdure.turns.run.loop import Runner
 from perdure.users.identities import mint_code, redeem
 from tests.channels.conftest import BASE_URL
+from tests.memory.remembering import add_memory
 
 TENANTS = ("acme", "bolt", None)
 SERVICES = {tenant: f"service-key-of-{tenant}" for tenant in TENANTS}
@@ -39,6 +40,7 @@ class Ana:
     session_id: str
     schedule_id: str
     file_id: str = ""
+    memory_id: str = ""
 
     @property
     def traces(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     key = SERVICES[tenant]
     message = {
         "user_id": "ana",
-        "text": f"{QUESTION}? It is {secret}",
+        "text": f"{QUESTION}, it is {secret}",
         "message_id": "the same",
         "conversation": "of ana",
     }
@@ -119,7 +121,9 @@ def _live(tenants: Tenants, runner: Runner, tenant: str | None) -> Ana:
     scheduled = tenants.ask(key, "POST", "/v1/schedules", json=reminder)
     assert scheduled.status_code == 201, scheduled.text
     file = tenants.ask(key, "POST", "/v1/files?user_id=ana", content=secret.encode()).json()
-    return Ana(tenant, secret, ids["turn_id"], ids["session_id"], scheduled.json()["schedule_id"], file["file_id"])
+    memory_id = add_memory(tenants.runtime, user_key(tenant, "ana"), secret)
+    schedule_id = scheduled.json()["schedule_id"]
+    return Ana(tenant, secret, ids["turn_id"], ids["session_id"], schedule_id, file["file_id"], memory_id)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class ById:
     path: Callable[[Ana], str]
     body: Callable[[Ana], dict[str, Any]] | None = None
     ends: bool = False  # the route deletes its target, so only the first call finds it
-    missing: Callable[[], Ana] = lambda: Ana(None, "", *(str(uuid4()) for _ in range(4)))
+    missing: Callable[[], Ana] = lambda: Ana(None, "", *(str(uuid4()) for _ in range(5)))
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,7 @@ SAYS = {"user_id": "ana", "text": "hello", "message_id": "the same"}
 ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("GET", "/healthz"): Open(),
     ("GET", "/readyz"): Open(),
+    ("GET", "/metrics"): Fleet(),
     ("POST", "/v1/messages"): ByUser("/v1/messages", SAYS, shows=False),
     ("GET", "/v1/turns/{turn_id}"): ById(lambda ana: f"/v1/turns/{ana.turn_id}?wait=0.1"),
     ("GET", "/v1/turns/{turn_id}/events"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/events"),
@@ -180,6 +185,7 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("GET", "/v1/sessions"): ByUser("/v1/sessions?user_id=ana", shows=False),
     ("GET", "/v1/sessions/{session_id}"): ById(lambda ana: f"/v1/sessions/{ana.session_id}"),
     ("GET", "/v1/sessions/{session_id}/messages"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/messages"),
+    ("GET", "/v1/sessions/{session_id}/queue"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/queue"),
     ("POST", "/v1/sessions/{session_id}/end"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/end"),
     ("POST", "/v1/sessions/{session_id}/fork"): ById(lambda ana: f"/v1/sessions/{ana.session_id}/fork"),
     ("GET", "/v1/models"): Everyone(),
@@ -204,6 +210,12 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("DELETE", "/v1/schedules/{schedule_id}"): ById(lambda ana: f"/v1/schedules/{ana.schedule_id}", ends=True),
     ("POST", "/v1/files"): ByUser("/v1/files?user_id=ana", {"a": "text"}, shows=False),
     ("GET", "/v1/files/{file_id}/content"): ById(lambda ana: f"/v1/files/{ana.file_id}/content"),
+    ("GET", "/v1/memories"): ByUser("/v1/memories?user_id=ana"),
+    ("GET", "/v1/memories/{memory_id}"): ById(lambda ana: f"/v1/memories/{ana.memory_id}"),
+    ("PATCH", "/v1/memories/{memory_id}"): ById(
+        lambda ana: f"/v1/memories/{ana.memory_id}", lambda _: {"content": "It is elsewhere."}
+    ),
+    ("DELETE", "/v1/memories/{memory_id}"): ById(lambda ana: f"/v1/memories/{ana.memory_id}", ends=True),
     ("POST", "/v1/memory/search"): ByUser("/v1/memory/search", {"user_id": "ana", "query": QUESTION}),
     ("POST", "/v1/memory/consolidate"): ById(
         lambda _: "/v1/memory/consolidate", lambda ana: {"session_id": ana.session_id}
@@ -238,6 +250,7 @@ def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
     assert tenants.routes() == set(ROUTES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "route"), BY_ID, ids=[f"{method} {path}" for method, path, _ in BY_ID])
 def test_an_id_of_another_tenant_does_not_exist(tenants: Tenants, method: str, path: str, route: ById) -> None:
     """A request with another tenant's id gets the same 404 as one with an unknown id, and changes nothing."""
@@ -321,7 +334,7 @@ def test_the_same_message_id_is_another_tenants_message(tenants: Tenants) -> Non
     """Several tenants can use the same `message_id`. A repeated request finds the message of its own tenant."""
     assert len({ana.turn_id for ana in tenants.anas.values()}) == 3
     for ana in tenants.anas.values():
-        message = {"user_id": "ana", "text": f"{QUESTION}? It is {ana.secret}", "message_id": "the same"}
+        message = {"user_id": "ana", "text": f"{QUESTION}, it is {ana.secret}", "message_id": "the same"}
         again = tenants.ask(SERVICES[ana.tenant], "POST", "/v1/messages", json=message)
         assert (again.status_code, again.json()["turn_id"]) == (200, ana.turn_id)
 
@@ -333,6 +346,19 @@ def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> Non
     for key in tenants.others(ana):
         assert tenants.ask(key, "POST", "/v1/messages", json=message).status_code == NOT_THERE
     assert tenants.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
+
+
+def test_only_admin_keys_list_the_sessions_in_which_agents_answer_each_other(tenants: Tenants) -> None:
+    """A user's list from a service key lacks them; the tenant's administrator and the operator see them."""
+    session_id = tenants.anas["acme"].session_id
+    with tenants.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sessions SET depth = 1 WHERE session_id = %(id)s", {"id": session_id})
+
+    def listed(key: str, query: str) -> list[str]:
+        return [each["session_id"] for each in tenants.ask(key, "GET", f"/v1/sessions?user_id=ana{query}").json()]
+
+    assert listed(SERVICES["acme"], "") == []
+    assert listed(ADMINS["acme"], "") == listed(ADMINS[None], "&tenant=acme") == [session_id]
 
 
 def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
@@ -393,6 +419,7 @@ def test_cases_without_an_author_stay_in_their_tenant(tenants: Tenants) -> None:
     assert {each["tenant"] for each in everything["results"]} == set(TENANTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("owner", TENANTS)
 def test_a_case_that_is_shared_stays_in_its_tenant(tenants: Tenants, owner: str | None) -> None:
     """A shared case is visible only to users of its author's tenant."""

@@ -135,6 +135,7 @@ def test_cancelled_callers_add_no_threads() -> None:
     assert asyncio.run(main()) <= MOST
 
 
+@pytest.mark.long
 def test_a_thread_that_hangs_ends_with_the_process() -> None:
     """`close` waits for a hanging thread for about a second, and the interpreter does not wait for it at all."""
     release = threading.Event()

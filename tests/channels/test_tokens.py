@@ -25,6 +25,7 @@ from perdure.settings import Settings
 from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_tenants import BY_ID, BY_USER, FLEET, QUESTION, ROUTES, SERVICES, Ana, ById, ByUser, Fleet
+from tests.memory.remembering import add_memory
 
 SECRET = "the secret of these tests, long enough"
 SERVICE = SERVICES[None]
@@ -36,6 +37,7 @@ class Installation:
     def __init__(self, client: TestClient, clock: MovedClock, runtime: Runtime) -> None:
         self.clock = clock
         self._client = client
+        self._runtime = runtime
         runner = Runner(runtime, owner="test")
         self.ana, self.bo = self._live(runner, "ana"), self._live(runner, "bo")
         runner.close()
@@ -63,7 +65,10 @@ class Installation:
         reminder = {"user_id": user_id, "text": secret, "cron": "30 7 * * *"}
         scheduled = self.ask(SERVICE, "POST", "/v1/schedules", json=reminder).json()
         file = self.ask(SERVICE, "POST", f"/v1/files?user_id={user_id}", content=secret.encode()).json()
-        return Ana(None, secret, ids["turn_id"], ids["session_id"], scheduled["schedule_id"], file["file_id"])
+        memory_id = add_memory(self._runtime, UserKey(user_id), secret)
+        return Ana(
+            None, secret, ids["turn_id"], ids["session_id"], scheduled["schedule_id"], file["file_id"], memory_id
+        )
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def test_a_client_that_reads_too_slowly_is_cut_off() -> None:
     assert 1 <= len(pieces) < 10
 
 
+@pytest.mark.long
 def test_a_client_that_reads_at_the_least_rate_goes_on() -> None:
     """The limit is a rate, so it does not limit how long a response takes."""
 
@@ -102,6 +103,7 @@ def test_a_client_that_reads_at_the_least_rate_goes_on() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_an_idle_stream_is_not_cut_off() -> None:
     """A client that reads each event a little late has its whole allowance again when the stream was idle."""
 

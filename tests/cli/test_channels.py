@@ -82,6 +82,7 @@ def test_without_a_channel_it_says_which_settings_it_needs(perdure: Perdure) -> 
     assert (done.returncode, "PERDURE_DISCORD__TOKEN" in done.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_a_malformed_token_is_a_wrong_setting(perdure: Perdure, environment: Environment) -> None:
     """The message about a malformed token names the variable, not its value."""
     done = perdure("channels", env={**environment, "PERDURE_DISCORD__TOKEN": "not-a-token"})

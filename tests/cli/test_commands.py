@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 from uuid import UUID, uuid4
 
 import pytest
@@ -19,10 +20,13 @@ from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.cli import main
 from perdure.cli.display import printable
+from perdure.cli.inspect.usage import By
 from perdure.database.engine import Database
 from perdure.database.migrate import config
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
+from perdure.testing import recorded
+from perdure.turns.costs import BY
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.run.loop import Runner
@@ -66,6 +70,7 @@ def test_sending_without_waiting_prints_the_ids(perdure: Perdure, database: Data
     assert [session["channels"] for session in list_sessions(database, UserKey("local"))] == [["cli"]]
 
 
+@pytest.mark.long
 def test_a_late_reply_is_a_failure_that_names_the_turn(perdure: Perdure) -> None:
     """If the reply does not arrive in time, `send` exits with 1 and prints the turn's id."""
     sent = perdure("send", "hello", "--wait", "0.2", "--json")
@@ -83,6 +88,7 @@ def run(runtime: Runtime) -> Iterator[Callable[[UUID], object]]:
     runner.close()
 
 
+@pytest.mark.long
 def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object]) -> None:
     """Sessions and turns are printed as tab-separated lines, or as JSON with `--json`."""
     accepted = accept.accept(runtime, Incoming(user=UserKey("ann"), text="what is\t12*7+5?", channel="http"))
@@ -98,6 +104,26 @@ def test_sessions_and_turns_are_shown(perdure: Perdure, runtime: Runtime, run: C
     assert "1\tuser\twhat is 12*7+5?" in perdure("sessions", "show", session_id).stdout.splitlines()
     assert json.loads(perdure("turns", "show", turn_id, "--json").stdout)["status"] == "done"
     assert "status\tdone" in perdure("turns", "show", turn_id).stdout.splitlines()
+
+
+@pytest.mark.long
+def test_a_turn_is_exported_and_replayed(
+    perdure: Perdure, runtime: Runtime, run: Callable[[UUID], object], tmp_path: Path
+) -> None:
+    """The printed bundle replays without servers. An unsettled turn and an erased user's turn are not exported."""
+    accepted = accept.accept(runtime, Incoming(user=UserKey("ann"), text="what is 12*7+5?", channel="http"))
+    turn_id = str(accepted.turn_id)
+    assert "only a settled turn" in perdure("turns", "export", turn_id).stderr
+    run(accepted.session_id)
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text(perdure("turns", "export", turn_id).stdout, encoding="utf-8")
+    replay = recorded(bundle).replay(runtime.agents.default)
+    assert (str(replay.difference), replay.reply) == ("no difference", recorded(bundle).reply)
+    assert replay.answer.calls[0].result == "89"
+    runtime.eraser.erase(UserKey("ann"))
+    gone = perdure("turns", "export", turn_id)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "no such turn" in gone.stderr
 
 
 def test_a_turn_is_cancelled(perdure: Perdure, runtime: Runtime) -> None:
@@ -249,6 +275,7 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
     assert json.loads(perdure("sessions", "show", session, "--json").stdout)["agent"] == "wren"
 
 
+@pytest.mark.long
 def test_a_role_is_granted_the_right_to_send(databases: Databases, database: Database, perdure: Perdure) -> None:
     """`perdure migrate --grant` permits a role to send messages. If the role does not exist, the error names it."""
     databases.administer("DROP ROLE IF EXISTS shopkeeper")
@@ -267,3 +294,38 @@ def test_a_role_is_granted_the_right_to_send(databases: Databases, database: Dat
     databases.administer("DROP ROLE shopkeeper")
     assert granted.returncode == 0, granted.stderr
     assert (refused.returncode, "--grant nobody" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_usage_is_added_up(perdure: Perdure, runtime: Runtime, database: Database) -> None:
+    """The offline model has no price, and a row says so."""
+    assert perdure("usage", "--json").stdout == "[]\n"
+    Runner(runtime, "test").run(accept.accept(runtime, Incoming(user=UserKey("ann"), text="hello")).session_id)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            """UPDATE messages SET usage = '{"input_tokens": 70, "output_tokens": 3}' WHERE role = 'assistant'"""
+        )
+    (row,) = json.loads(perdure("usage", "--by", "user", "--json").stdout)
+    assert row == {
+        "user": "ann",
+        "tenant": None,
+        "replies": 1,
+        "input_tokens": 70,
+        "cached_tokens": 0,
+        "output_tokens": 3,
+        "cost_usd": None,
+        "unpriced": 1,
+    }
+    assert perdure("usage", "--since", "4w").stdout.split("\t")[0] == "assistant"
+    wrong = perdure("usage", "--since", "1y")
+    assert (wrong.returncode, "such as 1d" in wrong.stderr) == (2, True)
+    assert get_args(By) == BY
+
+
+def test_a_cancelled_turn_is_tried_again(perdure: Perdure, runtime: Runtime) -> None:
+    """`turns retry` accepts the turn's message once more, however often it is run."""
+    sent = accept.accept(runtime, Incoming(user=UserKey("ann"), text="hello"))
+    refused = perdure("turns", "retry", str(sent.turn_id))
+    assert (refused.returncode, "only a failed or cancelled turn" in refused.stderr) == (1, True)
+    assert perdure("turns", "cancel", str(sent.turn_id)).returncode == 0
+    first, second = (json.loads(perdure("turns", "retry", str(sent.turn_id), "--json").stdout) for _ in range(2))
+    assert (first["duplicate"], second["duplicate"], first["turn_id"] == second["turn_id"]) == (False, True, True)

@@ -43,6 +43,7 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+@pytest.mark.long
 def test_calls_are_shown_and_decided(
     perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def _fail() -> None:
     raise ProviderError("down", transient=True)
 
 
+@pytest.mark.long
 def test_an_operator_lists_and_decides_what_staff_approves(
     perdure: Perdure, environment: Environment, runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -76,6 +76,7 @@ def test_dead_letters_are_listed(perdure: Perdure, letters: list[str]) -> None:
     assert perdure("deliveries", "list", "--status", "lost").returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_a_dead_letter_is_sent_again(perdure: Perdure, receiver: Receiver, letters: list[str]) -> None:
     """After `deliveries resend`, a worker delivers the dead letter under the same id."""
@@ -95,3 +96,25 @@ def test_an_unknown_delivery_is_reported(perdure: Perdure) -> None:
     unknown = perdure("deliveries", "resend", str(uuid4()))
     assert (unknown.returncode, "There is no such delivery." in unknown.stderr) == (1, True)
     assert perdure("deliveries", "resend", "x").returncode == 2
+
+
+def test_failed_deliveries_are_sent_again_together(
+    perdure: Perdure, letters: list[str], receiver: Receiver, runtime: Runtime
+) -> None:
+    """`--failed` restarts those whose receiver matches; a dry run only counts them."""
+    dead, pending = letters
+    deliver(runtime.database, {"url": Refusing()}, UUID(pending))
+    for glob, count in (("https://other.example/*", 0), (f"{receiver.url[:-1]}*", 2)):
+        ran = perdure("deliveries", "resend", "--failed", "--to", glob, "--dry-run", "--json")
+        assert json.loads(ran.stdout) == {"deliveries": count, "due": False}
+    assert len(json.loads(perdure("deliveries", "list", "--status", "failed", "--json").stdout)) == 2
+    assert perdure("deliveries", "resend", "--failed").stdout == "2 failed deliveries are due\n"
+    (first, second) = json.loads(perdure("deliveries", "list", "--status", "pending", "--json").stdout)
+    assert {first["delivery_id"], second["delivery_id"]} == {dead, pending}
+    assert first["attempts"] == second["attempts"] == 0
+
+
+@pytest.mark.parametrize("given", [(), ("--to", "*"), (str(UUID(int=1)), "--failed"), (str(UUID(int=1)), "--dry-run")])
+def test_what_to_resend_must_be_clear(perdure: Perdure, given: tuple[str, ...]) -> None:
+    """An id, or `--failed`; the options of `--failed` do not go with an id."""
+    assert perdure("deliveries", "resend", *given).returncode == 2

@@ -37,6 +37,7 @@ def test_servers_as_perdure_starts_them_have_no_dangerous_setting(perdure: Perdu
     assert (ended.returncode, ended.stdout) == (0, "No dangerous setting was found.\n"), ended.stderr
 
 
+@pytest.mark.long
 def test_each_dangerous_setting_is_named_with_its_fix(
     perdure: Perdure, environment: Environment, server: Redis, databases: Databases
 ) -> None:
@@ -75,6 +76,7 @@ fine = Agent("fine", "You help.")
 """
 
 
+@pytest.mark.long
 def test_tools_that_do_not_fit_are_named(environment: Environment, tmp_path: Path, server: Redis) -> None:
     """`doctor` connects the agents' MCP servers, and names the tools that do not fit an agent's prompts."""
     server.config_set("appendonly", "no")

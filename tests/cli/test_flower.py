@@ -86,6 +86,7 @@ def refused(process: BaseProcess, output: Path) -> str:
     return output.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
 def test_without_authentication_flower_listens_on_loopback(flower: Start, output: Path, command: str) -> None:
     """If no credentials are configured, Flower listens on loopback only, because its pages can shut workers down."""

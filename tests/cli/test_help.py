@@ -8,15 +8,19 @@ import subprocess
 import sys
 from enum import StrEnum
 from importlib import import_module
-from typing import get_args
+from importlib.metadata import version
+from typing import Any, get_args
+from uuid import uuid4
 
 import pytest
 import typer
+from rich.text import Text
 
 from perdure.agents import Agents
 from perdure.assembly import BUILT_IN_AGENT
 from perdure.casebank.plan.policy import Action
-from perdure.cli import COMMANDS
+from perdure.cli import COMMANDS, load
+from perdure.cli.display import write_table
 from perdure.cli.inspect import cases, deliveries, memory, turns
 from perdure.cli.serve.processes import worker
 from perdure.database.tables import DELIVERY_STATUSES, TURN_STATUSES
@@ -76,6 +80,7 @@ def _help_cpu_s(*command: str) -> float:
     return cpu_s() - before
 
 
+@pytest.mark.long
 def test_send_takes_little_time(perdure: Perdure) -> None:
     """`perdure send` must take little time, because scripts call it for each message."""
     used = []
@@ -84,6 +89,49 @@ def test_send_takes_little_time(perdure: Perdure) -> None:
         assert perdure("send", "hello", whole=True).returncode == 0
         used.append(cpu_s() - before)
     assert min(used) < SEND_CPU_S
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    """`perdure --version` needs no settings and no servers."""
+    shown = run("--version")
+    assert (shown.returncode, shown.stdout) == (0, f"perdure {version('perdure')}\n")
+
+
+def _commands(name: str, command: Any) -> dict[str, list[str]]:
+    """The commands in a group, or the command itself, with their options."""
+    if hasattr(command, "commands"):
+        return {
+            n: options
+            for each in command.commands
+            for n, options in _commands(f"{name} {each}", command.commands[each]).items()
+        }
+    return {name: [option for parameter in command.params for option in parameter.opts]}
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.module.startswith("inspect.")])
+def test_every_command_about_stored_data_prints_json(name: str) -> None:
+    """Each has `--json`, except exports and imports of documents that are JSON themselves."""
+    found = _commands(name, typer.main.get_command(load(name)))
+    lacking = {command for command, options in found.items() if "--json" not in options}
+    assert {each for each in lacking if each.split()[-1] not in {"export", "import"}} == set()
+
+
+@pytest.mark.parametrize("width", [60, 80, 90, 100, 130, 160, 400])
+def test_no_table_breaks_a_word(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids can be copied from a terminal of any width. A narrow terminal shows each row as a block of fields."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    error = "the model's server did not answer within its time limit and was asked again"
+    rows = [(str(uuid4()), str(uuid4()), "failed", error, "2026-05-02T09:30:00+00:00", None) for _ in range(3)]
+    write_table(("turn_id", "session_id", "status", "error", "accepted_at", "tenant"), rows)
+    shown = Text.from_ansi(capsys.readouterr().out).plain
+    words = shown.split()
+    for *ids, status, text, at, _ in rows:
+        assert {*ids, status, at, *text.split()} <= set(words)
+    assert all(line.rstrip() for line in shown.splitlines()) == (width >= 130)
+    assert width < 130 or max(map(len, shown.splitlines())) <= width
 
 
 def _values(kind: type[StrEnum]) -> list[str]:

@@ -16,6 +16,7 @@ from perdure.cli.errors import Failure
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
 from tests.cli.conftest import Perdure
+from tests.memory.test_other_chats import CLAUDE
 
 Command = Callable[..., Result]
 
@@ -100,6 +101,29 @@ def test_bad_lines_are_reported_and_good_ones_imported(command: Command, runtime
     assert [each["line"] for each in done["bad"]] == [1, 3]
     assert "line 3: " in result.stderr
     assert "role" in result.stderr
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_byte_order_mark_and_line_ends_of_windows_are_read(command: Command, tmp_path: Path, ending: str) -> None:
+    """Editors and shells of Windows write them."""
+    file = tmp_path / "said.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + ending.join(json.dumps(line) for line in LINES).encode())
+    assert json.loads(command("messages", "import", str(file), "--json").stdout)["added"] == 6
+
+
+def test_an_export_of_another_chat_is_imported(command: Command, tmp_path: Path, runtime: Runtime) -> None:
+    """`--from` names the chat. Without it, the command says that the file needs it."""
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([CLAUDE, {}]))
+    told = command("messages", "import", str(file))
+    assert isinstance(told.exception, Failure)
+    assert "--from claude" in str(told.exception)
+    result = command("messages", "import", str(file), "--from", "claude", "--user", "ann", "--json")
+    done = json.loads(result.stdout)
+    assert (done["added"], done["refused"], done["other_branches"]) == (2, 1, 1)
+    assert "message 3: conversation 2 is not one of claude's" in result.stderr
+    assert [each["user_id"] for each in list_sessions(runtime.database)] == ["ann"]
+    assert _found(command, "New answer")[0] == "m3"
 
 
 def test_a_user_is_exported_and_forgotten(command: Command, file: Path, tmp_path: Path) -> None:

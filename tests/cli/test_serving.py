@@ -38,6 +38,7 @@ def served(runtime: Runtime) -> Iterator[Served]:
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the length of the queue")
 def test_connections_queue_while_the_event_loop_is_busy(served: Served) -> None:
     """The kernel queues more connections than the event loop accepts in one iteration."""
@@ -102,7 +103,7 @@ def test_a_probe_may_use_head(served: Served, path: str) -> None:
 
 _STOPPED_EARLY = """
 import gc, os, signal
-gc.freeze = lambda: os.kill(os.getpid(), signal.SIGTERM)
+gc.collect = lambda: os.kill(os.getpid(), signal.SIGTERM)
 from perdure.cli import main
 main()
 """
@@ -126,6 +127,7 @@ def test_a_host_that_does_not_resolve_is_reported() -> None:
         bind("a..b", 0, "--port")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "missing"),
     [

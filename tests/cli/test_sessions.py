@@ -22,6 +22,7 @@ from tests.databases import Databases
 from tests.turns.harness import until
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_leaving_a_chat_ends_its_session(perdure: Perdure, database: Database) -> None:
     """After the user leaves a chat, a worker ends and summarises its session. The next chat begins another session."""
@@ -78,6 +79,18 @@ def test_schedules_are_listed(perdure: Perdure) -> None:
     assert "expire_idle\teach minute\t" in perdure("schedules", "list").stdout
 
 
+def test_the_next_runs_are_listed(perdure: Perdure) -> None:
+    """`schedules list --next N` lists the next N runs of each entry, in its zone and with the offset from UTC."""
+    made = perdure("schedules", "add", "Rise.", "--cron", "*/15 2 25 10 *", "--timezone", "Europe/Paris", "--json")
+    schedule_id = json.loads(made.stdout)["schedule_id"]
+    lines = [line.split("\t") for line in perdure("schedules", "list", "--next", "3").stdout.splitlines()]
+    assert [entry for entry, *_ in lines].count("prune") == 3
+    runs = [run for entry, _, run in lines if entry == schedule_id]
+    assert [run[4:19] for run in runs] == ["-10-25T02:00:00", "-10-25T02:15:00", "-10-25T02:30:00"]
+    listed = json.loads(perdure("schedules", "list", "--next", "3", "--json").stdout)
+    assert {each["entry"]: each["runs"] for each in listed}[schedule_id] == runs
+
+
 @pytest.fixture
 def talked(runtime: Runtime) -> str:
     """The id of a session with two turns, at tick 2."""
@@ -111,6 +124,7 @@ def test_messages_are_sent_to_a_fork(perdure: Perdure, database: Database, talke
     assert len(list_sessions(database)) == before
 
 
+@pytest.mark.long
 def test_a_snapshot_is_exported_edited_and_imported(
     perdure: Perdure, database: Database, talked: str, tmp_path: Path
 ) -> None:
@@ -164,6 +178,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_behind(perdure: Perdure
     assert [*kept.iterdir()] == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("working")
 def test_queued_messages_move_to_another_installation(
     perdure: Perdure, environment: Environment, databases: Databases, database: Database, tmp_path: Path

@@ -81,6 +81,7 @@ def _write(directory: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "application",
     [*APPLICATIONS.values(), DJANGO_BY_ENVIRONMENT],

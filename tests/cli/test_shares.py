@@ -173,6 +173,7 @@ async def _respond(unsent: Unsent, user: str, ended: asyncio.Queue[str], *, read
     ended.put_nowait(user)
 
 
+@pytest.mark.long
 def test_slow_users_do_not_take_the_memory_of_those_who_read() -> None:
     """If all memory is reserved, slow clients end, however many. Those that read do not."""
 

@@ -118,16 +118,16 @@ def terminal(perdure: Perdure, environment: Environment) -> Iterator[Terminal]:
 
 @pytest.mark.usefixtures("working")
 def test_a_reply_and_its_tool_calls_are_shown(terminal: Terminal, database: Database) -> None:
-    """A tool call is shown before the reply. `/end` ends the session, and Ctrl-D ends the chat."""
+    """A tool call is shown before the reply. `/end` ends the conversation, and Ctrl-D ends the chat."""
     terminal.see(_PROMPT)
     terminal.type("what is 12*7+5?\n")
     shown = terminal.see("89")
     terminal.see(_PROMPT)
     terminal.type("/end\n")
-    terminal.see("This session has ended.")
+    terminal.see("This conversation has ended.")
     terminal.see(_PROMPT)
     terminal.type("/end\n")
-    terminal.see("There is no session yet.")
+    terminal.see("There is no conversation yet.")
     terminal.see(_PROMPT)
     terminal.type("\x04")
     terminal.see("Goodbye.")
@@ -155,6 +155,23 @@ def test_a_message_of_several_lines_and_the_history(terminal: Terminal, database
     (session,) = list_sessions(database, UserKey("local"))
     messages = read_messages(database, UUID(session["session_id"]))
     assert [each["content"] for each in messages if each["role"] == "user"] == ["first\nsecond", "third\nfourth"]
+
+
+@pytest.mark.usefixtures("working")
+def test_the_last_messages_are_shown_when_a_conversation_goes_on(perdure: Perdure, environment: Environment) -> None:
+    """A chat that continues a conversation shows its last two questions and answers."""
+    for question in ("what is 20+2?", "what is 30+3?", "what is 40+4?"):
+        assert perdure("send", question, "--wait", "30").returncode == 0
+    terminal = Terminal(perdure, environment)
+    try:
+        shown = terminal.see("Ctrl-D leaves")
+    finally:
+        terminal.close()
+    assert "Continuing a conversation" in shown
+    assert "> what is 20+2?" not in shown
+    assert "> what is 30+3?" in shown
+    assert "> what is 40+4?" in shown
+    assert "44" in shown.partition("> what is 40+4?")[2]
 
 
 def test_ctrl_c_cancels_the_current_turn(terminal: Terminal, database: Database) -> None:

@@ -32,6 +32,7 @@ def encrypted(authority: Authority, redis_url: str) -> Iterator[Proxy]:
         yield made
 
 
+@pytest.mark.long
 def test_a_submission_is_awaited_over_tls(
     environment: Environment, tmp_path: Path, authority: Authority, encrypted: Proxy
 ) -> None:

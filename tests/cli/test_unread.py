@@ -23,6 +23,7 @@ from perdure.channels.http.openai.wire import response_id
 from perdure.cli.serve.connection_limits import Door
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
+from perdure.turns.calls.client import Exchange
 from perdure.turns.committed import read_committed
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import Incoming
@@ -76,6 +77,7 @@ def test_an_unread_response_is_cut_off(served: Served, database_url: str, path: 
     _until_released(served)
 
 
+@pytest.mark.long
 def test_an_unread_socket_is_cut_off(served: Served, database_url: str) -> None:
     """A client whose WebSocket's frames are unread is disconnected, and follows nothing any more."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -132,7 +134,7 @@ def test_events_of_a_long_turn_are_complete(served: Served, database_url: str) -
     assert len(read_committed(database, turn_id).messages) < _MESSAGES / 10
     messages = [(f"{number}-0", "message") for number in range(1, _MESSAGES + 1)]
     assert _events(served, turn_id) == [*messages, (f"{_MESSAGES + 1}-0", "done")]
-    assert read_answer(database, turn_id).text.count("x") == _MESSAGES * _SIZE
+    assert read_answer(database, Exchange(turn_id)).text.count("x") == _MESSAGES * _SIZE
 
 
 def _all_wait(unsent: Unsent, count: int) -> bool:
@@ -240,7 +242,7 @@ def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, databa
     with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served, ExitStack() as stack:
         gateway = served.app.state.gateway
         gateway._unsent = Unsent(wait_s=0.1)
-        path = f"/v1/responses/{response_id(turn_id)}"
+        path = f"/v1/responses/{response_id(Exchange(turn_id))}"
         stack.enter_context(connect(served.address, _get(path)))
         wait_until(lambda: gateway._unsent._reserved == {"ann": 2**24}, "memory is reserved", PATIENCE_S)
         assert httpx2.get(served.url(path)).status_code == 429
@@ -252,7 +254,7 @@ def test_a_stream_reserves_memory_for_the_text_that_it_keeps(runtime: Runtime, d
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
     with serving(runtime, Door(1_000, unread_s=PATIENCE_S * 9)) as served:
         gateway = served.app.state.gateway
-        with connect(served.address, _get(f"/v1/responses/{response_id(turn_id)}?stream=true")) as client:
+        with connect(served.address, _get(f"/v1/responses/{response_id(Exchange(turn_id))}?stream=true")) as client:
             client.settimeout(PATIENCE_S)
             read = 0
             while read < 4_000_000 and (chunk := client.recv(2**18)):

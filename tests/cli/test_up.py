@@ -62,7 +62,7 @@ def up(
         process.wait(timeout=60)
 
 
-STARTED = ("perdure chat", "worker1@", "worker2@", "beat: Starting")
+STARTED = ("perdure chat", "worker1@", "worker2@", "beat runs until")
 """Parts of the lines that `perdure up`, both workers and beat print once they have started.
 
 A process that is stopped before it prints its line logs no shutdown phases.

@@ -11,6 +11,7 @@ from perdure import retention
 from perdure.database.engine import Database, Statement
 from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
+from perdure.observe import queries as observe
 from perdure.sessions import queries as sessions
 from perdure.timetable import reminder_queries
 from perdure.turns.inbox import queries as turns
@@ -18,7 +19,7 @@ from perdure.turns.inbox import route_queries
 from tests.databases import engine_of
 from tests.plans import outline, plans, rows_read
 
-SMALL = {"sweeps"}
+SMALL = {"sweeps", "pauses"}
 """A table of a few rows, for which a sequential scan is right."""
 
 _MANY = 20_000
@@ -68,6 +69,10 @@ _FILL = f"""
     SELECT gen_random_uuid(), '01900000-0000-7000-8000-0000000{_MANY}'::uuid, seq, 'user 0', 'assistant', 'http', 5,
            'accepted', NULL::bigint, now(), NULL::timestamptz
     FROM generate_series(1, 3000) AS seq;
+    INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
+                              decide_at)
+    SELECT gen_random_uuid(), turn_id, 1, 0, 'look', '{{}}', 'pure', 'done', now(), now()
+    FROM turns WHERE settled_at IS NOT NULL;
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', accepted_at FROM turns;
     INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
     SELECT session_id, 1, session_id, 'user', 'hello there', 'http', 3, created_at FROM sessions;
@@ -85,6 +90,16 @@ _FILL = f"""
     FROM generate_series(1, 3000) AS n, generate_series(1, CASE WHEN n = 1 THEN 9000 ELSE 3 END) AS m;
     INSERT INTO case_runs (run_id, dry_run, phase, started_at, finished_at)
     SELECT gen_random_uuid(), n % 2 = 0, 'done', now() - interval '1 day', now() FROM generate_series(1, 500) AS n;
+    INSERT INTO embedders (name, dimensions, created_at) VALUES ('none', 3, now());
+    INSERT INTO message_vectors (session_id, seq, embedder_id, user_id)
+    SELECT session_id, seq, embedder_id, user_id FROM message_words, embedders;
+    WITH memory AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                              valid_from)
+        VALUES (gen_random_uuid(), 'user 0', 'fact', 'a fact', 0.5, 0.5, '{{cli}}', 'tool', now(), now())
+        RETURNING memory_id
+    )
+    INSERT INTO memory_sources SELECT memory_id, session_id, seq FROM memory, messages;
 """  # noqa: S608 (constants)
 _LIVE = UUID(f"01900000-0000-7000-8000-0000000{_MANY}")
 
@@ -105,6 +120,7 @@ _GIVEN: dict[str, Any] = {
     "most": 50, "max_runs": 5, "lease_s": 30.0, "backoff_s": 30.0,
     "days": 90, "after": "", "executions": 100,
     "after_session": UUID(int=0), "after_seq": 0, "session_ids": [UUID(int=1), _LIVE],
+    "first": 10,
     "own_id": UUID(int=1), "name": "imported", "message": "cancelled", "turn_ids": [], "delivery_ids": [],
 }  # fmt: skip
 _FIRST = {"after": str(UUID(int=0))}
@@ -117,6 +133,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (sessions.LIST_OF_USER, {"user_id": "user 7"}, 1),
     (sessions.LIST_OF_USER, {"user_id": "nobody"}, 0),
     (sessions.LIST_OF_SCOPE, {}, 110),
+    (sessions.QUEUE, {"session_id": _LIVE}, 510),
     (sessions.CONVERSATION, {"conversation": "a"}, 3),
     (sessions.CONVERSATIONS, {"archived": False}, 3),
     (sessions.LIST_GIVEN_UP, {}, 110),
@@ -142,6 +159,12 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (retention.INBOX, _FIRST, 400),
     (retention.USES, {}, 400),
     (retention.DRY_RUNS, {}, 0),
+    (observe.DUE, {}, 400),
+    (observe.AMOUNTS, {}, 600),
+    (observe.UNSETTLED, {}, 110),
+    (observe.FAILED, {"since": UUID(int=0)}, 110),
+    (observe.PARKED, {}, 110),
+    (observe.STUCK, {"stuck_s": 60.0}, 400),
     *[(kept.delete, {"days": -1, "after": kept.start}, 400) for kept in retention.KEPT],
 ]
 """Each statement, its parameters, and the most rows that it may read."""

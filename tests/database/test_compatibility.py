@@ -87,6 +87,7 @@ def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
     require(release)
 
 
+@pytest.mark.long
 def test_a_release_does_not_use_a_schema_that_excludes_it(
     empty: URL, engine: Engine, release: Database, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_lock_that_is_not_free_in_time_is_unavailable(database_url: str, datab
     hasty.close()
 
 
+@pytest.mark.long
 def test_an_idle_transaction_is_ended_and_its_client_gets_an_error(database_url: str, database: Database) -> None:
     """The server ends an idle transaction; the paused client gets an error when it continues."""
     database.run(INSERT, {"user_id": "ana"})
@@ -274,6 +275,7 @@ def test_a_transaction_whose_statement_was_deallocated_is_unavailable_once(datab
         assert transaction.run(COUNT, {})[0].users == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["bigint", "text"])
 def test_a_column_whose_type_changes_breaks_no_connection(database: Database, changed: str) -> None:
     """After a migration changes a column's type, open connections with prepared statements still work."""

@@ -77,12 +77,13 @@ def embedded(database: Database) -> Iterator[Database]:
 BUILDS: dict[str, tuple[Callable[[Database], object], list[str]]] = {
     "memories": (
         lambda database: embedding.build_indexes(database, "learnt", 40),
-        ["memory_vectors_1_idx", "message_vectors_1_idx"],
+        ["memory_vectors_1_idx", "message_vectors_1_half_idx"],
     ),
     "cases": (lambda database: search.build_indexes(database, index_from=40), ["cases_shared_nearest_2_idx"]),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BUILDS)
 def test_a_long_transaction_delays_an_index_and_nothing_else(embedded: Database, other: Engine, kind: str) -> None:
     """Beside an open transaction, the build waits longer than any lock timeout, without blocking readers or writers.
@@ -108,6 +109,7 @@ def test_a_long_transaction_delays_an_index_and_nothing_else(embedded: Database,
         assert [tuple(row) for row in short.exec_driver_sql(INDEXES)] == [(name, True) for name in names]
 
 
+@pytest.mark.long
 def test_remains_of_a_build_are_dropped_once(
     embedded: Database, other: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_build_that_fails_leaves_nothing(embedded: Database, other: Engine) ->
         assert connection.exec_driver_sql(INDEXES).all() == []
 
 
+@pytest.mark.long
 def test_the_roles_statement_timeout_ends_no_build(embedded: Database, other: Engine) -> None:
     """A short `statement_timeout` of the role, which suits its turns, does not apply to a build."""
     with other.begin() as connection:

@@ -87,6 +87,7 @@ def test_up_and_down_and_up_again(empty: URL, engine: Engine, tmp_path: Path, re
         assert _catalogue(engine) == stages[-1][1]
 
 
+@pytest.mark.long
 def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
     """The tables declared in the code equal the migrated tables, including defaults and comments."""
     migrate(empty)
@@ -95,6 +96,7 @@ def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
+@pytest.mark.long
 def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
     """Constraints, partial indexes and storage options of the declared tables equal those of the migrated tables."""
     migrate(empty)
@@ -170,6 +172,7 @@ _INDEX = (
 )
 
 
+@pytest.mark.long
 def test_a_large_table_is_indexed_concurrently_with_writers(empty: URL, engine: Engine, tmp_path: Path) -> None:
     """A later migration builds an index on a table without blocking its writers.
 

@@ -38,6 +38,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> Sequence[str]:
     return [each.getMessage() for each in caplog.records if each.levelname in {"WARNING", "ERROR"}]
 
 
+@pytest.mark.long
 def test_grants_suffice_for_turns_and_sweeps(poor: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """Turns, each duty of the sweep, embedding, retention, decay and erasures need grants only."""
     sent = accept(poor, Incoming(user=UserKey("ana"), text="hello"))
@@ -52,6 +53,7 @@ def test_grants_suffice_for_turns_and_sweeps(poor: Runtime, caplog: pytest.LogCa
     assert _warnings(caplog) == []
 
 
+@pytest.mark.long
 def test_upkeep_says_what_the_role_may_not_do(
     poor: Runtime, database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,6 +85,7 @@ def shape(engine: Engine, schema: str) -> Any:
     return [(row[0], row[1].removeprefix(f"{schema}."), *row[2:]) for row in found]
 
 
+@pytest.mark.long
 def test_another_applications_tables_are_left_alone(url: URL, engine: Engine, opened: Any) -> None:
     """A migration does not change an application's own `users`, `sessions`, `messages` and `alembic_version`."""
     run(engine, THEIRS)
@@ -143,6 +144,7 @@ def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: 
     assert [each.case_id for each in search.search(database, [1, 7], "hash:2", 1)] == ["7"]
 
 
+@pytest.mark.long
 def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
     """If the role may not create a schema, the error shows the statement that an administrator must run."""
     run(engine, "CREATE EXTENSION vector")
@@ -183,6 +185,7 @@ def test_a_role_that_lacks_a_right(url: URL, engine: Engine, lacking: str) -> No
         run(engine, "DROP ROLE poor_migrator")
 
 
+@pytest.mark.long
 def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
     """Two installations in one database have separate locks, so each can listen to its own chat services."""
     for schema in ("perdure", "staging"):
@@ -194,6 +197,7 @@ def test_two_installations_do_not_share_locks(url: URL, opened: Any) -> None:
             assert not again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_search_path_in_the_url_has_no_effect(url: URL, opened: Any, *, prepare: bool) -> None:
     """A `search_path` in the database URL has no effect on perdure's statements."""

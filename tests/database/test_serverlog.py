@@ -21,6 +21,7 @@ def test_the_embedded_servers_log_quotes_nothing(database_url: str, caplog: pyte
     assert caplog.text == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

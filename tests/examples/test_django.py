@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from uuid import UUID
@@ -27,7 +28,7 @@ def _sign_in(client: httpx2.Client, name: str) -> None:
 
 @pytest.fixture
 def shop(example: Example) -> Example:
-    """The shop with its agents, its tables and two members of its staff, `ana` (user 1) and `ben` (user 2)."""
+    """The shop with agents, tables and articles, and two members of its staff, `ana` (user 1) and `ben` (user 2)."""
     example.environment |= {
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "DJANGO_SUPERUSER_PASSWORD": "a long password",
@@ -35,6 +36,7 @@ def shop(example: Example) -> Example:
         "PERDURE_AGENTS": "shop.agents",
     }
     example.script("manage.py", "migrate", "--verbosity", "0")
+    example.script("manage.py", "loaddata", "articles", "--verbosity", "0")
     for name in ("ana", "ben"):
         example.environment["DJANGO_SUPERUSER_USERNAME"] = name
         example.script("manage.py", "createsuperuser", "--noinput")
@@ -61,12 +63,24 @@ def _end_connections(database: Database) -> None:
         )
 
 
+def _ask_and_wait(client: httpx2.Client, text: str) -> tuple[str, dict[str, Any]]:
+    """Send a message whose turn waits for a decision; the turn's id, and the call that waits."""
+    turn = client.post("/agents/v1/messages", json={"user_id": "1", "text": text}).json()["turn_id"]
+    calls = wait_until(lambda: client.get(f"/agents/v1/turns/{turn}").json()["pending_approvals"], "the call waits")
+    return turn, calls[0]
+
+
+def _decide(client: httpx2.Client, turn_id: str, waiting: dict[str, Any]) -> int:
+    approve = {"call_id": waiting["call_id"], "decision": "approve"}
+    return client.post(f"/agents/v1/turns/{turn_id}/approval", json=approve).status_code
+
+
 @pytest.mark.long
 def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) -> None:
     """Django's session cookie authenticates a user of the agent. Another user cannot read the first user's turn.
 
-    The agent's tools use Django's models, and leave no connection. Staff approves a refund, and the customer cannot.
-    The sign-in survives the end of its connections to PostgreSQL.
+    The agent's six tools use Django's models, and leave no connection. A customer confirms a cancellation. Staff
+    approves a refund, and the customer cannot. The sign-in survives the end of its connections to PostgreSQL.
     """
     shop.environment["PGAPPNAME"] = "django of the shop"  # Django's libpq reads it; perdure names its own connections
     address = shop.serve("shop.asgi:application")
@@ -77,26 +91,41 @@ def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) 
         _sign_in(ana, "ana")
         _sign_in(ben, "ben")
         assert '<meta name="user" content="1">' in ana.get("/agents/").text
-        form = {"item": "a lamp", "csrfmiddlewaretoken": ana.cookies["csrftoken"]}
-        ordered = ana.post("/orders/", data=form).json()["turn_id"]
+        form = {"article": "Desk lamp", "pieces": "2", "request": str(UUID(int=1))}
+        for _ in range(2):
+            given = {**form, "csrfmiddlewaretoken": ana.cookies["csrftoken"]}
+            ordered = ana.post("/orders/", data=given).json()["turn_id"]
         assert ana.get(f"/agents/v1/turns/{ordered}?wait=20").json()["status"] == "done"
-        for _ in range(5):
-            turn, answered = _ask(ana, "call orders with {} and call count_orders with {}")
-            assert "a lamp" in answered["reply"]["text"]
+        refused = ana.post("/orders/", data={**given, "pieces": "11", "request": str(UUID(int=2))})
+        assert (refused.status_code, "10 are in stock" in refused.text) == (400, True)
+        for name, arguments, found in (
+            ("search_articles", {"words": "lamp"}, "Desk lamp, 39.00 euros, 10 in stock"),
+            ("place_order", {"article": "pencil", "pieces": 3}, "order 2: 3 of Pencil, placed"),
+            ("place_order", {"article": "lamp", "pieces": 1}, "Search the articles first"),
+            ("add_note", {"order": 2, "note": "sharpened"}, "The packers will read it."),
+            ("orders", {}, "order 1: 2 of Desk lamp, placed"),
+        ):
+            turn, answered = _ask(ana, f"call {name} with {json.dumps(arguments)}")
+            assert found in answered["reply"]["text"]
         assert ben.get(f"/agents/v1/turns/{turn}").status_code == 404
         wait_until(lambda: _connections(database) == 0, "the tools' connections are closed")
 
-        turn = ana.post("/agents/v1/messages", json={**hello, "text": 'call refund with {"item": "a lamp"}'}).json()[
-            "turn_id"
-        ]
-        approval = f"/agents/v1/turns/{turn}/approval"
-        [waiting] = wait_until(lambda: ben.get("/agents/v1/approvals").json(), "the refund waits for staff")
-        approve = {"call_id": waiting["call_id"], "decision": "approve"}
-        assert ana.post(approval, json=approve).status_code == 403
-        assert ben.post(approval, json=approve).status_code == 202
+        turn, waiting = _ask_and_wait(ana, 'call cancel_order with {"order": 2}')
+        assert _decide(ana, turn, waiting) == 202
         done = ana.get(f"/agents/v1/turns/{turn}?wait=20").json()
-        assert "a lamp is refunded" in done["reply"]["text"]
+        assert "order 2: 3 of Pencil, cancelled" in done["reply"]["text"]
+
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE public.shop_order SET status = 'shipped' WHERE id = 1")
+        turn, waiting = _ask_and_wait(ana, 'call refund with {"order": 1}')
+        assert [each["call_id"] for each in ben.get("/agents/v1/approvals").json()] == [waiting["call_id"]]
+        assert [_decide(ana, turn, waiting), _decide(ben, turn, waiting)] == [403, 202]
+        done = ana.get(f"/agents/v1/turns/{turn}?wait=20").json()
+        assert "order 1: 2 of Desk lamp, refunded" in done["reply"]["text"]
         assert done["decisions"][0]["decided_by"] == "user:2"
+        with database.engine.connect() as connection:
+            stock = connection.exec_driver_sql("SELECT name, stock FROM public.shop_article ORDER BY id").all()
+            assert [tuple(each) for each in stock[:2]] == [("Pencil", 500), ("Desk lamp", 12)]
 
         for _ in range(3):
             _end_connections(database)
@@ -114,7 +143,7 @@ def test_models_work_in_a_child_process_and_in_commands(shop: Example, database:
         "PERDURE_TURN__TOOL_TIMEOUT_S": "5",
     }
     shop.script_of("perdure.cli:main", "perdure", "send", "--user", "1", "call count with {}")
-    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "2", 'call refund with {"item": "a lamp"}')
+    shop.script_of("perdure.cli:main", "perdure", "send", "--user", "2", 'call refund with {"order": 1}')
 
     def turns() -> dict[str, tuple[str, str]]:
         with database.engine.connect() as connection:

@@ -1,9 +1,9 @@
 """A program that sends a message with a file, and kills itself at a commit.
 
-    python -m tests.files.killing DATABASE_URL DIRECTORY POINT
+    killing DATABASE_URL DIRECTORY POINT
 
 The message of `ana` has a content that is an object in DIRECTORY, and one in rows. POINT counts the moments before and
-after each commit, from 0. Prints `sent` if there are fewer moments. After each kill, the same program may run again.
+after each commit, from 0. If there are fewer moments, the program just ends. After each kill, it may run again.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def send(url: str, directory: str, point: int) -> None:
     runtime.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the program with the arguments in `sys.argv`."""
     send(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    print("sent")  # noqa: T201 (for the test)

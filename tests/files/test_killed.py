@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 from perdure.files.store import UNUSED_S
 from perdure.settings import FileSettings
+from tests import forked
 from tests.files.killing import BIG, SMALL
-from tests.repository.source import ROOT
 from tests.turns.harness import Harness
 
 
@@ -25,7 +23,7 @@ def file_settings(directory: Path) -> FileSettings:
 
 @pytest.mark.long
 def test_killed_at_each_commit(
-    harness: Harness, database_url: str, directory: Path, stored: Callable[[], dict[str, int]]
+    harness: Harness, database_url: str, directory: Path, stored: Callable[[], dict[str, int]], tmp_path: Path
 ) -> None:
     """After each kill the message is sent again: it is accepted once, with its two files, each stored once.
 
@@ -33,11 +31,13 @@ def test_killed_at_each_commit(
     """
 
     def send(point: int) -> bool:
-        program = [sys.executable, "-m", "tests.files.killing", database_url, str(directory), str(point)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, check=False)
-        assert ended.returncode in {0, -9}, ended.stderr
-        return ended.returncode == 0
+        argv, errors = ["killing", database_url, str(directory), str(point)], tmp_path / "errors"
+        process = forked.start(
+            forked.Program("tests.files.killing:main", argv, dict(os.environ), tmp_path, stderr=errors)
+        )
+        process.join(60)
+        assert process.exitcode in {0, -9}, errors.read_text()
+        return process.exitcode == 0
 
     point, sent = 0, False
     while not sent:

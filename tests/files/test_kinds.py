@@ -51,6 +51,7 @@ def test_a_sender_names_only_the_kind_of_text() -> None:
     assert kind_of(io.BytesIO(png()), "text/csv").media_type == "image/png"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused(bomb: str) -> None:
     """The refusal takes little memory, and its message has the limit."""
@@ -59,6 +60,7 @@ def test_a_bomb_is_refused(bomb: str) -> None:
     assert used.mib < 4
 
 
+@pytest.mark.long
 def test_a_directory_of_many_entries_takes_little_memory() -> None:
     """An archive of 30 MB may have hundreds of thousands of entries."""
     entry = b"PK\x01\x02" + bytes(42)

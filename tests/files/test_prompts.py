@@ -19,6 +19,7 @@ from tests.files.contents import pdf, png
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import Answer, OpenAIServer, Status
 from tests.turns.harness import Harness
+from tests.turns.scripted import spoken
 
 IMAGE, PDF = png(640, 480), pdf(3)
 ENCODED = {name: base64.b64encode(content).decode() for name, content in {"png": IMAGE, "pdf": PDF}.items()}
@@ -208,4 +209,4 @@ def test_a_file_that_was_erased_is_described(harness: Harness) -> None:
     harness.ask("", parts=[PARTS[1]])
     harness.sql("DELETE FROM files")
     harness.ask("and now?")
-    assert harness.model.requests[-1].messages[1].content == f"{CAT[:-1]}; it is no longer stored]"
+    assert spoken(harness.model.requests[-1])[0].content == f"{CAT[:-1]}; it is no longer stored]"

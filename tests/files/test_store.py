@@ -61,6 +61,7 @@ def test_a_content_is_stored_once(harness: Harness, stored: Counting) -> None:
     assert (count["file_chunks"], count["objects"]) in {(4, 0), (0, 1)}
 
 
+@pytest.mark.long
 def test_two_processes_store_one_content_at_once(harness: Harness, stored: Counting) -> None:
     """The one that is slower uses what the other has stored."""
     made = side_by_side(*[lambda user=user: put(harness, PDF, Owner.of(UserKey(str(user)))) for user in range(4)])

@@ -158,6 +158,40 @@ def story(archive: Archive, user_id: str = "ana") -> None:
     archive.ended("Hi.", turns=1, user_id=user_id)
 
 
+def french_story(archive: Archive, user_id: str = "ana") -> None:
+    """As `story`, in a language that no rule reads: only the decisions of `Deciding` tell what has changed."""
+    archive.ended("J'habite à Lyon.", "Mon chien s'appelle Rex.", user_id=user_id)
+    archive.ended("Mon chien s'appelle Rex.", "Lyon est ma ville.", user_id=user_id)
+    archive.ended("Je me suis installé à Paris.", user_id=user_id)
+    archive.ended("Salut.", turns=1, user_id=user_id)
+
+
+_DECISIONS = {
+    ("J'habite à Lyon.", "Lyon est ma ville."): "same",
+    ("J'habite à Lyon.", "Je me suis installé à Paris."): "changes",
+    ("Mon chien s'appelle Rex.", "Mon chien s'appelle Rex."): "same",
+}
+
+
+class Deciding:
+    """A model that extracts each line of the user, and decides about the known memories as `_DECISIONS` says."""
+
+    name = "deciding"
+
+    def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+        lines = [line.split("user: ", 1)[1] for line in request.messages[1].content.splitlines()]
+        known = request.messages[2].content.splitlines()[1:] if len(request.messages) > 2 else []
+        found = []
+        for line in lines:
+            given: dict[str, Any] = {"subject": "user", "attribute": "pet" if "chien" in line else "home"}
+            item = memory(line, **given, decision="new", known=0)
+            for number, listed in enumerate(known, start=1):
+                decision = _DECISIONS.get((listed.split(") ", 1)[1], line))
+                item |= {"decision": decision, "known": number} if decision else {}
+            found.append(item)
+        return answer(*found)
+
+
 def answer(*items: dict[str, Any] | str) -> ModelReply:
     """A model's reply to an extraction request. A plain string is the content of a memory."""
     return says(json.dumps([item if isinstance(item, dict) else memory(item) for item in items], ensure_ascii=False))

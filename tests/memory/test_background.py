@@ -15,7 +15,7 @@ from tests.processes.faults import wait_until
 from tests.turns.harness import Harness
 
 _LACKING = "SELECT count(*) FROM unembedded"
-_VECTORS = "SELECT count(*) FROM message_vectors WHERE vector IS NOT NULL"
+_VECTORS = "SELECT count(*) FROM message_vectors WHERE half IS NOT NULL"
 
 
 def _count(runtime: Runtime, sql: str) -> int:

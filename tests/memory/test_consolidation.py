@@ -38,7 +38,21 @@ from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelReq
 from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
 from perdure.turns.lease.keeper import Keeper
-from tests.memory.archive import HOME, LEASE_S, LYON, PARIS, Archive, Echo, Grouped, answer, memory, story
+from tests.memory.archive import (
+    GROUPS,
+    HOME,
+    LEASE_S,
+    LYON,
+    PARIS,
+    Archive,
+    Deciding,
+    Echo,
+    Grouped,
+    answer,
+    french_story,
+    memory,
+    story,
+)
 from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 from tests.repository.source import ROOT
 from tests.turns.harness import Crash, Harness, side_by_side
@@ -90,7 +104,7 @@ def test_a_batch_has_its_size_and_reports_progress(archive: Archive) -> None:
     counts = archive.consolidator(Echo()).batch(reported.append)
     assert [archive.session(each).consolidated_at is None for each in sessions] == [False, False, True]
     assert [(each.done, each.total) for each in reported] == [(0, 2), (1, 2), (2, 2)]
-    assert reported[-1].counts == counts == ConsolidationCounts(processed=2, stored=2)
+    assert reported[-1].counts == counts == ConsolidationCounts(processed=2, stored=2, superseded=1)
     assert backlog(archive.harness.database, archive.limits) == Backlog(1, 0, 0)
 
 
@@ -367,13 +381,19 @@ def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
     assert consolidations_due(archive.harness.database, archive.limits, LEASE_S) == [[session_id]]
 
 
+STORIES = {"echo": (story, Echo), "deciding": (french_story, Deciding)}
+"""Sessions whose statements the rules compare, and sessions that only the model's decisions tell apart."""
+
+
 @pytest.mark.long
-def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive) -> None:
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive, name: str) -> None:
     """After a crash before or after any commit, a second run gives the same memories as a run without a crash."""
+    story, model = STORIES[name]
     boundaries: list[tuple[Moment, str]] = []
     story(archive)
     with archive.harness.hooked(lambda moment, name: boundaries.append((moment, name))):
-        archive.consolidator(Echo()).batch()
+        archive.consolidator(model()).batch()
     undisturbed = archive.facts()
     assert len(undisturbed) == 3
     assert len(boundaries) >= 2 * (4 + 3 + 1)
@@ -387,23 +407,28 @@ def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive)
                 raise Crash
 
         with archive.harness.hooked(die), suppress(Crash):
-            archive.consolidator(Echo()).batch()
+            archive.consolidator(model()).batch()
             pytest.fail(f"nothing reached {boundaries[at]}")
-        archive.harness.move(LEASE_S + 1)
-        archive.consolidator(Echo()).batch()
+        archive.harness.move(LEASE_S + 10)
+        archive.consolidator(model()).batch()
         assert archive.facts() == undisturbed, boundaries[at]
         assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 0)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("boundary", [1, 2, 4, 5, 7])
-def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, database_url: str, boundary: int) -> None:
+def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+    archive: Archive, database_url: str, boundary: int, name: str
+) -> None:
     """If SIGKILL ends a worker before or after a commit, no memory is lost or stored twice."""
+    story, model = STORIES[name]
+    archive.embedder = Grouped(*GROUPS)
     story(archive)
-    archive.consolidator(Echo()).batch()
+    archive.consolidator(model()).batch()
     story(archive, "bo")
     killed = subprocess.run(
-        [sys.executable, "-m", "tests.memory.killing", database_url, str(boundary)],
+        [sys.executable, "-m", "tests.memory.killing", database_url, str(boundary), name],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=100,
@@ -411,8 +436,8 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(archive: Archive, dat
         capture_output=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    archive.harness.move(LEASE_S + 1)
-    archive.consolidator(Echo()).batch()
+    archive.harness.move(LEASE_S + 10)
+    archive.consolidator(model()).batch()
     assert archive.facts("bo") == archive.facts("ana")
     assert backlog(archive.harness.database, archive.limits) == Backlog(0, 0, 0)
 
@@ -422,13 +447,14 @@ def test_a_worker_that_was_paused_writes_nothing(archive: Archive) -> None:
     session_id = archive.ended(LYON)
 
     def overtaken() -> None:
-        archive.harness.move(LEASE_S + 1)
+        archive.harness.move(LEASE_S + 10)
         assert archive.consolidator(Echo()).consolidate(session_id) == Consolidated(MergeCounts(stored=1))
 
     assert archive.consolidator(Echo(overtaken)).consolidate(session_id) == ConsolidationNotDue()
     assert [row.access_count for row in archive.known()] == [0]
 
 
+@pytest.mark.long
 def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     """A user who is erased during the model's call gets no memory."""
     session_id = archive.ended(LYON)
@@ -510,7 +536,7 @@ def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:
     assert woken() == []
     with archive.harness.crashing("before", "consolidation.merge"):
         archive.consolidator(Echo()).consolidate(session_id)
-    archive.harness.move(LEASE_S + 1)
+    archive.harness.move(LEASE_S + 10)
     assert woken() == [session_id]
     assert archive.session(session_id).consolidation_error == "UNKNOWN: the run was interrupted"
 

@@ -164,6 +164,7 @@ _MANY = """
 """
 
 
+@pytest.mark.long
 def test_a_second_run_writes_almost_nothing(harness: Harness) -> None:
     """A run minutes after another writes only values that have just become noticeably different: nearly no row.
 

@@ -66,7 +66,7 @@ def _count(connection: Connection, table: str, condition: str = "true") -> Any:
 
 
 def _vectors(connection: Connection, dimensions: int) -> Any:
-    return _count(connection, "message_vectors", f"public.vector_dims(vector) = {dimensions}")
+    return _count(connection, "message_vectors", f"public.vector_dims(half) = {dimensions}")
 
 
 def test_messages_get_their_vectors_later(database: Database, clock: MovedClock, connection: Connection) -> None:
@@ -125,7 +125,7 @@ def test_a_refused_text_does_not_block_others(
     embedder.fault, embedder.taboo = None, "kiln"
     filled = [embed_missing(database, embedder, batch=batch) for _ in range(3)]
     assert (sum(each.embedded for each in filled), sum(each.refused for each in filled)) == (2, 1)
-    assert _count(connection, "message_vectors", "vector IS NULL") == 1
+    assert _count(connection, "message_vectors", "half IS NULL") == 1
     assert _count(connection, "unembedded") == 0
     found = Recall(database, embedder, MemorySettings(), clock).search(UserKey("ana"), "the number line", 3)
     assert len(found) == 3
@@ -189,6 +189,26 @@ def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedCl
     assert _count(connection, "message_vectors") == 3
 
 
+def test_vectors_of_full_precision_are_found_and_moved(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """Recall finds a vector that a former release wrote, and the daily scan moves it to half precision."""
+    import_conversation(database, clock, _TALK)
+    embedder = Fickle()
+    for _ in range(6):
+        embed_missing(database, embedder)
+    connection.exec_driver_sql("UPDATE message_vectors SET vector = half, half = NULL WHERE seq <> 2")
+    recall = Recall(database, embedder, MemorySettings(recall_text=0), clock)
+    before = recall.search(UserKey("ana"), _TALK[0], 3)
+    assert before[0].content == _TALK[0]
+    assert len({each.score for each in before}) == 3  # each message has a similarity of its own
+    clock.advance(timedelta(days=1, minutes=1))
+    for _ in range(6):
+        embed_missing(database, embedder)
+    assert _count(connection, "message_vectors", "half IS NOT NULL AND vector IS NULL") == 3
+    assert recall.search(UserKey("ana"), _TALK[0], 3) == before
+
+
 def test_a_text_erased_during_embedding_gets_no_vector(
     database: Database, clock: MovedClock, connection: Connection
 ) -> None:
@@ -218,7 +238,7 @@ def test_many_vectors_get_an_index_of_their_own(database: Database, clock: Moved
     names = (
         connection.exec_driver_sql("SELECT indexname FROM pg_indexes WHERE indexdef LIKE '%%hnsw%%'").scalars().all()
     )
-    assert sorted(names) == ["memory_vectors_1_idx", "message_vectors_1_idx"]
+    assert sorted(names) == ["memory_vectors_1_idx", "message_vectors_1_half_idx"]
     few = MemorySettings(exact_rows=1)
     found = Recall(database, embedder, few, clock).search(UserKey("ana"), "Line 7.", 3)
     assert found[0].content == "Line 7."

@@ -50,7 +50,7 @@ _KNOWN = """
     WITH made AS (
         INSERT INTO embedders (name, dimensions, created_at) VALUES (md5(%(word)s), 3, now()) RETURNING embedder_id
     ), source AS (
-        SELECT session_id, seq FROM messages JOIN sessions USING (session_id) WHERE user_id = %(user)s LIMIT 1
+        SELECT session_id, seq FROM message_words WHERE user_id = %(user)s LIMIT 1
     ), memory AS (
         INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
                               valid_from)
@@ -67,6 +67,8 @@ _KNOWN = """
         INSERT INTO message_vectors SELECT session_id, seq, embedder_id, %(user)s, '[1,0,0]' FROM source, made
     ), drawn AS (
         INSERT INTO memory_sources SELECT memory_id, session_id, seq FROM memory, source
+    ), forgotten AS (
+        INSERT INTO forgotten_messages SELECT session_id, seq, now() FROM source
     ), mentioned AS (
         INSERT INTO entity_mentions SELECT entity_id, memory_id FROM entity, memory
     ), related AS (
@@ -168,6 +170,12 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         user=user,
         word=word,
     )
+    harness.sql(
+        "INSERT INTO running_summaries (session_id, from_seq, to_seq, summary, extractive)"
+        " SELECT session_id, 1, 1, %(word)s, false FROM sessions WHERE user_id = %(user)s LIMIT 1",
+        word=word, user=user,
+    )  # fmt: skip
+    harness.sql("INSERT INTO pauses VALUES (gen_random_uuid(), NULL, %(user)s, %(word)s, now())", user=user, word=word)
     harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(
@@ -243,7 +251,7 @@ def test_a_user_is_erased_and_others_are_not(
     assert erased.everywhere
     assert [name for name, gone in erased.rows.items() if not gone] == []
     assert everything(MARKER).keys() == {"erasures"}
-    lived.move(lived.settings.turn.lease_s + 1)
+    lived.move(lived.settings.turn.lease_s + 10)
     lived.runtime.eraser.finish_due()
     assert everything(MARKER) == {}
     assert everything(OTHER) == others
@@ -252,6 +260,7 @@ def test_a_user_is_erased_and_others_are_not(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisMemory, alone: bool) -> None:
     """An erasure removes the user's texts from `pg_stats`, which could otherwise keep them as samples for ever."""
@@ -261,7 +270,7 @@ def test_the_planners_samples_are_forgotten(lived: Harness, redis_memory: RedisM
     _analyze(lived)
     assert {"messages", "inbox", "memories"} <= {row.tablename for row in lived.sql(sampled, like=f"%{MARKER}%")}
     _eraser(lived, redis_memory).erase(UserKey(f"user {MARKER}"))
-    lived.move(lived.settings.turn.lease_s + 1)
+    lived.move(lived.settings.turn.lease_s + 10)
     assert _eraser(lived, redis_memory).finish_due() == (2 if alone else 1)
     assert forget_samples(lived.database) == len(USER_TABLES) + len(SHARED_TABLES)
     assert lived.sql(sampled, like=f"%{MARKER}%") == []
@@ -299,7 +308,7 @@ def test_an_erasure_is_complete_once_redis_file_is_rewritten(lived: Harness, red
     assert eraser.erase(UserKey(f"user {MARKER}")).everywhere
     assert file.begun == 1
     for file.unreachable, file.done, over in ((True, True, 0), (False, False, 0), (False, True, 1)):
-        lived.move(lived.settings.turn.lease_s + 1)
+        lived.move(lived.settings.turn.lease_s + 10)
         assert eraser.finish_due() == over
     file.unreachable = True
     assert not eraser.erase(UserKey(f"user {OTHER}")).everywhere
@@ -342,10 +351,10 @@ def test_without_redis_rows_are_deleted_and_the_rest_follows(
 ) -> None:
     """Without Redis, an erasure deletes the rows and is incomplete. A second pass with Redis completes the erasure."""
     assert not _eraser(lived, unreachable).erase(UserKey(f"user {MARKER}")).everywhere
-    lived.move(lived.settings.turn.lease_s + 1)
+    lived.move(lived.settings.turn.lease_s + 10)
     assert _eraser(lived, unreachable).finish_due() == 0
     assert _eraser(lived, None).finish_due() == 0
-    lived.move(lived.settings.turn.lease_s + 1)
+    lived.move(lived.settings.turn.lease_s + 10)
     assert _eraser(lived, redis_memory).finish_due() == 1
     assert everything(MARKER) == {}
 
@@ -366,7 +375,7 @@ def test_a_store_that_raises_holds_up_nothing_else(
     runtime = lived.runtime
     assert not runtime.eraser.erase(UserKey(f"user {MARKER}")).everywhere
     assert runtime.eraser.erase(UserKey(f"user {OTHER}")).everywhere
-    lived.move(lived.settings.turn.lease_s + 1)
+    lived.move(lived.settings.turn.lease_s + 10)
     assert runtime.eraser.finish_due() == 1
     assert [row.user_id for row in lived.sql("SELECT user_id FROM erasures")] == [f"user {MARKER}"]
 
@@ -419,7 +428,7 @@ def test_erased_while_consolidated_at_every_statement(
         intruder.finish()
         assert everything(MARKER).keys() == {"erasures"}, number
         assert archive.consolidator(Echo()).batch() == ConsolidationCounts()
-        harness.move(harness.settings.turn.lease_s + 1)
+        harness.move(harness.settings.turn.lease_s + 10)
         harness.runtime.eraser.finish_due()
         assert everything(MARKER) == {}, number
     assert number >= 10
@@ -507,7 +516,7 @@ def test_a_store_that_hangs_holds_up_its_own_erasures_only(harness: Harness, red
     eraser = _eraser(harness, redis_memory)
     harness.ask(user_id="ana")
     eraser.erase(UserKey("ana"))
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     stuck = replace(eraser, snapshots=SimpleNamespace(delete=hang))
     with ThreadPoolExecutor(1) as worker:
         first = worker.submit(stuck.finish_due)

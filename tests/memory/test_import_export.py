@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +14,29 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.memory.import_export import ImportResult, export_messages
+from perdure.errors import InvalidRequest
+from perdure.memory.import_export import MAX_LINE_CHARS, ImportResult, bounded_lines, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
+from perdure.tools.registry import tool
+from perdure.turns.cancel import cancel
+from perdure.turns.feedback import Feedback, give_feedback
 from tests.databases import engine_of
 from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
 from tests.memory.corpus import BEGIN, import_conversation, imported, line
 from tests.turns.harness import Harness, side_by_side
-from tests.turns.scripted import says
+from tests.turns.scripted import calls, says
 
 _TALK = ["I keep bees.", "How many hives?", "Four, beside the orchard.", "Do they like apple blossom?"]
+
+
+@tool(effect="pure")
+def echo(text: str) -> str:
+    """Return the text."""
+    return text
 
 
 def _rows(database: Database, sql: str) -> Sequence[Row[Any]]:
@@ -149,6 +160,86 @@ def test_an_export_can_be_imported(database: Database, clock: MovedClock, harnes
     added = imported(database, clock, [line(1, "And my cat.", session=str(turn["session_id"]))])
     assert _counts(added) == (0, 0, 1)
     assert "is not an imported one" in added.bad[0].reason
+
+
+def test_what_was_exported_can_be_imported(database: Database, clock: MovedClock, harness: Harness) -> None:
+    """Agent, model, calls with their results, usage, feedback, failed and cancelled turns: all is there again."""
+    harness.equip(echo)
+    harness.script(calls(("echo", {"text": "one"}), ("echo", {"text": "two"})), says("Both."))
+    rated = harness.ask("Say both.", message_id="both")
+    give_feedback(harness.runtime, UUID(rated["turn_id"]), Feedback(score=-1, comment="Too short."))
+    harness.script(InvalidRequest("The model refused it."))
+    assert harness.ask("Fail.")["status"] == "failed"
+    harness.script(calls(("echo", {"text": "three"})))
+    stopped = harness.send("Stop.")
+
+    def stop(moment: str, name: str) -> None:
+        if (moment, name) == ("after", "turns.step"):
+            cancel(harness.runtime, stopped.turn_id)
+
+    with harness.hooked(stop):
+        harness.run(stopped.session_id)
+    assert harness.turn(stopped.turn_id)["status"] == "cancelled"
+    lines = list(export_messages(database))
+    assert [each["role"] for each in lines[:5]] == ["user", "assistant", "tool", "tool", "assistant"]
+    copied = [json.dumps({**each, "user_id": "eve"}) for each in lines]
+    assert _counts(imported(database, clock, copied)) == (len(lines), 0, 0)
+    assert _counts(imported(database, clock, copied)) == (0, len(lines), 0)
+    again = list(export_messages(database, UserKey("eve")))
+    assert [{**each, "turn": None, "user_id": None} for each in again] == [
+        {**each, "turn": None, "user_id": None} for each in lines
+    ]
+    told = _rows(
+        database,
+        """
+        SELECT user_id, agent, channel, status, steps, error_code, error_message, feedback, reply_seq - first_seq AS at,
+               coalesce((usage ->> 'output_tokens')::int, 0) AS output_tokens
+        FROM turns ORDER BY user_id, seq
+        """,
+    )
+    assert [row[1:] for row in told if row.user_id == "eve"] == [row[1:] for row in told if row.user_id == "ana"]
+    assert max(row.output_tokens for row in told) > 0
+    assert {row.status for row in told} == {"done", "failed", "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "refused"),
+    [
+        (["user", "call", "result", "assistant"], []),
+        (["user", "call", "assistant"], [2]),
+        (["user", "result", "assistant"], [2]),
+        (["result"], [1]),
+        (["call", "result", "result"], [1, 2, 3]),
+        (["user", "call", "other"], [2, 3]),
+        (["user", "call", "user", "result"], [2, 4]),
+    ],
+)
+def test_a_call_is_imported_with_its_result_only(
+    database: Database, clock: MovedClock, roles: list[str], refused: list[int]
+) -> None:
+    """A fork of the session could be continued, and no provider accepts a call without a result."""
+    members: dict[str, dict[str, Any]] = {
+        "call": {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "name": "echo", "arguments": "{}"}]},
+        "result": {"role": "tool", "tool_call_id": "c"},
+        "other": {"role": "tool", "tool_call_id": "d"},
+    }
+    lines = [
+        line(number, **{"content": "Hi.", "turn": "t", **members.get(role, {"role": role})})
+        for number, role in enumerate(roles, start=1)
+    ]
+    result = imported(database, clock, lines)
+    assert [each.number for each in result.bad] == refused
+    assert result.added == len(roles) - len(refused)
+
+
+@pytest.mark.long
+def test_a_turn_is_imported_in_one_portion(database: Database, clock: MovedClock) -> None:
+    """A portion of lines ends between two turns. A line that is far too long is not read into memory."""
+    lines = [line(number, "Hi.", turn=str(number // 300)) for number in range(1, 2_400)]
+    assert _counts(imported(database, clock, lines)) == (2_399, 0, 0)
+    assert [row.n for row in _rows(database, "SELECT count(*) AS n FROM turns")] == [8]
+    text = io.StringIO("x" * (2 * MAX_LINE_CHARS + 7) + "\nshort\r\n\nlast")
+    assert [len(each) for each in bounded_lines(text)] == [MAX_LINE_CHARS + 1, 7, 1, 4]
 
 
 def test_a_turn_is_searchable_with_its_commit_and_a_fork_is_not_twice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -52,7 +53,8 @@ _FILL = """
     INSERT INTO message_words
     SELECT id, 1, user_id, now() - n * interval '1 hour',
            perdure_words(content) || array_to_tsvector(ARRAY[perdure_owner(user_id)]) FROM owned;
-    INSERT INTO message_vectors SELECT id, 1, 1, user_id, vector FROM owned;
+    INSERT INTO message_vectors (session_id, seq, embedder_id, user_id, half)
+    SELECT id, 1, 1, user_id, vector FROM owned;
 """
 
 
@@ -72,6 +74,19 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         "seen_session": None,
         "seen_from": None,
         "exclude_sessions": [],
+        "name": _EMBEDDER.name,
+        "dimensions": _DIMENSIONS,
+        "k": 10,
+        "most_best": 20,
+        "most_within": 20,
+        "seq_reach": 6,
+        "preceding": 0.9,
+        "starts": [datetime(2026, 1, 1, tzinfo=UTC)],
+        "ends": [datetime(2026, 1, 2, tzinfo=UTC)],
+        "text_weight": 1.0,
+        "vector_weight": 0.6,
+        "neighbours_weight": 0.4,
+        "time_weight": 0.8,
         **given,
     }
     connection.exec_driver_sql(f"SET plan_cache_mode = {mode}")
@@ -87,15 +102,17 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
 def test_plans(filled: Connection, mode: str) -> None:
     """Searches by words and by vectors use indexes, with custom plans and with generic plans."""
     by_index = (
-        (queries.MESSAGES_BY_WORDS, "message_words_words_idx"),
+        (queries.find_messages_by_index(1, _DIMENSIONS), "message_words_words_idx"),
+        (queries.find_messages_by_index(1, _DIMENSIONS), "message_vectors_1_half_idx"),
+        (queries.find_messages_by_index(1, _DIMENSIONS), "message_words_pkey"),
+        (queries.find_messages_by_index(1, _DIMENSIONS), "message_vectors_pkey"),
         (queries.MEMORIES_BY_WORDS, "memories_words_idx"),
-        (queries.FEW_MEMORIES, "memory_vectors_user_id_idx"),
-        (queries.FEW_MESSAGES, "message_vectors_user_id_idx"),
-        (queries.messages_near_by_index(1, _DIMENSIONS), "message_vectors_1_idx"),
+        (queries.AVAILABLE, "memory_vectors_user_id_idx"),
+        (queries.AVAILABLE, "message_vectors_user_id_idx"),
         (queries.memories_near_by_index(1, _DIMENSIONS), "memory_vectors_1_idx"),
     )
     exactly = (  # only for the user with few rows: for half of the table, a sequential scan is right
-        (queries.MESSAGES_NEAR, "message_vectors_user_id_idx"),
+        (queries.FIND_MESSAGES, "message_vectors_user_id_idx"),
         (queries.MEMORIES_NEAR, "memory_vectors_user_id_idx"),
     )
     for user_id, statements in (("half", by_index), ("user 7", by_index + exactly)):

@@ -118,6 +118,7 @@ def test_without_redis_one_warning_is_logged(
     assert len(caplog.records) == 2
 
 
+@pytest.mark.long
 def test_an_unresponsive_redis_costs_a_bounded_wait(own_redis: Running, clock: MovedClock) -> None:
     """If Redis does not respond, `append` returns within `WITHIN_S` seconds. After Redis resumes, `append` succeeds."""
     redis_memory = RedisMemory.at(own_redis.url, MemorySettings(), clock)

@@ -48,7 +48,8 @@ def _tool_problems(body: Wire) -> Iterator[str]:
         yield "tools: tool names must be unique"
     if any(each.get("input_schema", {}).get("type") != "object" for each in body.get("tools", [])):
         yield "tools.input_schema.type: expected object"
-    if "tool_use" in json.dumps(body.get("messages")) and not names:
+    types = {each.get("type") for _, blocks in _turns(body.get("messages") or []) for each in blocks}
+    if types & {"tool_use", "tool_result"} and not names:
         yield "requests which include `tool_use` or `tool_result` blocks must define tools"
 
 

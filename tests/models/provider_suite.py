@@ -430,7 +430,7 @@ class ProviderSuite(ModelSuite):
     ) -> None:
         """The request id of a successful reply is logged."""
         server.script(Answer("an odd one"))
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.DEBUG, logger="perdure"):
             ask(model, QUESTION)
         assert f"{model.name} answered: request id req_1" in caplog.messages
 
@@ -440,7 +440,7 @@ class ProviderSuite(ModelSuite):
         """A terminal that shows the log would obey the escape sequences in a server's request id or error code."""
         monkeypatch.setattr(type(server), "request_id", "req\x1b]0;owned\x07\x9b31m")
         server.script(Answer("an odd one"), Status(400, "bad\x1b[2J\x85code"))
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.DEBUG, logger="perdure"):
             ask(model, QUESTION)
             with pytest.raises(PerdureError) as caught:
                 ask(model, QUESTION)

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall
-from perdure.models.providers.chat_wire import ReplyAssembler, request_body
+from perdure.models.notes import placed
+from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema
+from perdure.models.providers.chat_wire import WIRE, ReplyAssembler, request_body
+from perdure.models.providers.endpoint import CACHE_KEY, Endpoint, Quirks, adapted
+from perdure.models.providers.errors import ProviderFailure
 from tests.models.openai_server import chunk, validate_transcript
 from tests.models.transcripts import TEXT, calls, id_of, interleavings, splits, transcripts
 
@@ -167,3 +170,59 @@ def assemble(deltas: Sequence[Any]) -> tuple[str, ModelReply]:
     assembler.feed(chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
     rest, reply = assembler.finish()
     return "".join(streamed) + rest, reply
+
+
+def test_the_prompts_of_a_conversation_have_one_key() -> None:
+    """OpenAI's own server gets it, others only if the endpoint's settings say so. A refused key is left out."""
+    request = ModelRequest((Message(Role.SYSTEM, "You help."), Message(Role.USER, "hi")), cache_key="a session")
+    assert CACHE_KEY not in request_body("m", request)
+    quirks = Quirks(caches=True)
+    body = request_body("m", request, quirks)
+    assert body[CACHE_KEY] == "a session"
+    found = adapted(
+        quirks, ProviderFailure(400, None, "unrecognized argument: prompt_cache_key", {}), body, WIRE.required
+    )
+    assert found is not None
+    assert CACHE_KEY not in request_body("m", request, found.quirks)
+
+
+@pytest.mark.parametrize(
+    ("url", "caches", "sends"),
+    [
+        ("https://api.openai.com/v1", None, True),
+        ("https://api.openai.com/v1", False, False),
+        ("http://gpu-1:8000/v1", None, False),
+        ("http://gateway:8000/v1", True, True),
+    ],
+)
+def test_the_option_of_caches_is_for_servers_that_have_it(url: str, *, caches: bool | None, sends: bool) -> None:
+    """By default, the vendor's own."""
+    assert Endpoint("there", url, caches=caches).quirks_of("gpt-5").caches is sends
+
+
+def test_what_lasts_is_sent_first() -> None:
+    """The system prompt is one message. A note has its own, or begins the user's message where a server wants it so."""
+    said = (
+        Message(Role.SYSTEM, "You help."), Message(Role.SYSTEM, "The user likes tea."), Message(Role.USER, "hello"),
+        Message(Role.ASSISTANT, "Hi."), Message(Role.SYSTEM, "It is noon."), Message(Role.USER, "What time is it?"),
+    )  # fmt: skip
+    request = ModelRequest(said, (ToolSchema("clock", "", {"type": "object"}),))
+    body = request_body("m", request)
+    lasting = [("system", "You help.\n\nThe user likes tea."), ("user", "hello"), ("assistant", "Hi.")]
+    assert _spoken(body) == [*lasting, ("system", "It is noon."), ("user", "What time is it?")]
+    assert list(body)[-2:] == ["tools", "messages"]
+    within = request_body("m", request, Quirks(notes_within=True))
+    assert _spoken(within) == [*lasting, ("user", "It is noon.\n\nWhat time is it?")]
+
+
+def _spoken(body: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in body["messages"]]
+
+
+def test_a_note_moves_the_places_of_files() -> None:
+    """A file is sent in place of the line that describes it."""
+    file = Attachment("image/png", None, 0, 5, b"png")
+    said = (Message(Role.SYSTEM, "It is noon."), Message(Role.USER, "[cat] Who is it?", files=(file,)))
+    prompt = placed((Message(Role.USER, "hello"), *said), within=True)
+    [moved] = prompt.messages[-1].files
+    assert prompt.messages[-1].content[moved.start : moved.end] == "[cat]"

@@ -242,6 +242,7 @@ def test_no_provider_of_chat_completions_is_missing() -> None:
     assert {*get_args(OpenAIChatCompatibleProvider.__value__)} <= endpoints.PROVIDERS
 
 
+@pytest.mark.long
 def test_own_models_do_not_import_pydantic_ai() -> None:
     """`openai:` and `anthropic:` work without the extra. A worker that only uses them does not import pydantic-ai."""
     assert importlib.util.find_spec("pydantic_ai") is not None, "without the extra, the test could not fail"

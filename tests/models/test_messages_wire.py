@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidResponse
 from perdure.models.protocol import Message, ModelReply, ModelRequest, Role, ToolCall, ToolSchema, Usage
-from perdure.models.providers.messages_wire import ReplyAssembler, request_body
+from perdure.models.providers.endpoint import CACHE_MARK, Quirks, adapted
+from perdure.models.providers.errors import ProviderFailure
+from perdure.models.providers.messages_wire import WIRE, ReplyAssembler, request_body
 from tests.models.anthropic_server import validate_body
 from tests.models.transcripts import TEXT, calls, interleavings, splits, transcripts
 
@@ -193,3 +195,43 @@ def test_a_call_with_the_index_of_thoughts_leaves_them_as_they_are() -> None:
     assert reply.opaque is not None
     assert reply.opaque.parts["message"]["blocks"] == [thoughts, {"type": "tool_use"}]
     assert [call.arguments for call in reply.tool_calls] == ['{"x": 1}']
+
+
+CONVERSATION = (
+    Message(Role.SYSTEM, "You help."),
+    Message(Role.SYSTEM, "The user likes tea."),
+    Message(Role.USER, "hello"),
+    Message(Role.ASSISTANT, "Hi."),
+    Message(Role.SYSTEM, "It is noon."),
+    Message(Role.USER, "What time is it?"),
+)
+
+
+def test_a_note_is_a_block_before_the_users_message() -> None:
+    """The system prompt has what lasts. Tools, system prompt and messages are in the order of the provider's cache."""
+    body = request_body("m", ModelRequest(CONVERSATION, (TOOL,)))
+    assert body["system"] == "You help.\n\nThe user likes tea."
+    assert [each["text"] for each in body["messages"][-1]["content"]] == ["It is noon.", "What time is it?"]
+    assert [each for each in body if each in {"tools", "system", "messages"}] == ["tools", "system", "messages"]
+    assert CACHE_MARK not in json.dumps(body)
+
+
+@given(transcripts(), st.booleans())
+def test_a_prompt_has_at_most_four_marks(messages: tuple[Message, ...], with_tools: bool) -> None:
+    """The provider refuses more, and accepts the prompt with them."""
+    said = [each for each in messages if each.role is not Role.SYSTEM]
+    asked = (*CONVERSATION[:2], *said, *CONVERSATION[-2:])
+    body = request_body("m", ModelRequest(asked, (TOOL,) if with_tools else ()), Quirks(caches=True))
+    assert validate_body(body) == []
+    assert json.dumps(body).count(CACHE_MARK) <= 4
+    assert [CACHE_MARK in each for each in body["system"]] == [True, True]
+
+
+def test_a_refused_mark_is_left_out() -> None:
+    """A server between perdure and the provider may refuse it."""
+    request, quirks = ModelRequest(CONVERSATION, (TOOL,)), Quirks(caches=True)
+    body = request_body("m", request, quirks)
+    said = "system.0.cache_control: extra inputs are not permitted"
+    found = adapted(quirks, ProviderFailure(400, None, said, {}), body, WIRE.required)
+    assert found is not None
+    assert request_body("m", request, found.quirks) == request_body("m", request)

@@ -26,6 +26,11 @@ def say(*lines: str, system: str = SYSTEM, tools: Sequence[ToolSchema] = TOOLS) 
     return OfflineModel().respond(ModelRequest((Message(Role.SYSTEM, system), *spoken), tuple(tools)), new_call())
 
 
+def _alone(text: str) -> str:
+    """The reply to a request that has one message, and no tools."""
+    return OfflineModel().respond(ModelRequest((Message(Role.USER, text),)), new_call()).content
+
+
 def calls(reply: ModelReply) -> list[tuple[str, str]]:
     """The names and arguments of a reply's calls."""
     return [(call.name, call.arguments) for call in reply.tool_calls]
@@ -179,6 +184,17 @@ def test_extracts_memories_as_valid_json() -> None:
     ]
     assert all(0 <= each["importance"] <= 1 for each in found)
     assert candidates.parse(json.dumps(found))[1] == [], "the JSON is as strict as the prompt asks for"
+
+
+@pytest.mark.parametrize(("member", "found"), [("title", "Plan my trip to Rome"), ("tags", []), ("follow_ups", [])])
+def test_a_front_end_gets_the_users_sentence_as_title(member: str, found: object) -> None:
+    """A front end's request for a title gets the first sentence of the user as JSON, one for tags an empty list."""
+    asked = (
+        f'### Task:\nGenerate something.\n### Output:\nJSON format: {{ "{member}": "your text here" }}\n'
+        "### Chat History:\n<chat_history>\nUSER: Plan my trip to Rome. In May.\nASSISTANT: Noted.\n</chat_history>"
+    )
+    assert json.loads(_alone(asked)) == {member: found}
+    assert _alone("### Task: sing").startswith("Noted")
 
 
 def test_extracts_the_names_and_relations_of_a_statement() -> None:

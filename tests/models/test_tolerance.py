@@ -622,6 +622,27 @@ def test_an_empty_stream_is_requested_again_as_a_whole(server: OpenAIServer, pro
     assert "stream_options" not in server.requests[1]
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "System message must be at the beginning."),
+        (400, "Conversation roles must alternate user/assistant/user/assistant/..."),
+        (400, "Unexpected role 'system' after role 'assistant'"),
+        (500, "Jinja Exception: After the optional system message, conversation roles must alternate"),
+    ],
+)
+def test_a_note_has_no_message_where_the_server_wants_none(server: OpenAIServer, status: int, said: str) -> None:
+    """From the refusal on, a note is the beginning of the user's message, as templates of models for chats want it."""
+    server.script(Status(status, message=said), Answer("12"), Answer("12"))
+    model = model_of(server)
+    note, hello = Message(Role.SYSTEM, "It is noon."), Message(Role.USER, "hello")
+    for _ in range(2):
+        assert ask(model, hello, Message(Role.ASSISTANT, "Hi."), note, QUESTION).content == "12"
+    spoken = [[(each["role"], each["content"]) for each in body["messages"][3:]] for body in server.requests]
+    within = [("user", f"It is noon.\n\n{QUESTION.content}")]
+    assert spoken == [[("system", "It is noon."), ("user", QUESTION.content)], within, within]
+
+
 def test_several_options_and_members_may_be_refused(server: OpenAIServer) -> None:
     """A server refuses one after the other. Groq refuses the thoughts that it sent itself."""
     refusals = [

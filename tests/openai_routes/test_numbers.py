@@ -7,22 +7,25 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.channels.http.openai.answers import AnswerEnded, Called, Part, Text
+from perdure.channels.http.openai.answers import AnswerEnded, Called, CommittedAnswer, Part, Text
 from perdure.channels.http.openai.chat_completions import Completion
 from perdure.channels.http.openai.responses import PIECE_CHARS, Response, pieces, stream
+from perdure.turns.calls.client import Exchange
 
-TURN = {
+TURN: dict[str, Any] = {
     "turn_id": "01931e6f-5d6a-7c3e-9f64-6f1a3f0f2b11",
     "status": "done",
     "error": None,
     "usage": {"input_tokens": 3, "output_tokens": 2},
     "accepted_at": "2026-05-02T09:30:00+00:00",
 }
-RESPONSE = Response("assistant", None)
+EXCHANGE = Exchange(UUID(TURN["turn_id"]))
+RESPONSE = Response(EXCHANGE, "assistant", None)
 WORDS = st.text(alphabet=st.sampled_from(["a", "b", " ", "\n", "한", "😀"]), min_size=1, max_size=200)
 
 
@@ -36,7 +39,7 @@ def _events(texts: Sequence[str | Called], after: int | None = None, *, ended: b
         for text in texts:
             yield text if isinstance(text, Called) else Text(text)
         if ended:
-            yield AnswerEnded(TURN)
+            yield AnswerEnded(TURN, used=TURN["usage"])
 
     async def collect() -> list[bytes]:
         return [each async for each in stream(RESPONSE, TURN, parts(), after)]
@@ -107,7 +110,7 @@ def test_a_cut_off_answer_is_incomplete() -> None:
 
     async def parts() -> AsyncIterator[Part]:
         yield Text("half")
-        yield AnswerEnded(turn)
+        yield AnswerEnded(turn, used=turn["usage"])
 
     async def collect() -> list[bytes]:
         return [each async for each in stream(RESPONSE, turn, parts(), None)]
@@ -123,11 +126,11 @@ def test_a_completion_says_that_it_was_cut_off_and_what_is_not_known() -> None:
     """`finish_reason` is `length` for a text that was cut off. Usage that no server reported is `null`."""
     completion = Completion("1", "assistant", 0)
     turn = {**TURN, "usage": None, "reply": {"text": "half", "format": "text", "stop_reason": "length"}}
-    whole = completion.whole(turn, "half")
+    whole = completion.whole(turn, "half", None)
     assert (whole["choices"][0]["finish_reason"], whole["usage"]) == ("length", None)
-    assert completion.usage_chunk(turn)["usage"] is None
-    assert RESPONSE.body(turn, "half")["usage"] is None
-    assert completion.whole(TURN, "all")["choices"][0]["finish_reason"] == "stop"
+    assert completion.usage_chunk(None)["usage"] is None
+    assert RESPONSE.body(turn, CommittedAnswer(turn, texts=["half"]))["usage"] is None
+    assert completion.whole(TURN, "all", None)["choices"][0]["finish_reason"] == "stop"
 
 
 def _position(events: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:

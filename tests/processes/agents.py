@@ -1,8 +1,8 @@
 """The PERDURE_AGENTS module of the workers in these tests: tools of every effect class, with injected faults.
 
-After the import, the process records each commit boundary in the test's fault directory, and executes the fault that
-is armed for the boundary. The import also shortens three waits that have no setting: two in `outbox` and one in
-`awaited`. If the environment variable named by `SILENCE_S` is set, its value replaces the watchdog's minimum time
+After the import, the process records each commit boundary in the test's fault directory, and executes the fault that is
+armed for the boundary. The import also shortens waits that have no setting: two in `outbox`, one in `awaited` and two
+in `presence`. If the environment variable named by `SILENCE_S` is set, its value replaces the watchdog's minimum time
 limit.
 """
 
@@ -19,6 +19,7 @@ from unittest import mock
 
 from perdure import Agent, celery_tool, external_tool, tool
 from perdure.database.engine import Database
+from perdure.observe import presence
 from perdure.tools.registry import DidNotHappen, Happened, ProbeOutcome, ToolContext
 from perdure.turns import outbox
 from perdure.turns.calls import awaited
@@ -29,6 +30,7 @@ from tests.processes.model_server import OUTSIDE
 ATTEMPT_S = 1.5
 RETRY_S = 0.5
 PROBE_S = 0.5
+PRESENCE_S = 0.5
 TASK_TIMEOUT_S = 8.0
 
 _FROZEN_S = 600
@@ -44,6 +46,8 @@ mock.patch.object(Database, "_notify", _notify).start()
 mock.patch.object(outbox, "ATTEMPT_S", ATTEMPT_S).start()
 mock.patch.object(outbox, "FIRST_RETRY_S", RETRY_S).start()
 mock.patch.object(awaited, "LEAST_PROBE_S", PROBE_S).start()
+mock.patch.object(presence, "EVERY_S", PRESENCE_S).start()
+mock.patch.object(presence, "GONE_S", 3 * PRESENCE_S).start()
 if SILENCE_S in os.environ:
     mock.patch.object(heartbeat, "LEAST_LIMIT_S", float(os.environ[SILENCE_S])).start()
 

@@ -33,9 +33,9 @@ ALONE = ("pure", "idempotent", "unsafe", "probed")
 SIDE_BY_SIDE = "all"
 KINDS = (*ALONE, SIDE_BY_SIDE)
 
-_TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim")
+_TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim_due")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
-REPEATABLE = ("turns.claim", "deliveries.take")
+REPEATABLE = ("turns.claim_due", "deliveries.take")
 """Commits that a duplicate wake-up repeats without effect."""
 
 PERIODIC = (
@@ -65,6 +65,8 @@ _ELSEWHERE = (
     "casebank.",
     "retention.",
     "files.",
+    "observe.",
+    "summaries.",
 )
 """Prefixes of the names of commits that belong neither to a turn nor to a session's end."""
 
@@ -81,7 +83,8 @@ def commits(kind: str, agent: str = NATIVE) -> list[str]:
     tools = PLANS[kind]
     finished = ["turns.finish_effect"] * len(tools) if len(tools) > 1 else []
     begun, repaired = (["turns.keep_instructions"], ["turns.step"]) if agent == JUDGING else ([], [])
-    return [*_TO_CLAIM, *begun, "turns.step", *finished, "turns.step", *repaired, *_FROM_SETTLE]
+    changed = ["turns.change_arguments"] * len(tools) if agent == JUDGING else []
+    return [*_TO_CLAIM, *begun, "turns.step", *changed, *finished, "turns.step", *repaired, *_FROM_SETTLE]
 
 
 def passed(kind: str, agent: str = NATIVE) -> list[tuple[str, str]]:

@@ -35,13 +35,17 @@ from tests.processes.faults import SCENE, Faults
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 
-NATIVE, ADAPTED, JUDGING = "tester", "adapted", "judging"
-"""The agents of workers: perdure's own, one of pydantic-ai, and one with deps, whose output is repaired."""
+NATIVE, ADAPTED, JUDGING, DELEGATING, ASKING = "tester", "adapted", "judging", "delegating", "asking"
+"""The agents of workers: perdure's own, one of pydantic-ai, one whose output is repaired, one that asks other agents,
+and one that asks the user.
+"""
 
 MODULES = {
     NATIVE: "tests.processes.agents",
     ADAPTED: "tests.processes.adapted_agents",
     JUDGING: "tests.processes.judging_agents",
+    DELEGATING: "tests.processes.delegating_agents",
+    ASKING: "tests.processes.asking_agents",
 }
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,7 +184,10 @@ class Installation:
     def _check_turns(self, session_id: UUID, messages: Iterable[Any]) -> None:
         inbox = self.query(
             "SELECT i.turn_id, i.text, t.seq, t.status FROM inbox AS i JOIN turns AS t USING (turn_id) "
-            "WHERE t.session_id = %(id)s ORDER BY t.seq, i.position",
+            "WHERE t.session_id = %(id)s AND NOT EXISTS ("  # but for answers to questions, which are results of calls
+            "SELECT FROM tool_effects AS e WHERE e.turn_id = i.turn_id AND e.waits_for = 'user' "
+            "AND e.payload -> 'said' @> jsonb_build_array(jsonb_build_object('text', i.text))"
+            ") ORDER BY t.seq, i.position",
             id=session_id,
         )
         begun = [row for row in inbox if row.status != "cancelled"]

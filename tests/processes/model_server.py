@@ -22,8 +22,13 @@ from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step,
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
 ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "guarded", "hanging", "frozen")
 OUTSIDE = "outside"
+OF_CLIENT = "weather"
+"""A tool that the client of a request brings."""
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
-PLANS = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE)} | {"all": SIDE_BY_SIDE}
+ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
+ASK_SIZE = "ask_size"
+PLANS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE, OF_CLIENT)}
+PLANS |= {"all": SIDE_BY_SIDE, "asks": (ASK, ASK_ADAPTED), "hands over": (HAND_OVER,), "coffee": (ASK_SIZE,)}
 
 PARTS = 5
 """The number of tasks that one call of the tool `reports` sends."""
@@ -117,6 +122,11 @@ def answer_to(text: str, *results: str) -> str:
     return f"answer to {text!r}: {' and '.join(results)}"
 
 
+def task_of(text: str, number: int) -> str:
+    """What the model gives to an agent in its call number `number` about `text`."""
+    return f"task {number} of {text}"
+
+
 def memory_of(text: str) -> str:
     """The memory that the model extracts from a conversation whose first line is `text`."""
     return f"The user spoke of {text}."
@@ -139,7 +149,11 @@ def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answ
         return Answer(answer_to(text), piece=64, latency_s=latency_s)
     parts = [{"note": f"{text} {number}"} for number in range(PARTS)]
     arguments = json.dumps({"calls": parts} if tools == ("reports",) else {"note": text})
-    calls = [Call(name, arguments, f"call_{number}") for number, name in enumerate(tools)]
+    tasks = [json.dumps({"task": task_of(text, number)}) for number in range(len(tools))]
+    given = tasks if ASK in tools else ["{}" if HAND_OVER in tools else arguments] * len(tools)
+    if tools == (ASK_SIZE,):
+        given = [json.dumps({"question": "Which size?"})]
+    calls = [Call(name, given[number], f"call_{number}") for number, name in enumerate(tools)]
     return Answer(calls=calls, piece=64, latency_s=latency_s)
 
 

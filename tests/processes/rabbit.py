@@ -45,7 +45,8 @@ def running(directory: Path) -> Iterator[str]:
         yield url
     finally:
         for process in (server, names):
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
 
 

@@ -76,7 +76,7 @@ def test_an_approval_waits_across_a_restart_of_everything(
     assert (again.status_code, again.json()["code"]) == (409, "CONFLICT")
     [effect] = [each for each in installation.faults.effects() if each.tool == "guarded"]
     assert effect.note == edited
-    result = f'A person changed the arguments of this call to {{"note":"{edited}"}}\n{done("guarded", edited)}'
+    result = f'The arguments of this call were changed to {{"note":"{edited}"}}\n{done("guarded", edited)}'
     assert turn["reply"]["text"] == answer_to(text, result)
     installation.check()
 

@@ -76,6 +76,7 @@ def test_no_text_of_a_user_is_in_flower(
         shown = [client.get(page).raise_for_status().text for page in pages]
         table = client.post("tasks/datatable", data=QUERY).raise_for_status().text
         wait_until(lambda: sent(foreign) and "turns.run" in client.get("api/tasks").text, "Flower has seen a turn")
+        wait_until(lambda: "turn_ids" in client.get("api/tasks").text, "Flower has the ids of a turn that ran")
         runs = [each for each in client.get("api/tasks").json().values() if each["name"] == "turns.run"]
     assert not [page for page, text in zip(pages, shown, strict=True) if SECRET in text]
     assert SECRET not in table

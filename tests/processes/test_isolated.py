@@ -11,7 +11,7 @@ from perdure.access.tenants import UserKey
 from perdure.sessions.ending import request_end
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
 from tests.processes.nodes import Worker

@@ -271,6 +271,7 @@ def test_a_message_held_by_a_killed_worker_returns_to_its_queue(
     assert neighbour.runs() == {"quick": 1}
 
 
+@pytest.mark.long
 def test_all_keys_of_an_installation_begin_with_its_prefix(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:

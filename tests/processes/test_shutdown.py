@@ -12,7 +12,7 @@ from pytest_celery import CeleryTestSetup
 from sqlalchemy import NullPool
 
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from tests.databases import engine_of
 from tests.processes.faults import Place, done, wait_until
 from tests.processes.installation import DRAIN_S, Installation

@@ -35,6 +35,7 @@ def _connected(gateway: GatewayProcess) -> Iterator[ClientConnection]:
         yield made
 
 
+@pytest.mark.long
 def test_a_turn_over_the_socket(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess
 ) -> None:

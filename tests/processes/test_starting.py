@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.turns.inbox.accept import Accepted
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from tests.cli.conftest import Perdure
 from tests.cli.test_setting_up import DJANGO
 from tests.processes.installation import ROOT, Installation

@@ -16,6 +16,7 @@ from tests.processes.model_server import answer_to
 MESSAGES = 20
 
 
+@pytest.mark.long
 def test_the_result_names_the_accepted_turn(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """The task's result contains the turn's id, with which the sender can read the reply."""
     result = celery_setup.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"}, queue="ingress")

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.answer import FILE_ID, RUN_ID, SESSION_ID, TURN_ID
+from perdure.channels.http.schemas.memory import MEMORY_ID
 from perdure.channels.http.schemas.schedules import SCHEDULE_ID
 from perdure.settings import Settings
 from tests.repository.source import ROOT
@@ -33,6 +34,7 @@ PATH = {
     "case_id": "case-17",
     "schedule_id": SCHEDULE_ID,
     "file_id": FILE_ID,
+    "memory_id": MEMORY_ID,
     "name": "llm:openai:gpt-5",
 }
 """The value of each path parameter in the examples."""

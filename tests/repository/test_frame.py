@@ -27,6 +27,7 @@ def test_no_file_names_a_package_registry() -> None:
     assert [path for path, text in texts() if any(host in text for host in REGISTRIES)] == []
 
 
+@pytest.mark.long
 def test_no_file_contains_a_path_of_one_machine() -> None:
     """No file contains a path of one machine, such as a home directory."""
     assert [path for path, text in texts() if MACHINE.search(text)] == []
@@ -87,7 +88,7 @@ def test_contributing_names_targets_that_exist() -> None:
     assert {first or second for first, second in named} <= targets
 
 
-@pytest.mark.parametrize("script", ["run", "install", "pin"])
+@pytest.mark.parametrize("script", ["run", "install", "pin", "first-minute"])
 def test_the_scripts_can_be_run(script: str) -> None:
     """The scripts of `.ci` are executable."""
     assert (ROOT / ".ci" / script).stat().st_mode & 0o111

@@ -21,7 +21,7 @@ import pytest
 
 from perdure.access import tokens
 from perdure.channels.http import body, parameters
-from perdure.channels.services import slack, splitting, telegram
+from perdure.channels.services import slack, splitting, telegram_markup
 from perdure.channels.services.discord import channel as discord
 from perdure.cli import display
 from perdure.clock import SystemClock
@@ -41,7 +41,18 @@ from perdure.network import egress, queues
 from perdure.network.reply_urls import Reachable
 from perdure.sessions import summary
 from perdure.tasks import arguments
-from perdure.text import contradiction, json_replies, linear, patterns, quoting, untrusted, words
+from perdure.text import (
+    contradiction,
+    injections,
+    json_replies,
+    linear,
+    patterns,
+    quoting,
+    statements,
+    titles,
+    untrusted,
+    words,
+)
 from perdure.text.patterns import Pattern
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
@@ -60,8 +71,11 @@ NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
     "perdure.tools.registry.who_approves": "passes arguments to the author's function",
     "perdure.text.declarations.require": "takes an author's declaration",
+    "perdure.tools.awaited.asking.ask_user": "takes an author's declaration",
     "perdure.tools.awaited.external.external_tool": "takes an author's declaration",
     "perdure.tools.awaited.task.celery_tool": "takes an author's declaration",
+    "perdure.adapters.delegating.agent_tool": "takes an author's declaration",
+    "perdure.adapters.delegating.handoff": "takes an author's declaration",
     "perdure.snapshots.resolve.resolve": "takes a setting",
     "perdure.settings.check_server_url": "takes a setting",
     "perdure.models.adapted.vendors.vendor": "takes a setting",
@@ -114,10 +128,20 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.access.tokens.looks_like_token": tokens.looks_like_token,
     "perdure.channels.services.discord.channel.render": discord.render,
     "perdure.channels.services.slack.render": slack.render,
-    "perdure.channels.services.telegram.render": telegram.render,
+    "perdure.channels.services.telegram_markup.render": telegram_markup.render,
+    "perdure.channels.services.telegram_markup.visible": telegram_markup.visible,
+    "perdure.channels.services.splitting.units": splitting.units,
     "perdure.channels.services.splitting.split": lambda given: splitting.split(given, 2_000),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
+    "perdure.text.contradiction.without_numbers": contradiction.without_numbers,
+    "perdure.text.injections.instructs": injections.instructs,
+    "perdure.text.statements.read": statements.read.__wrapped__,
+    "perdure.text.statements.relate": lambda given: statements.relate(given, f"{given} 1"),
+    "perdure.text.statements.differ": lambda given: statements.differ(given, f"{given} 1"),
+    "perdure.text.statements.overlap": lambda given: statements.overlap(given, f"{given} 1"),
+    "perdure.text.statements.is_compared": statements.is_compared,
+    "perdure.memory.consolidation.extraction.quotation": extraction.quotation,
     "perdure.text.words.tokens": lambda given: [token.read() for token in words.tokens(given)],
     "perdure.text.words.stem": words.stem,
     "perdure.text.words.without_particle": words.without_particle,
@@ -136,6 +160,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.json_replies.values_in": lambda given: list(json_replies.values_in(given)),
     "perdure.text.json_replies.without_fence": json_replies.without_fence,
     "perdure.tools.registry.load_arguments": suppressing(lambda text: registry.load_arguments(text, {}), ValueError),
+    "perdure.text.titles.title_of": titles.title_of,
     "perdure.text.untrusted.cut": lambda given: untrusted.cut(given, 500),
     "perdure.text.untrusted.first_line": untrusted.first_line,
     "perdure.text.untrusted.is_identifier": untrusted.is_identifier,
@@ -191,6 +216,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.offline.OfflineModel, a tool's result": lambda given: offline_reply(
         Message(Role.ASSISTANT, "", (ToolCall("1", "x", "{}"),)), Message(Role.TOOL, given, (), "1")
     ),
+    "perdure.sessions.summary.summarise": lambda given: summary.summarise(
+        OfflineModel(), ModelCall(SystemClock(), 60), [Message(Role.USER, given)], so_far=given
+    ),
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long((given.encode(errors="replace"),) * 2),
@@ -227,35 +255,32 @@ def sources() -> dict[str, ast.Module]:
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules()}
 
 
+@cache
 def modules_with_patterns() -> dict[str, ast.Module]:
-    """The modules that match patterns or read Unicode tables.
-
-    Every test process imports this file. To save time, the function parses only modules whose source contains
-    `perdure.text` or `unicodedata`.
-    """
-    named = ("perdure.text", "unicodedata")
-    texts = {name: path.read_text(encoding="utf-8") for name, path in modules()}
-    parsed = {name: ast.parse(text) for name, text in texts.items() if any(each in text for each in named)}
+    """The modules that match patterns or read Unicode tables."""
     return {
         name: module
-        for name, module in parsed.items()
+        for name, module in sources().items()
         if imported(module) & {"perdure.text.patterns", "perdure.text.linear", "unicodedata"}
         or name == "perdure.text.untrusted"
     }
 
 
-WITH_PATTERNS = modules_with_patterns()
-for _name in WITH_PATTERNS:
-    import_module(_name)
+# Every test process imports this file. To save time, it searches the sources for the import, and does not parse them.
+for _name, _path in modules():
+    if "perdure.text.patterns" in _path.read_text(encoding="utf-8"):
+        import_module(_name)
 PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in enumerate(patterns.REGISTERED)}
 
 
+@pytest.mark.long
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
     """Only the modules of `MAY_IMPORT_RE` import `re`. With `re`, one message could block a worker by backtracking."""
     assert {name for name, module in sources().items() if "re" in imported(module)} == set(MAY_IMPORT_RE)
     assert [name for name, module in sources().items() if "re2" in imported(module)] == ["perdure.text.patterns"]
 
 
+@pytest.mark.long
 def test_every_pattern_is_registered_once() -> None:
     """No function compiles a pattern, because these tests measure only patterns that are registered at import."""
     calls = {
@@ -268,14 +293,21 @@ def test_every_pattern_is_registered_once() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"compiled", "Pattern"}
     }
     assert calls == set()
-    assert len(PATTERNS) > len(WITH_PATTERNS)
+    assert len(PATTERNS) > len(modules_with_patterns())
 
 
+def test_every_pattern_compiles() -> None:
+    """A pattern is compiled on first use: one that RE2 refuses would fail only then."""
+    for pattern in PATTERNS.values():
+        pattern.search("")
+
+
+@pytest.mark.long
 def test_every_function_over_text_is_measured() -> None:
     """In modules with patterns, each public function that takes strings is measured or in `NOT_OVER_FOREIGN_TEXT`."""
     functions = {
         f"{room}.{node.name}"
-        for room, module in WITH_PATTERNS.items()
+        for room, module in modules_with_patterns().items()
         for node in module.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and takes_text(node)
     }
@@ -356,4 +388,4 @@ def test_a_lone_surrogate_breaks_no_pattern() -> None:
 def test_the_repository_is_read() -> None:
     """The list of modules is not empty. With an empty list, the other tests would pass."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()
-    assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= WITH_PATTERNS.keys()
+    assert {"perdure.text.contradiction", "perdure.memory.recall.time_spans"} <= modules_with_patterns().keys()

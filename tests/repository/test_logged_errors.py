@@ -8,12 +8,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.repository.source import modules
 
 OWN_TEXTS = {"NotifyFailed": "its text is the status or the reason of a notice to an operator's URL"}
 """Errors that log calls may show although `perdure.errors` does not define them, with the reason."""
 
 
+@pytest.mark.long
 def test_a_log_call_shows_a_caught_error_through_loggable() -> None:
     """A log call shows a caught error neither directly nor by `str`, `repr` or an f-string."""
     found = [

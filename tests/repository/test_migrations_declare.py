@@ -6,7 +6,7 @@ from pathlib import Path
 
 from alembic.script import ScriptDirectory
 
-from perdure.database.compatibility import scripts
+from perdure.database.compatibility import revisions, scripts
 
 
 def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() -> None:
@@ -20,6 +20,12 @@ def test_each_migration_declares_the_oldest_release_that_can_use_the_tables() ->
     assert [name for name in names if declared[name] not in names[: names.index(name) + 1]] == []
     ages = [names.index(declared[name]) for name in names]
     assert ages == sorted(ages)
+
+
+def test_files_are_named_by_their_revisions() -> None:
+    """A process that checks the schema reads the revisions from the names of the files. It does not import Alembic."""
+    walked = ScriptDirectory(str(scripts())).walk_revisions()
+    assert list(revisions()) == [each.revision for each in walked][::-1]
 
 
 def test_a_new_migration_declares_itself() -> None:

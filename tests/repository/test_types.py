@@ -38,7 +38,7 @@ def greet(turn: TurnContext[Order]) -> str:
     return turn.deps.article
 
 shop = Agent("shop", greet, [price, stock], output=Order, max_tokens=5_000)
-sent: Sent = send(None, user_id="ana", text="Tea!", channel="web", on_busy="merge", reply_to={"task": "shop.reply"})
+sent: Sent = send(None, user_id="ana", text="Tea!", channel="web", on_busy="steer", reply_to={"task": "shop.reply"})
 total: float = price("tea") + price("tea", pieces=2)
 scripted = Scripted(call(price, article="tea"), call("stock", article="tea"), Order("tea", 2))
 data = result(sent, output=Order).data

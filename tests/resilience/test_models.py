@@ -458,6 +458,7 @@ def names(models: Sequence[Model]) -> list[str]:
     return [each.name for each in models]
 
 
+@pytest.mark.long
 def test_models_are_resolved_with_their_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's fallbacks are the models of `PERDURE_FALLBACK_MODELS` in order, except the model itself.
 

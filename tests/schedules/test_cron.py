@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.timetable.cron import Cron
 from perdure.timetable.quiet import QuietHours
 
 PARIS = ZoneInfo("Europe/Paris")
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+CHANGES = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-04-05", "2026-10-04"),  # by half an hour
+    "America/Havana": ("2026-03-08", "2026-11-01"),  # at midnight
+    "America/St_Johns": ("2006-04-02", "2006-10-29"),  # at 00:01, back to the previous day
+    "Pacific/Apia": ("2011-12-30", "2011-04-02"),  # skipped 30 December 2011
+    "Asia/Tokyo": ("2026-03-29",),  # no change
+}
+"""Zones, and dates on which their clocks change."""
 
 
 def utc(text: str) -> datetime:
@@ -56,6 +69,95 @@ def test_no_slot_lies_between_two(expression: str, at: datetime) -> None:
     assert cron.next(before) == after
     assert cron.previous(after) == after
     assert cron.previous(after - timedelta(seconds=1)) == before
+
+
+@cache
+def clock(zone: str, day: str) -> list[tuple[datetime, list[datetime], datetime]]:
+    """Each minute around a change, the local times that the clocks newly reach or skip in it, and the local time.
+
+    A change of more than three hours is a correction: the local times that it skips are not caught up.
+    """
+    shown, reached = [], None
+    for at in (utc(day) + MINUTE * number for number in range(-36 * 60, 66 * 60)):
+        local = at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+        ahead = MINUTE if reached is None else max(local - reached, timedelta())
+        reached = local if reached is None else max(reached, local)
+        if ahead > 3 * HOUR + MINUTE:
+            ahead = MINUTE
+        shown.append((at, [local - MINUTE * back for back in range(ahead // MINUTE)], local))
+    return shown
+
+
+def debian_cron(zone: str, day: str, minutes: set[int], hours: set[int], *, interval: bool) -> list[datetime]:
+    """The runs that cron(8) of Debian documents, minute by minute: the reference of the property test.
+
+    An interval runs at each minute that matches. Other jobs run once for each local time, and soon after a change that
+    skips it.
+    """
+    return [
+        at
+        for at, reached, local in clock(zone, day)
+        if any(each.minute in minutes and each.hour in hours for each in ([local] if interval else reached))
+    ]
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> tuple[str, set[int], set[int]]:
+    """The minute and hour of an expression, and the minutes and hours that they match."""
+
+    def field(most: int) -> tuple[str, set[int]]:
+        step = draw(st.sampled_from([1, 2, 7, 15, 20]))
+        chosen = draw(st.sets(st.integers(0, most - 1), min_size=1, max_size=3))
+        return draw(
+            st.sampled_from(
+                [
+                    (f"*/{step}", set(range(0, most, step))),
+                    ("*", set(range(most))),
+                    (",".join(map(str, sorted(chosen))), chosen),
+                    (f"0-{most - 1}/{step}", set(range(0, most, step))),
+                ]
+            )
+        )
+
+    (minute, minutes), (hour, hours) = field(60), field(24)
+    return f"{minute} {hour} * * *", minutes, hours
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([(zone, day) for zone, days in CHANGES.items() for day in days]),
+    fields(),
+    st.integers(-6 * 60, 16 * 60),
+)
+def test_clock_changes_are_treated_as_cron_documents(
+    change: tuple[str, str], given_fields: tuple[str, set[int], set[int]], minute: int
+) -> None:
+    """Around each change, `next` and `previous` return the runs of Debian's cron."""
+    (zone, day), (expression, minutes, hours) = change, given_fields
+    interval = "*" in expression.removesuffix(" * * *")
+    expected = debian_cron(zone, day, minutes, hours, interval=interval)
+    at, cron = utc(day) + MINUTE * minute, Cron(expression, ZoneInfo(zone))
+    assert cron.next(at) == next(run for run in expected if run > at)
+    assert cron.previous(at) == next(run for run in reversed(expected) if run <= at)
+
+
+@pytest.mark.parametrize(
+    ("expression", "day", "hour_utc", "slots"),
+    [
+        ("*/15 * * * *", "2026-10-25", 0, ["00:15", "00:30", "00:45", "01:00", "01:15", "01:30", "01:45", "02:00"]),
+        ("30 * * * *", "2026-10-25", 0, ["00:30", "01:30", "02:30"]),
+        ("30 * * * *", "2026-03-29", 0, ["00:30", "01:30", "02:30"]),
+        ("*/30 2 * * *", "2026-10-25", 0, ["00:30", "01:00", "01:30"]),
+    ],
+)
+def test_an_interval_runs_in_each_of_the_repeated_hours(
+    expression: str, day: str, hour_utc: int, slots: list[str]
+) -> None:
+    """The clocks of Paris go back at 01:00 UTC in October. An interval pauses for no hour, and skips no run."""
+    cron, at = Cron(expression, PARIS), utc(f"{day} {hour_utc:02}:00")
+    for slot in slots:
+        at = cron.next(at)
+        assert at == utc(f"{day} {slot}")
 
 
 @pytest.mark.parametrize(

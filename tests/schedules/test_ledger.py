@@ -170,7 +170,7 @@ def test_the_lease_is_renewed_while_the_work_runs(database: Database, clock: Mov
     database.observe = lambda moment, name: renewed.set() if (moment, name) == ("after", queries.RENEW.name) else None
 
     def work() -> str:
-        clock.advance(seconds(LEASE_S + 1))
+        clock.advance(seconds(LEASE_S + 10))
         renewed.clear()
         assert renewed.wait(PATIENCE_S)
         assert claim(database, HOURLY, LEASE_S) is None
@@ -195,7 +195,7 @@ def test_the_lease_of_hanging_work_is_not_renewed_for_ever(
         keeper = next(each for each in threading.enumerate() if each.name == "perdure-keep-hourly")
         keeper.join(PATIENCE_S)
         assert not keeper.is_alive()
-        clock.advance(seconds(LEASE_S + 1))
+        clock.advance(seconds(LEASE_S + 10))
         assert _claimed(database).attempts == 2
 
     run_slot(database, clock, eager, brief, work)
@@ -291,7 +291,7 @@ def test_a_clock_that_was_years_ahead_blocks_nothing(database: Database, clock: 
 
     assert ask("SELECT count(*) FROM schedule_entries WHERE since <= perdure_now()")[0].count == 2
     assert claim(database, HOURLY, LEASE_S) is None, "its holder may be alive, and has the time of a lease to renew it"
-    clock.advance(seconds(LEASE_S + 1))
+    clock.advance(seconds(LEASE_S + 10))
     assert _claimed(database).slot == ONE_O_CLOCK
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(1))
     assert _claimed(database, far).slot == ONE_O_CLOCK + hours(1)
@@ -328,10 +328,11 @@ def test_an_unavailable_database_is_no_failure_of_the_work(
 
     state["down"] = False
     assert claim(database, HOURLY, LEASE_S) is None
-    clock.advance(seconds(LEASE_S + 1))
+    clock.advance(seconds(LEASE_S + 10))
     assert _claimed(database).attempts == 2
 
 
+@pytest.mark.long
 def test_the_ledger_does_not_grow_for_ever(
     database: Database, clock: MovedClock, limits: TurnSettings, ask: Ask
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_worker_that_died_is_not_running(database: Database, clock: MovedClock
     run_slot(database, clock, limits, HOURLY, lambda: None)
     move_to(clock, ONE_O_CLOCK + hours(1) + seconds(60))
     claim(database, HOURLY, limits.lease_s)
-    clock.advance(seconds(limits.lease_s + 1))
+    clock.advance(seconds(limits.lease_s + 10))
 
     read = _read(database)
 

@@ -104,6 +104,7 @@ def _call(app: Celery, name: str = ENTRY.name) -> Any:
     return app.tasks["tests.work"].apply(headers={HEADER: name}, throw=True).get()
 
 
+@pytest.mark.long
 def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publisher) -> None:
     """A worker runs the newest slot of the entry that the message's header names."""
     settled = threading.Event()
@@ -118,6 +119,7 @@ def test_a_firing_crosses_the_broker(runtime: Runtime, work: Work, worker: Publi
     assert _status(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
 
 
+@pytest.mark.long
 def test_a_firing_lost_in_a_flush_is_repeated(
     app: Celery, runtime: Runtime, work: Work, request: pytest.FixtureRequest, redis_url: str
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_firing_lost_in_a_flush_is_repeated(
     assert _status(runtime).last_done_slot == ENTRY.cadence.previous(runtime.clock.now())
 
 
+@pytest.mark.long
 def test_a_direct_call_claims_no_slot(runtime: Runtime, work: Work, worker: Publisher) -> None:
     """A direct call, without the header, runs the task at once and claims no slot."""
     worker.publish("tests.work", {}, queue="maintenance")

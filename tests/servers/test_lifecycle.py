@@ -57,6 +57,7 @@ def test_finding_no_server_creates_nothing(module: ModuleType, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, directory: Path) -> None:
     """`find` returns a running server's URL and pid until the server is stopped."""
     running = module.start(directory)

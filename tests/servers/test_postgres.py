@@ -187,6 +187,7 @@ def test_root_runs_the_server_under_another_account(nobody: account.Account, clu
     assert cluster.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.long
 def test_without_a_capability_to_give_the_closed_directory_is_named(
     nobody: account.Account, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,14 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.models.protocol import ModelReply
 from perdure.sessions.conversations import change_conversation, list_conversations, read_conversation
 from perdure.sessions.reading import list_sessions, read_session
-from perdure.sessions.routing import MAX_TITLE_CHARS, conversation_of, scope_of, title_of
+from perdure.sessions.routing import conversation_of, scope_of
 from perdure.settings import Scope
+from perdure.text.titles import MAX_CHARS, title_of
 from perdure.text.untrusted import is_identifier
 from perdure.turns.inbox.incoming import parse_incoming
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness, side_by_side
-from tests.turns.scripted import says
+from tests.turns.scripted import says, system_text
 
 IDLE_S = 1_800.0
 
@@ -56,7 +57,7 @@ def test_a_session_names_its_conversation(harness: Harness) -> None:
     assert (shown["conversation"], shown["title"]) == ("rome", "To Rome in May.")
     other = read_session(harness.database, plain.session_id)
     assert (other["conversation"], other["title"]) == (None, None)
-    found = list_sessions(harness.database, UserKey("ana"), conversation="rome")
+    found = list_sessions(harness.database, UserKey("ana"), scope="/rome")
     assert [each["session_id"] for each in found] == [str(rome.session_id)]
 
 
@@ -84,7 +85,7 @@ def test_the_next_session_continues_its_own_conversation(harness: Harness, end: 
     harness.script(says(json.dumps({"summary": "The user flies to Rome. They like it.", "key_topics": ["Rome"]})))
     end(old.session_id)
     harness.run(new.session_id)
-    prompt = harness.model.requests[-1].messages[0].content
+    prompt = system_text(harness.model.requests[-1])
     assert "The user flies to Rome." in prompt
     assert "Tom" not in prompt
     live = read_conversation(harness.database, UserKey("ana"), "rome")
@@ -98,7 +99,8 @@ def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harnes
     harness.run(sent.session_id)
     harness.move(IDLE_S + 1)
     again = harness.send("more", conversation="rome")
-    summary = ModelReply(json.dumps({"summary": "A trip to Rome in May. Hotels.", "key_topics": []}))
+    written = {"title": "# A trip to Rome in May", "summary": "The user asked about hotels.", "key_topics": []}
+    summary = ModelReply(json.dumps(written))
     harness.script(lambda _request, _call: summary)
     end(sent.session_id)
     assert _title(harness) == "A trip to Rome in May"
@@ -109,6 +111,18 @@ def test_the_title_comes_from_the_first_message_and_then_from_the_summary(harnes
     harness.script(lambda _request, _call: summary)
     end(again.session_id)
     assert _title(harness) == "Roma!"
+
+
+@pytest.mark.parametrize("summary", ["user: Plan it. assistant: Noted.", '{"summary": "Rome.", "key_topics": []}'])
+def test_a_summary_without_a_title_leaves_the_users_sentence(harness: Harness, end: End, summary: str) -> None:
+    """The text of a summary, such as an extract with its speakers, is never a title."""
+    sent = harness.send("Plan my trip to Rome. It is in May.", conversation="rome")
+    harness.run(sent.session_id)
+    harness.move(IDLE_S + 1)
+    harness.send("more", conversation="rome")
+    harness.script(lambda _request, _call: ModelReply(summary))
+    end(sent.session_id)
+    assert _title(harness) == "Plan my trip to Rome"
 
 
 def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness: Harness) -> None:
@@ -179,9 +193,29 @@ def test_different_keys_have_different_scopes(one: str, other: str) -> None:
         assert (scope == scope_of(setting, "cli", other)) == (one == other)
 
 
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("user: What did I say? tool: 2026-05-02", "What did I say?"),
+        ("assistant: user: Hello there", "Hello there"),
+        ("## Plan my trip to Rome. It is in May.", "Plan my trip to Rome"),
+        ("> **Quoted**\nand more", "Quoted**"),
+        ("1. Buy milk. 2. Sleep.", "1. Buy milk"),
+        ("Hi. Can you help me? I am lost.", "Hi. Can you help me?"),
+        ("로마 여행을 계획해 주세요。다음 주입니다.", "로마 여행을 계획해 주세요。"),
+        ("---", "---"),
+        ("### Task:\nUse it.\n<context>\nA page.\n</context>\nWhat is the fee?", "What is the fee?"),
+        ("### Task: write a poem", "Task: write a poem"),
+    ],
+)
+def test_a_title_is_the_users_first_sentence(text: str, title: str) -> None:
+    """A title has neither the name of a speaker, nor marks of Markdown, nor what a front end puts before the words."""
+    assert title_of(text) == title
+
+
 @given(st.text())
 def test_a_title_is_one_short_line(text: str) -> None:
     """A title has one line of bounded length, whatever the message contains."""
     title = title_of(text)
-    assert len(title) <= MAX_TITLE_CHARS
+    assert len(title) <= MAX_CHARS
     assert len(title.splitlines()) <= 1

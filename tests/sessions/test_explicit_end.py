@@ -190,6 +190,7 @@ def test_an_end_after_the_last_decision_denies_nothing(harness: Harness, end: En
     assert (_paid, harness.session(session_id).state) == ([5], "ended")
 
 
+@pytest.mark.long
 def test_one_of_a_concurrent_decision_and_end_applies(harness: Harness, end: End) -> None:
     """An approval races with a request to end the session. The first to commit decides whether the call runs."""
     for number in range(6):

@@ -6,13 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents, ErrorTexts
-from perdure.channels.http.openai.answers import CommittedAnswer, Rewound, Text, follow
+from perdure.channels.http.openai.answers import CommittedAnswer, Progress, Rewound, Text, follow
 from perdure.errors import ProviderError
 from perdure.events.event import Event, EventId, EventKind
 from perdure.memory.consolidation.consolidate import read_conversation
@@ -25,14 +25,15 @@ from perdure.snapshots.exchange import read
 from perdure.snapshots.file import FileSnapshots
 from perdure.testing import Conversation
 from perdure.testing.scripted import Scripted
+from perdure.turns.calls.client import Exchange
 from perdure.turns.cancel import cancel
-from perdure.turns.committed import read_committed
+from perdure.turns.committed import Committed, read_committed
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.users.export import export_user
 from tests.memory.corpus import imported
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness
-from tests.turns.scripted import says
+from tests.turns.scripted import says, spoken
 
 FAILURE = "Zinnias wilted in the pantry."
 """The text that the agent's users receive if no model answers. No other text has these words."""
@@ -168,17 +169,26 @@ def test_an_openai_answer_has_no_failure() -> None:
     spoken = {"role": "assistant", "content": "Let me look."}
     failure = {"role": "assistant", "content": FAILURE, "error": ERROR}
     answer = CommittedAnswer({})
-    answer.add([spoken, failure])
+    answer.add(Committed({}, 0, [spoken, failure], 2))
     assert answer.text == "Let me look."
+
+    exchange = Exchange(uuid4())
 
     async def streamed(*parts: str) -> str:
         async def events() -> AsyncIterator[Event]:
             for text in parts:
                 yield Event(EventId(1), EventKind.DELTA, {"text": text})
             yield Event(EventId(2), EventKind.MESSAGE, failure)
-            yield Event(EventId(4), EventKind.DONE, {})
+            yield Event(EventId(4), EventKind.DONE, {"usage": None})
 
-        return "".join([part.text async for part in follow(events()) if isinstance(part, Text)])
+        async def read() -> Progress:
+            return Progress({}, (), None, exchange)
+
+        async def used(_progress: Progress | None) -> None:
+            return None
+
+        parts_of_answer = follow(events(), exchange, read, used)
+        return "".join([part.text async for part in parts_of_answer if isinstance(part, Text)])
 
     assert asyncio.run(streamed()) == ""
     with pytest.raises(Rewound):  # what the model streamed before it failed is withdrawn
@@ -198,7 +208,7 @@ def test_an_exported_failure_stays_one(harness: Harness) -> None:
     """An import keeps the mark, so the error is not searched there either. Only the assistant's lines may have one."""
     _talk(harness)
     lines = [{**each, "user_id": "eve"} for each in export_messages(harness.database)]
-    lines.append({**lines[-1], "message_id": "later", "content": "I am back.", "error": None})
+    lines.append({**lines[-1], "message_id": "later", "turn": "later", "content": "I am back.", "error": None})
     assert imported(harness.database, harness.clock, [json.dumps(each) for each in lines]).added == 5
     assert [each.get("error") for each in export_messages(harness.database, UserKey("eve"))] == [
         None,
@@ -224,4 +234,4 @@ def test_a_conversation_of_a_test_omits_failures() -> None:
     talk = Conversation(Agent("assistant", "You help.", error_messages=texts), model=model)
     assert talk.ask("First?").reply == FAILURE
     talk.ask("Second?")
-    assert [each.content for each in model.requests[-1].messages[1:]] == ["First?", "Second?"]
+    assert [each.content for each in spoken(model.requests[-1])] == ["First?", "Second?"]

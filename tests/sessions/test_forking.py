@@ -10,21 +10,25 @@ from uuid import UUID, uuid4
 import pytest
 
 from perdure import tool
+from perdure.access.tenants import UserKey
 from perdure.database.engine import Moment
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
-from perdure.sessions.ending import Ended, expire_idle, request_end
+from perdure.sessions.ending import Ended, expire_idle, read_conversation, request_end
 from perdure.sessions.forking import fork
 from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.exchange import read
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.registry import ToolContext
+from perdure.turns.additions import Additions
 from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.claim import Ran
 from perdure.turns.sweep import sweep
 from tests.sessions.conftest import End
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, spoken, system_text
 
 IDLE_S = 1_800.0
 
@@ -131,7 +135,7 @@ def test_forks_and_source_do_not_recall_each_others_later_messages(harness: Harn
         seen.clear()
         harness.script(calls(("look", {})), says("well"))
         harness.ask("What is my parrot called?", session_id=session_id)
-        (system,) = (each.content for each in harness.model.requests[-1].messages if each.role is Role.SYSTEM)
+        system = system_text(harness.model.requests[-1])
         return system + " ".join(seen)
 
     harness.equip(look)
@@ -341,3 +345,16 @@ def test_an_invalid_fork_is_refused(harness: Harness) -> None:
         with pytest.raises(Conflict, match="no settled turn yet"):
             _fork(harness, fresh, tick)
     assert harness.counts() == before
+
+
+def test_what_is_not_to_be_remembered_is_not_remembered_of_a_fork(harness: Harness) -> None:
+    """The copy of such a turn is in the fork's prompts, and not in its summary."""
+    said = Incoming.model_validate({"user": UserKey("ana"), "text": "my secret"})
+    sent = accept(harness.runtime, said, additions=Additions(instructions="Be brief.", remember=False))
+    harness.run(sent.session_id)
+    forked = fork(harness.database, harness.clock, sent.session_id)
+    harness.ask("not a secret", session_id=forked)
+    assert [each.content for each in spoken(harness.model.requests[-1])] == ["my secret", "ok", "not a secret"]
+    assert [each.content for each in read_conversation(harness.database, forked, 20)] == ["not a secret", "ok"]
+    [copied, _] = harness.sql("SELECT additions FROM turns WHERE session_id = %(id)s ORDER BY seq", id=forked)
+    assert copied.additions == {"remember": False}

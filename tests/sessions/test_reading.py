@@ -24,13 +24,14 @@ from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
 SESSION_KEYS = {
-    "session_id", "tenant", "user_id", "agent", "state", "turn_count", "message_count", "created_at",
+    "session_id", "tenant", "user_id", "agent", "state", "turn_count", "unsettled", "message_count", "created_at",
     "last_activity_at", "ended_at", "channels", "conversation",
-    "title", "summary", "summary_kind", "key_topics", "consolidation",
+    "title", "summary", "summary_kind", "key_topics", "parent_turn_id", "consolidation",
 }  # fmt: skip
 MESSAGE_KEYS = {"seq", "turn_id", "role", "content", "channel", "token_count", "created_at"}
+_OF_USER = {"message_id"}
 TURN_KEYS = {
-    "turn_id", "session_id", "seq", "status", "attempts", "steps", "reply", "error", "delayed", "usage",
+    "turn_id", "session_id", "seq", "status", "attempts", "resumed", "steps", "reply", "error", "delayed", "usage",
     "pending_approvals", "pending_calls", "decisions", "waiting_for", "accepted_at", "started_at", "settled_at",
 }  # fmt: skip
 
@@ -72,7 +73,7 @@ def test_messages_have_the_keys_of_the_contract(harness: Harness) -> None:
     sent = harness.send()
     harness.run(sent.session_id)
     question, calling, first, second, reply = read_messages(harness.database, sent.session_id)
-    assert set(question) == MESSAGE_KEYS
+    assert set(question) == MESSAGE_KEYS | _OF_USER
     assert set(calling) == MESSAGE_KEYS | {"tool_calls", "model", "stop_reason"}
     assert set(first) == set(second) == MESSAGE_KEYS | {"tool_call_id"}
     assert set(reply) == MESSAGE_KEYS | {"model", "stop_reason"}
@@ -164,11 +165,12 @@ def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
         harness.run(sent.session_id)
     running = harness.turn(sent.turn_id)
     assert (running["status"], running["attempts"], running["steps"]) == ("running", 1, 1)
+    assert running["resumed"] is None
     harness.move(31)
     harness.run(sent.session_id)
     done = harness.turn(sent.turn_id)
     assert set(done) == TURN_KEYS
-    assert (done["status"], done["attempts"], done["steps"]) == ("done", 2, 2)
+    assert (done["status"], done["attempts"], done["steps"], done["resumed"]) == ("done", 2, 2, "worker_lost")
     assert done["reply"] == {"text": "8", "format": "text", "stop_reason": "stop"}
 
 

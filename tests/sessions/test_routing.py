@@ -18,7 +18,7 @@ from perdure.settings import Scope
 from perdure.turns.lease.keeper import Keeper
 from tests.sessions.conftest import End, ender
 from tests.turns.harness import PATIENCE_S, Harness, side_by_side
-from tests.turns.scripted import says
+from tests.turns.scripted import says, system_text
 
 IDLE_S = 1_800.0
 DAY_S = 86_400.0
@@ -30,9 +30,7 @@ def _scoped(harness: Harness, scope: Scope) -> None:
 
 
 def _system(harness: Harness) -> str:
-    first = harness.model.requests[-1].messages[0]
-    assert first.role is Role.SYSTEM
-    return first.content
+    return system_text(harness.model.requests[-1])
 
 
 @pytest.mark.parametrize(("scope", "same"), [(Scope.USER, True), (Scope.CHANNEL, False)])
@@ -176,8 +174,7 @@ def test_a_quoted_message_does_not_end_its_own_quotation(harness: Harness) -> No
     request_end(harness.database, UUID(old["session_id"]), "enough")
     harness.ask("go on")
     system = _system(harness)
-    closing = system.splitlines()[-1]
-    assert closing.startswith("</previous_conversation ")
+    closing = next(line for line in system.splitlines() if line.startswith("</previous_conversation "))
     assert system.count(closing) == system.count(closing.replace("</", "<")) == 1
     assert system.index(closing.replace("</", "<")) < system.index("Obey me.") < system.index(closing)
 
@@ -229,9 +226,10 @@ def test_the_summary_of_the_previous_session_is_in_the_prompt(harness: Harness, 
 def test_the_prompt_of_a_first_session_mentions_no_other(harness: Harness) -> None:
     """A first session's prompt has only the instructions, the date and the channel."""
     harness.ask()
-    today = f"{harness.clock.now():%A, %-d %B %Y}"
-    context = f"Today is {today}, in the user's time zone UTC. The user is writing on the channel 'http'."
-    assert _system(harness) == f"You help.\n\n{context}"
+    now = f"Today is {harness.clock.now():%A, %-d %B %Y, %H:%M} in the user's time zone UTC."
+    instructions, note = (each.content for each in harness.model.requests[-1].messages if each.role is Role.SYSTEM)
+    assert instructions.startswith("You help.\n\nSome texts below are quoted: ")
+    assert note.startswith(f"{now} The user is writing on the channel 'http'. The user's message follows (")
 
 
 def test_the_prompt_names_a_change_of_channel(harness: Harness, end: End) -> None:

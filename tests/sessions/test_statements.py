@@ -112,6 +112,7 @@ def test_every_state_comes_from_the_table() -> None:
     assert faults == set(BY_ITSELF)
 
 
+@pytest.mark.long
 def test_all_sql_that_writes_to_sessions_is_in_statements() -> None:
     """All SQL that writes to the table `sessions` is in a `Statement`, because the check reads only statements."""
     known = [" ".join(statement.sql.split()) for statement in _statements().values()]

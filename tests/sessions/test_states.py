@@ -108,7 +108,10 @@ def test_a_step_calls_tools_only_while_thinking(harness: Harness, runs_tools: bo
     """Tool calls change the state from `thinking` to `tool_executing`. The calls' results change the state back."""
     session_id, _, parameters = _held(harness)
     trigger = Trigger.TOOL_REQUESTED if runs_tools else Trigger.TOOL_RESULT
-    step = {**parameters, "runs_tools": runs_tools, "messages": "[]", "added": 0, "intents": "[]", "results": "[]"}
+    step = {
+        **parameters, "runs_tools": runs_tools, "messages": "[]", "added": 0, "intents": "[]", "results": "[]",
+        "joins": not runs_tools, "max_chars": 100,
+    }  # fmt: skip
     for state in State:
         _put(harness, session_id, state)
         expected = TRANSITIONS.get((state, trigger))

@@ -1,7 +1,7 @@
 """A program that kills or stops a process while the process saves a snapshot, once at each point of the save.
 
-    python -m tests.snapshots.killing points kill|stop KIND ADDRESS SESSION
-    python -m tests.snapshots.killing stream KIND ADDRESS SESSION
+    killing points kill|stop KIND ADDRESS SESSION
+    killing stream KIND ADDRESS SESSION
 
 `points` first counts the points of a save. A point is just before or just after a call that can reach a file, a socket
 or a database. For each point, a child process saves version 2 over version 1, and receives SIGKILL or SIGSTOP at the
@@ -183,7 +183,8 @@ def stream(kind: str, address: str, session: UUID) -> None:
         print(tick, flush=True)  # noqa: T201
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the program with the arguments in `sys.argv`."""
     match sys.argv[1:]:
         case ["points", how, kind, address, session]:
             points(how, kind, address, UUID(session))

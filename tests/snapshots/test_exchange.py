@@ -168,7 +168,7 @@ def test_an_import_that_lost_its_lease_writes_nothing(harness: Harness, session_
     """If a turn runs after the import's lease has expired, the import raises `Conflict` and writes nothing."""
 
     def run_a_turn() -> None:
-        harness.move(LEASE_S + 1)
+        harness.move(LEASE_S + 10)
         harness.ask("meanwhile")
 
     with pytest.raises(Conflict, match="Another process claimed"):
@@ -199,7 +199,7 @@ def test_an_import_that_does_not_fit_the_session_is_refused(
             harness.script(calls(("stop", {})))
             with harness.crashing("after", "turns.step"):
                 harness.ask("third")
-            harness.move(LEASE_S + 1)
+            harness.move(LEASE_S + 10)
             snapshot, message = replace(snapshot, tick_index=3), "busy"
         case _:
             harness.send("third")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,8 @@ import pytest
 
 from perdure.snapshots.store import Stored
 from perdure.testing.suites.snapshots import snapshot_of
-from tests.repository.source import ROOT
+from tests import forked
+from tests.processes.faults import wait_until
 from tests.snapshots.killing import BIG, storage_of
 
 KINDS = ["file", "sqlite", "redis", "postgres"]
@@ -30,39 +31,72 @@ def address(request: pytest.FixtureRequest) -> str:
     return str(getattr(storage, "url", None) or getattr(storage, "path", None) or storage.directory)
 
 
-@contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `killing.py` in a process group, which is killed at the end of the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.snapshots.killing", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
+class Killing:
+    """A running `killing.py`. Its output is in a file."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._out, self._err = (directory / f"{stream} {' '.join(arguments[:2])}" for stream in ("out", "err"))
+        for each in (self._out, self._err):
+            each.unlink(missing_ok=True)
+        argv = ["killing", *arguments]
+        self.process = forked.start(
+            forked.Program(
+                "tests.snapshots.killing:main", argv, dict(os.environ), directory, stdout=self._out, stderr=self._err
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """The id of the program's process and of its process group."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def lines(self) -> list[str]:
+        """The complete lines that the program has printed."""
+        return self._out.read_text().rpartition("\n")[0].splitlines() if self._out.exists() else []
+
+    def ends(self) -> list[str]:
+        """Wait until the program ends with status 0; returns the lines that it has printed."""
+        self.process.join(_DEADLINE_S)
+        assert self.process.exitcode == 0, self._err.read_text()
+        return self.lines()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Killing]]:
+    """A function that runs `killing.py` in a process group, which is killed after the test."""
+    started: list[Killing] = []
+
+    def start(*arguments: str) -> Killing:
+        started.append(Killing(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()  # in case it has not created its process group yet
         with suppress(ProcessLookupError):  # the group has already ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            os.killpg(each.pid, signal.SIGKILL)
+        each.process.join()
+        each.process.close()
 
 
-def at_every_point(how: str, kind: str, address: str) -> dict[str, Any]:
-    """Run `killing.py points`; returns its report."""
-    session = storage_of(kind, address).session()
-    with program("points", how, kind, address, str(session)) as process:
-        out, err = process.communicate(timeout=_DEADLINE_S)
-        assert process.returncode == 0, err
-    report: dict[str, Any] = json.loads(out)
-    return report
+@pytest.fixture
+def at_every_point(program: Callable[..., Killing]) -> Callable[[str, str, str], dict[str, Any]]:
+    """A function that runs `killing.py points`; it returns the program's report."""
+
+    def run(how: str, kind: str, address: str) -> dict[str, Any]:
+        session = storage_of(kind, address).session()
+        report: dict[str, Any] = json.loads("\n".join(program("points", how, kind, address, str(session)).ends()))
+        return report
+
+    return run
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, address: str) -> None:
+def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(
+    at_every_point: Callable[[str, str, str], dict[str, Any]], kind: str, address: str
+) -> None:
     """A killed save leaves no partial snapshot and no lock, so the next store can load and save."""
     report = at_every_point("kill", kind, address)
     assert report["found"].keys() == {"one", "two"}, report
@@ -71,7 +105,9 @@ def test_a_save_that_is_killed_leaves_the_old_snapshot_or_the_new(kind: str, add
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, address: str) -> None:
+def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(
+    at_every_point: Callable[[str, str, str], dict[str, Any]], kind: str, address: str
+) -> None:
     """A save is paused at each of its points. Only SQLite may delay a newer save, because it locks the whole file."""
     report = at_every_point("stop", kind, address)
     assert report["found"].keys() <= {"passed", "delayed"} if kind == "sqlite" else report["found"].keys() == {"passed"}
@@ -80,18 +116,16 @@ def test_a_paused_save_neither_delays_nor_overwrites_a_newer_one(kind: str, addr
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_completed_save_survives_a_kill(kind: str, address: str) -> None:
+def test_a_completed_save_survives_a_kill(program: Callable[..., Killing], kind: str, address: str) -> None:
     """The reply becomes visible after `save` returns. Therefore the snapshot must survive a kill of the process."""
     storage = storage_of(kind, address)
     for reached in (1, 7, 20):
         session: UUID = storage.session()
-        with program("stream", kind, address, str(session)) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if int(line) == reached:
-                    break
-            os.kill(process.pid, signal.SIGKILL)
-            acknowledged = [reached, *(int(line) for line in process.stdout.read().split())][-1]
+        killing = program("stream", kind, address, str(session))
+        wait_until(partial(_has_saved, killing, reached), f"tick {reached} is saved", _DEADLINE_S)
+        killing.process.kill()
+        killing.process.join()
+        acknowledged = int(killing.lines()[-1])
         store = storage.open()
         found = store.load(session)
         store.close()
@@ -99,3 +133,7 @@ def test_a_completed_save_survives_a_kill(kind: str, address: str) -> None:
         assert acknowledged <= found.snapshot.tick_index <= acknowledged + 1
         tick = found.snapshot.tick_index
         assert found == Stored(snapshot_of(session, tick, {"v": BIG, "tick": tick}), 1)
+
+
+def _has_saved(killing: Killing, tick: int) -> bool:
+    return len(killing.lines()) >= tick

@@ -219,6 +219,7 @@ def test_a_stopped_redis_is_reported_and_used_again_after_its_restart(own_redis:
     store.close()
 
 
+@pytest.mark.long
 def test_a_call_of_an_unresponsive_redis_fails_in_time(own_redis: Running) -> None:
     """A paused server accepts connections and does not respond. A call to the server must fail in time."""
     store = RedisSnapshots(own_redis.url)

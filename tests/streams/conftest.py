@@ -90,9 +90,9 @@ class Streaming:
     model: Typist
     workers: list[threading.Thread] = field(default_factory=list)
 
-    def send(self, text: str = "hello") -> tuple[UUID, UUID]:
+    def send(self, text: str = "hello", **given: Any) -> tuple[UUID, UUID]:
         """Accept a message. Returns the ids of its turn and its session."""
-        accepted = accept(self.runtime, Incoming(user=UserKey("ana"), text=text))
+        accepted = accept(self.runtime, Incoming.model_validate({"user": UserKey("ana"), "text": text, **given}))
         return accepted.turn_id, accepted.session_id
 
     def start(self, session_id: UUID) -> threading.Thread:
@@ -149,6 +149,7 @@ class Client:
     kinds: list[EventKind] = field(default_factory=list)
     done: dict[str, Any] | None = None
     states: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[tuple[str, str, str]] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
         """Apply an event to what the client shows and keeps."""
@@ -165,6 +166,8 @@ class Client:
                 self.committed.append(event.data["content"])
             case EventKind.STATE:
                 self.states.append(dict(event.data))
+            case EventKind.PROGRESS:
+                self.progress.append((event.data["call_id"], event.data["tool"], event.data["text"]))
             case EventKind.DONE:
                 self.done = dict(event.data)
             case _:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from pydantic_ai import Agent as PydanticAgent
 
-from perdure import Agent, celery_tool, required
+from perdure import (
+    Agent,
+    Allow,
+    Replace,
+    TurnContext,
+    TurnStarted,
+    Verdict,
+    adapt,
+    agent_tool,
+    celery_tool,
+    guard,
+    progress,
+    required,
+)
 from perdure.agents import Agents
 from perdure.errors import GuardRejected, ProviderError, RateLimited
 from perdure.events.event import Event, EventId, EventKind
 from perdure.models.protocol import ModelReply, ToolCall
 from perdure.redis import client_url
 from perdure.tools.awaited.port import TaskEnded, TaskRuns
-from perdure.tools.registry import tool
+from perdure.tools.progress import MAX_CHARS
+from perdure.tools.registry import ToolContext, tool
 from perdure.turns.calls.awaited import finish, probe_due
 from perdure.turns.cancel import cancel
-from tests.streams.conftest import Client, Streaming, Watching, run
+from tests.streams.conftest import PATIENCE_S, Client, Streaming, Watching, run
 from tests.turns.broker import Broker
 
 
@@ -117,6 +135,133 @@ def test_after_a_flush_of_redis_a_client_begins_the_step_again(streaming: Stream
     assert client.committed == ["hello", "lost words"]
 
 
+def test_a_follower_of_a_message_that_steers_follows_the_turn_that_it_joins(streaming: Streaming) -> None:
+    """Followers of the turn see the message that joined it; those of the message see the turn that it joined."""
+    clients = first, second = Client(), Client()
+
+    @tool(effect="pure")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    streaming.harness.agents = Agents([Agent("assistant", "You help.", [look])])
+    streaming.runtime = streaming.harness.runtime
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            steers = streaming.send("and this", on_busy="steer")[0]
+            events = [gateway.events(each) for each in (turn_id, steers)]
+            await second.follow(events[1], lambda each: each.states != [])
+            assert second.states == [{"status": "accepted"}]
+            streaming.model.reply(ModelReply("", (ToolCall("1", "look", "{}"),), model="typist"))
+            streaming.model.type("It is ")
+            for client, each in zip(clients, events, strict=True):
+                await client.follow(each, lambda each: each.shown == "It is ")
+            streaming.model.reply("It is done")
+            for client, each in zip(clients, events, strict=True):
+                await client.follow(each)
+
+    run(main())
+    for client in clients:
+        assert client.committed == ["hello", "", "seen", "and this", "It is done"]
+        assert client.done is not None
+        assert client.done["reply"]["text"] == "It is done"
+    assert first.done == second.done
+
+
+@pytest.mark.parametrize("kind", ["native", "async", "adapted"])
+def test_the_progress_of_a_call_is_an_event(streaming: Streaming, kind: str) -> None:
+    """A follower sees the last report of each batch, before the call has its result. A late one sees the last one."""
+    entered, gate, seen = threading.Event(), threading.Event(), Client()
+
+    def work() -> str:
+        for number in range(1, 1_001):
+            progress(f"{number} of 1000" + "." * 500)
+        entered.set()
+        assert gate.wait(PATIENCE_S)
+        progress(Unprintable())
+        return "counted"
+
+    streaming.harness.agents = Agents([_counting(kind, work)])
+    streaming.runtime = streaming.harness.runtime
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask("count")
+            events = gateway.events(turn_id)
+            streaming.model.reply(ModelReply("", (ToolCall("1", "count", "{}"),), model="typist"))
+            assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+            await seen.follow(events, lambda each: each.progress[-1:] == [("1", "count", LAST)])
+            late = Client()
+            await late.follow(gateway.events(turn_id), lambda each: each.progress[-1:] == [("1", "count", LAST)])
+            gate.set()
+            streaming.model.reply("done")
+            await seen.follow(events)
+
+    run(main())
+    assert len(seen.progress) < 100, "reports are coalesced"
+    assert seen.done is not None
+    assert seen.committed == ["count", "", "counted", "done"]
+
+
+LAST = ("1000 of 1000" + "." * 500)[: MAX_CHARS - 1] + "…"
+
+
+class Unprintable:
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _counting(kind: str, work: Callable[[], str]) -> Agent:
+    """An agent with a tool `count` that does `work`."""
+
+    def count() -> str:
+        """Count."""
+        return work()
+
+    if kind == "adapted":
+        bare = PydanticAgent(name="assistant", instructions="You help.")
+        bare.tool_plain(count)
+        return adapt(bare)
+
+    async def counting(context: ToolContext) -> str:
+        """Count."""
+        del context
+        return await asyncio.to_thread(work)
+
+    found = tool(effect="pure", name="count")(counting) if kind == "async" else tool(effect="pure")(count)
+    return Agent("assistant", "You help.", [found])
+
+
+def test_a_tasks_progress_is_an_event_within_a_second(streaming: Streaming) -> None:
+    """While a client follows the turn, workers probe its tasks twice a second, however old they are."""
+    broker, client = Broker(), Client()
+    streaming.harness.calls = broker
+    streaming.harness.agents = Agents([Agent("assistant", "You help.", [celery_tool("export", timeout_s=3_600)])])
+    streaming.runtime = runtime = streaming.harness.runtime
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask("export")
+            events = gateway.events(turn_id)
+            streaming.model.reply(ModelReply("", (ToolCall("1", "export", "{}"),), model="typist"))
+            await client.follow(events, lambda each: each.states[-1:] != [] and each.states[-1]["status"] == "parked")
+            streaming.harness.move(600)
+            probe_due(runtime, cancel)  # an old task: its next probe would be a minute later
+            broker.states[broker.sent[0].task_id] = TaskRuns("3 of 9")
+            streaming.harness.move(0.6)
+            await asyncio.to_thread(probe_due, runtime, cancel)
+            async with asyncio.timeout(1):
+                await client.follow(events, lambda each: each.progress != [])
+            assert client.progress == [("1", "export", "3 of 9")]
+            assert client.states[-1]["waiting_for"]["progress"] == client.progress[-1][2]
+
+    run(main())
+
+
 def test_a_withdrawn_answer_is_withdrawn_from_the_client(streaming: Streaming) -> None:
     """If a fallback model answers, a `rewind` withdraws the first model's text from the client."""
     client = Client()
@@ -165,6 +310,82 @@ def test_a_rejected_reply_is_withdrawn_from_the_client(streaming: Streaming) -> 
     assert client.committed == ["hello", "Not with me."]
     assert client.done is not None
     assert client.done["steps"] == 1
+
+
+def _equip(streaming: Streaming, **given: Any) -> None:
+    streaming.runtime = replace(streaming.runtime, agents=Agents([Agent("assistant", "You help.", **given)]))
+
+
+def test_a_changed_reply_replaces_the_streamed_text(streaming: Streaming) -> None:
+    """If a hook changes the reply, a `rewind` withdraws the streamed text before the message arrives."""
+    client = Client()
+    _equip(streaming, after_turn=[required(lambda ending: ending.replace(reply="I keep passwords secret."))])
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            events = gateway.events(streaming.ask())
+            streaming.model.type("The password is")
+            await client.follow(events, lambda each: each.shown != "")
+            streaming.model.reply("The password is 1234.")
+            await client.follow(events)
+
+    run(main())
+    assert client.kinds.count(EventKind.REWIND) == 1
+    assert client.committed == ["hello", "I keep passwords secret."]
+
+
+def test_text_that_an_output_guard_judges_is_not_streamed(streaming: Streaming) -> None:
+    """A client never sees text that the guard may refuse or replace."""
+    client = Client()
+
+    def redacted(text: str, turn: TurnContext) -> Verdict:
+        return Replace("The password is secret.")
+
+    _equip(streaming, output_guards=[redacted])
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            events = gateway.events(streaming.ask())
+            streaming.model.type("The password is 1234.")
+            streaming.model.reply("The password is 1234.")
+            await client.follow(events)
+
+    run(main())
+    assert EventKind.DELTA not in client.kinds
+    assert client.committed == ["hello", "The password is secret."]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_text_is_held_until_the_parallel_guards_allow(streaming: Streaming, *, changes: bool) -> None:
+    """After the verdict, the client gets the text so far, then each piece at once; and no text is withdrawn."""
+    client, allowed = Client(), threading.Event()
+
+    def waits(text: str, turn: TurnContext) -> Verdict:
+        allowed.wait(10)
+        return Allow()
+
+    def changed(turn: TurnStarted) -> TurnStarted | None:
+        return turn.replace(text="goodbye") if changes else None
+
+    _equip(streaming, before_turn=[changed], input_guards=[guard(waits, parallel=True, timeout_s=10)])
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            events = gateway.events(streaming.ask())
+            streaming.model.type("It is ")
+            await client.follow(events, lambda each: EventKind.STATE in each.kinds)
+            assert EventKind.DELTA not in client.kinds
+            allowed.set()
+            if not changes:
+                await client.follow(events, lambda each: each.shown == "It is ")
+                streaming.model.type("sun")
+                await client.follow(events, lambda each: each.shown == "It is sun")
+            streaming.model.reply("It is sunny.")
+            await client.follow(events)
+
+    run(main())
+    assert EventKind.REWIND not in client.kinds
+    assert client.committed == ["goodbye" if changes else "hello", "It is sunny."]
 
 
 def test_another_worker_takes_over(streaming: Streaming) -> None:
@@ -336,7 +557,7 @@ def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> Non
             task = broker.sent[0].task_id
             broker.states[task] = TaskRuns("half")
             streaming.harness.move(60)
-            probe_due(streaming.runtime)
+            probe_due(streaming.runtime, cancel)
             await client.follow(events, lambda _: states[-1].get("waiting_for", {}).get("progress") == "half")
             finish(streaming.runtime, task, TaskEnded(failed=False, value="made"))
             streaming.start(streaming.harness.sql("SELECT session_id FROM sessions")[0].session_id)
@@ -350,3 +571,38 @@ def test_a_client_sees_what_a_parked_turn_waits_for(streaming: Streaming) -> Non
         ("task", "reports_export", None), ("task", "reports_export", "half"),
     ]  # fmt: skip
     assert client.committed[-2:] == ["made", "Here it is."]
+
+
+def test_a_client_sees_the_call_of_another_agent_and_none_of_its_words(streaming: Streaming) -> None:
+    """The stream shows that the turn waits for the agent, and the answer as the call's result."""
+    research = agent_tool(Agent("searcher", "You search."), name="research")
+    streaming.harness.equip(research)
+    streaming.runtime = replace(streaming.runtime, calls=Broker(), agents=streaming.harness.agents)
+    client = Client()
+    seen: list[str] = []
+
+    def note(each: Client) -> bool:
+        seen.append(each.shown)
+        return False
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            asking = ToolCall("call_0", "research", '{"task": "Rome?"}')
+            streaming.model.reply(ModelReply("", (asking,), model="typist"))
+            await client.follow(events, lambda each: each.states[-1:] != [] and "waiting_for" in each.states[-1])
+            child = streaming.harness.sql("SELECT session_id FROM sessions WHERE depth = 1")[0].session_id
+            worker = streaming.start(child)
+            streaming.model.type("I ", "search ", "aloud.")
+            streaming.model.reply("753 BC.")
+            worker.join(PATIENCE_S)
+            streaming.start(streaming.harness.sql("SELECT session_id FROM sessions WHERE depth = 0")[0].session_id)
+            streaming.model.reply("It is old.")
+            await client.follow(events, note)
+
+    run(main())
+    waits = [each["waiting_for"] for each in client.states if "waiting_for" in each]
+    assert {(each["kind"], each["name"]) for each in waits} == {("agent", "research")}
+    assert client.committed[-2:] == ["753 BC.", "It is old."]
+    assert not any("aloud" in shown for shown in seen)

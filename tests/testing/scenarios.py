@@ -10,13 +10,21 @@ from typing import Any
 
 from perdure import (
     Agent,
+    Allow,
     DidNotHappen,
     Effect,
     Happened,
     OutcomeUnknown,
+    Refuse,
+    Replace,
     ToolContext,
     ToolError,
+    TurnContext,
     Unknown,
+    Verdict,
+    agent_tool,
+    guard,
+    handoff,
     required,
     tool,
 )
@@ -248,6 +256,39 @@ def _hooked() -> Iterator[tuple[str, Callable[[], Agent]]]:
 SCENARIOS |= {name: Scenario(make, PRICED) for name, make in _hooked()}
 
 
+def _quiet(text: str, _: TurnContext) -> Verdict:
+    if "hello" in text:
+        return Replace(text.replace("hello", "hi"), Usage(3, 1))
+    return Refuse("Never.", Usage(2, 2)) if "never" in text else Allow(Usage(1, 1))
+
+
+def _sees(text: str, _: TurnContext) -> Verdict:
+    return Refuse("Not that.") if "not that" in text else Allow(Usage(4, 1))
+
+
+SCENARIOS["hooks that change"] = Scenario(
+    lambda: assistant(
+        price,
+        before_turn=[required(lambda turn: turn.replace(text=f"{turn.text}?"))],
+        before_tool=[required(lambda made: made.replace(arguments={"article": "ink", "pieces": 2}))],
+        after_tool=[lambda called: called.replace(result=f"{called.result} euros")],
+        after_turn=[lambda ending: ending.replace(reply="Bye.") if ending.status == "done" else None],
+    ),
+    [*PRICED, "Really?"],
+    texts=("hello", "again"),
+)
+SCENARIOS["guards"] = Scenario(
+    lambda: assistant(input_guards=[_quiet], output_guards=[_quiet]),
+    ["hello you", "never", "fine"],
+    texts=("hello", "never", "and?", "last"),
+)
+SCENARIOS["a parallel guard"] = Scenario(
+    lambda: assistant(price, input_guards=[_quiet, guard(_sees, parallel=True)]),
+    [*PRICED, "Fine."],
+    texts=("hello", "and?"),
+)
+
+
 # --- approvals and working variables
 
 
@@ -295,4 +336,42 @@ SCENARIOS["working variables"] = Scenario(
         *(call("count", by=1), "Counted again."),
     ],
     texts=("count", "again"),
+)
+
+
+def _other_agents() -> Agent:
+    searcher = Agent("searcher", "You search.", [price, agent_tool("searcher", name="deeper")], output=dict[str, int])
+    strict = Agent("strict", "You do little.", max_steps=1, tools=[price])
+    return Agent("assistant", "You help.", [agent_tool(searcher, name="research"), agent_tool(strict, name="strictly")])
+
+
+_ASKED = call("deeper", task="Deeper!")
+
+SCENARIOS["other agents"] = Scenario(
+    _other_agents,
+    [
+        *(call("research", task="Prices?"), call("price", article="tea"), '{"tea": 3}', "It costs 3."),
+        *(call("strictly", task="Prices?"), call("price", article="tea"), "It gave up."),
+        *(call("research", task=" "), call("research", task="Deep?"), _ASKED, _ASKED, _ASKED),
+        *('{"deepest": 3}', '{"deeper": 2}', '{"deep": 1}', "So deep."),
+    ],
+    texts=("hello", "again", "deeply"),
+)
+
+
+def _handoffs() -> Agent:
+    billing = Agent("billing", lambda turn: f"You bill {turn.user_id}.", [price])
+    other = Agent("other", "You do not.")
+    return Agent("assistant", "You help.", [handoff(billing), handoff(other, requires_approval=True), price])
+
+
+SCENARIOS["handoffs"] = Scenario(
+    _handoffs,
+    [
+        [call("handoff_to_other"), call("price", article="gold"), call("handoff_to_billing")],
+        *(call("price", article="tea"), "3.5 euros."),
+        "Again 3.5 euros.",
+    ],
+    texts=("hello", "again"),
+    approve=lambda asked: asked.name != "handoff_to_other",
 )

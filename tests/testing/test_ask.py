@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import subprocess
 import sys
@@ -13,13 +14,30 @@ from typing import Any, NoReturn
 
 import pytest
 
-from perdure import Agent, ModelRetry, ToolContext, celery_tool, required, sleep_until, tool
-from perdure.errors import Abandoned, GuardRejected, ProviderError
-from perdure.models.protocol import ModelReply, Role
+from perdure import (
+    Agent,
+    Allow,
+    ModelRetry,
+    Refuse,
+    Replace,
+    ToolContext,
+    TurnContext,
+    Verdict,
+    ask_user,
+    celery_tool,
+    guard,
+    required,
+    sleep_until,
+    tool,
+)
+from perdure.errors import Abandoned, GuardRejected, InvalidRequest, ProviderError
+from perdure.models.protocol import ModelReply, Role, ToolCall, Usage
 from perdure.settings import Settings, TurnSettings
 from perdure.testing import Call, Conversation, MovedClock, Scripted, ScriptExhausted, ask, call, late
 from perdure.testing.conversation import Options
 from perdure.tools.memory import recall, remember
+from tests.files.contents import png
+from tests.turns.scripted import spoken, system_text
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +90,7 @@ def test_an_output_is_a_value_of_its_type() -> None:
     model = Scripted("Sure!", Order("tea", 9), Order("tea", 2))
     answer = ask(Agent("shop", "You sell tea.", output=Order, check_output=at_most_five), "Tea!", model=model)
     assert (answer.data, answer.reply, answer.steps) == (Order("tea", 2), '{"article": "tea", "pieces": 2}', 3)
-    assert [each.content for each in model.requests[2].messages[2:]] == [
+    assert [each.content for each in spoken(model.requests[2])[1:]] == [
         "Sure!", model.requests[1].messages[-1].content, '{"article": "tea", "pieces": 9}', "At most 5.",
     ]  # fmt: skip
 
@@ -81,7 +99,7 @@ def test_records_what_the_model_was_sent() -> None:
     """`Scripted` records the requests to the model, so that a test can check the instructions, tools and results."""
     model = Scripted(call("price", article="tea"), ModelReply("3.5 euros."), "not asked for")
     ask(ASSISTANT, "What is tea?", model=model)
-    assert model.requests[0].messages[0].content.startswith("You sell tea.")
+    assert system_text(model.requests[0]).startswith("You sell tea.")
     assert [each.name for each in model.requests[0].tools] == ["price"]
     assert model.requests[1].messages[-1].content == "3.5"
     assert model.unused == 1
@@ -91,6 +109,94 @@ def test_a_script_that_is_too_short_fails_the_test() -> None:
     """If a script has too few replies, `ask` raises `ScriptExhausted`, which shows the last message."""
     with pytest.raises(ScriptExhausted, match=r"request 2 has no reply in the script; .* tool: '3.5'"):
         ask(ASSISTANT, "What is tea?", model=Scripted(call("price", article="tea")))
+
+
+def test_files_are_sent_to_a_model_that_reads_them() -> None:
+    """They are described to another. Later turns have them, too."""
+    image = {"type": "image", "data": base64.b64encode(png()).decode(), "name": "tea.png"}
+    parts = [{"type": "text", "text": "What is"}, image, {"type": "text", "text": "this?"}]
+    model = Scripted("Tea.", "Yes.", reads={"image/png"})
+    conversation = Conversation(ASSISTANT, model=model)
+    assert conversation.ask(parts=parts).reply == "Tea."
+    conversation.ask("Is it?")
+    for request in model.requests:
+        [sent] = spoken(request)[0].files
+        assert (sent.media_type, sent.data) == ("image/png", png())
+    blind = Scripted("I see none.")
+    ask(ASSISTANT, parts=[image], model=blind)
+    assert "tea.png" in spoken(blind.requests[0])[0].content
+    with pytest.raises(InvalidRequest, match="image 1"):
+        ask(ASSISTANT, parts=[{"type": "image", "data": "no Base64!"}], model=Scripted())
+
+
+@pytest.mark.parametrize(
+    ("limits", "error_code", "steps"),
+    [
+        ({"max_steps": 1}, "BUDGET_EXHAUSTED", 1),
+        ({"max_tokens": 30}, "BUDGET_EXHAUSTED", 1),
+        ({"max_cost": 0.0001, "model": "openai:gpt-5"}, "BUDGET_EXHAUSTED", 1),
+        ({"max_tokens": 3_000, "max_cost": 1, "model": "openai:gpt-5", "max_steps": 2}, None, 2),
+    ],
+)
+def test_the_limits_of_an_agent(limits: Mapping[str, Any], error_code: str | None, steps: int) -> None:
+    """They are checked before each model call."""
+    calls = (ToolCall("call_1", "price", '{"article": "tea"}'),)
+    first = ModelReply("", calls, Usage(1_000, 500), "gpt-5", "tool_calls")
+    answer = ask(Agent("assistant", "You sell tea.", [price], **limits), "Tea?", model=Scripted(first, "3.5 euros."))
+    assert (answer.error_code, answer.steps) == (error_code, steps)
+
+
+def test_the_window_of_an_agent() -> None:
+    """`keep_turns` counts the present turn. A small `window` leaves earlier turns out."""
+    for given, kept in (({}, 5), ({"keep_turns": 2}, 3), ({"window": 400}, 1)):
+        model = Scripted("One.", "Two.", "Three.")
+        conversation = Conversation(Agent("assistant", "You sell tea.", **given), model=model)  # type: ignore[arg-type]
+        for number in range(3):
+            conversation.ask(f"{number} " + "a long question " * 40)
+        assert len(spoken(model.requests[-1])) == kept, given
+
+
+def test_instructions_and_dependencies_of_a_turn() -> None:
+    """The functions get the turn, and the tools what `deps` made."""
+
+    @tool
+    def order(context: ToolContext[dict[str, str]]) -> str:
+        """Order."""
+        return context.deps["shop"]
+
+    agent = Agent(
+        "assistant", lambda turn: f"You help {turn.user_id} of {turn.deps['shop']}.", [order],
+        deps=lambda turn: {"shop": f"the shop of {turn.tenant}"},
+    )  # fmt: skip
+    model = Scripted(call("order"), "Done.")
+    answer = ask(agent, "An order.", model=model, user_id="ana", tenant="acme")
+    assert answer.calls[0].result == "the shop of acme"
+    assert system_text(model.requests[0]).startswith("You help ana of the shop of acme.")
+
+
+def test_guards_and_hooks_that_change() -> None:
+    """As in a worker: what the model is sent, what is stored, and what is shown."""
+
+    def no_names(text: str, _: TurnContext) -> Verdict:
+        return Replace(text.replace("Ana", "A."), Usage(2, 1))
+
+    async def beside(text: str, _: TurnContext) -> Verdict:
+        return Refuse("No lotteries.") if "lottery" in text else Allow(Usage(3, 1))
+
+    agent = Agent(
+        "assistant", "You help.", input_guards=[no_names, guard(beside, parallel=True)], output_guards=[no_names]
+    )
+    model = Scripted("Ana called.", "Never shown.", "Fine.")
+    conversation = Conversation(agent, model=model)
+    answer = conversation.ask("Did Ana call?")
+    assert (answer.reply, answer.transcript[0].content) == ("A. called.", "Did A. call?")
+    assert answer.usage is None or answer.usage.input_tokens >= 7
+    refused = conversation.ask("The lottery, please.")
+    assert (refused.error_code, refused.reply) == ("GUARD_REJECTED", "No lotteries.")
+    conversation.ask("And now?")
+    assert [each.content for each in spoken(model.requests[-1])] == [
+        "Did A. call?", "A. called.", "[message withheld]", "And now?",
+    ]  # fmt: skip
 
 
 def test_a_models_bug_reaches_the_test() -> None:
@@ -221,6 +327,7 @@ def test_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.error_code == "BUDGET_EXHAUSTED"
 
 
+@pytest.mark.long
 def test_needs_no_pytest() -> None:
     """`perdure.testing` does not import pytest, so that agents can be tried in scripts and notebooks."""
     program = "import sys, perdure.testing; sys.exit('pytest' in sys.modules)"
@@ -275,3 +382,34 @@ def test_a_call_may_name_the_function() -> None:
     assert call(price, "tea") == call("price", article="tea")
     with pytest.raises(TypeError, match="artcle"):
         call(price, artcle="tea")  # type: ignore[call-overload]
+
+
+def test_the_context_of_a_function_is_no_argument_of_its_call() -> None:
+    @tool(effect="pure")
+    def mine(context: ToolContext, article: str) -> str:
+        """Look up the user's price of an article."""
+        return f"{context.user_id}: {article}"
+
+    assert call(mine, "tea") == call("mine", article="tea")
+    answer = ask(Agent("seller", "You sell.", [mine]), "Tea?", model=Scripted(call(mine, "tea"), "Yes."), user_id="ana")
+    assert answer.calls[0].result == "ana: tea"
+
+
+def test_questions_to_the_user_are_answered_in_order() -> None:
+    """Without a further answer, the turn is parked, and the question is what the user would read next."""
+    waiter = Agent("waiter", "You serve.", [ask_user(bool, name="ask_milk"), ask_user(list[int], name="ask_seats")])
+    milk, seats = call("ask_milk", question="Milk?"), call("ask_seats", question="Which seats?")
+    answer = ask(waiter, "Tea.", model=Scripted([milk, seats], "Here."), answers=["hm", "yes", [1, 2]])
+    assert [each.result for each in answer.calls] == ["true", "[1, 2]"]
+    assert (answer.reply, answer.question) == ("Here.", None)
+    parked = ask(waiter, "Tea.", model=Scripted(milk), answers=["hm"])
+    assert (parked.status, parked.question) == ("parked", "Please answer yes or no.\nMilk?")
+    asked: list[str] = []
+
+    def never(question: str) -> str:
+        asked.append(question)
+        return "perhaps"
+
+    answer = ask(waiter, "Tea.", model=Scripted(milk, "Without, then."), answers=never)
+    assert answer.calls[0].result == "Error: The user's answers do not fit. They said: perhaps; perhaps; perhaps"
+    assert (answer.calls[0].status, len(asked)) == ("failed", 3)

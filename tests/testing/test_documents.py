@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copy
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -42,7 +43,7 @@ def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
             (tmp_path / name[1]).write_text(block, encoding="utf-8")
-    assert {each.name for each in tmp_path.iterdir()} == {"shop.py", "test_shop.py"}
+    assert {each.name for each in tmp_path.iterdir()} == {"shop.py", "test_shop.py", "service.py"}
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert "1 passed" in ran.stdout
@@ -52,12 +53,14 @@ def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
 def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
     """The tests in docs/testing.md pass together, in one file."""
     (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")
+    (tmp_path / "recordings").mkdir()
+    copy(Path(__file__).parent / "recorded_turn.json", tmp_path / "recordings" / "pencil.json")
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"^[5-9] passed|^\d\d passed", ran.stdout, re.MULTILINE), ran.stdout
 
 
-@pytest.mark.parametrize("name", ["agents-and-tools", "mcp", "models-and-embedders"])
+@pytest.mark.parametrize("name", ["agents-and-tools", "mcp", "models", "models-and-embedders", "pydantic-ai"])
 def test_the_code_in_the_documents_for_authors_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code in the documents for authors of agents runs without an error."""
     monkeypatch.setenv("SHOP_TOKEN", "of the test")

@@ -6,6 +6,7 @@ import doctest
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,13 +64,20 @@ def engines(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
     }
     engine.dispose()
     for each in process._parts.values():
+        with each._changed:
+            each._later.clear()  # a wake-up after the test would connect to a broker
+        if each._publishing is not None:
+            each._publishing.close()
         each.database.close()
         each.watch.close()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_the_example_of_a_public_name(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_example_of_a_public_name(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An author copies the example, so it must exist and give what it prints."""
+    monkeypatch.chdir(Path(__file__).parent)  # the example of `recorded` reads a file
     found = example_of(name)
     assert found is not None, f"the docstring of {name} has no example"
     uses_database = any("engine" in each.source for each in found.examples)

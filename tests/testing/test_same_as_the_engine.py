@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -63,15 +64,26 @@ class Engine:
         """Accept a message, run its turn and decide its approvals."""
         metadata = {"language": self.scenario.language} if self.scenario.language else {}
         accepted = self.harness.send(text, user_id="ana", channel="test", metadata=metadata)
-        self.harness.run(accepted.session_id)
-        while (turn := self.harness.turn(accepted.turn_id))["status"] == "waiting_approval":
-            self._decide(accepted.turn_id, turn["pending_approvals"])
-            self.harness.run(accepted.session_id)
+        turn = self._run(accepted.session_id, accepted.turn_id)
         return self._observed(accepted.turn_id, turn)
+
+    def _run(self, session_id: UUID, turn_id: UUID) -> dict[str, Any]:
+        """Run a turn, and the turns of the agents that it asks."""
+        self.harness.run(session_id)
+        while True:
+            turn = self.harness.turn(turn_id)
+            asked = [UUID(each["turn_id"]) for each in turn.get("children", []) if each["status"] == "accepted"]
+            if turn["status"] == "waiting_approval":
+                self._decide(turn_id, turn["pending_approvals"])
+            elif not asked:
+                return turn
+            for child in asked:
+                self._run(child, child)
+            self.harness.run(session_id)
 
     def variables(self) -> Any:
         """The session's working variables."""
-        [session] = self.harness.sql("SELECT session_id FROM sessions")
+        [session] = self.harness.sql("SELECT session_id FROM sessions WHERE depth = 0")
         rows = self.harness.database.run(queries.KEPT, {"session_id": session.session_id})
         return json.loads(rows[0].variables) if rows else {}
 
@@ -116,8 +128,13 @@ def _tokens(turn: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
-    """The messages and tools sent to the model."""
-    return [(each.messages, [tool.name for tool in each.tools]) for each in requests]
+    """The messages, without the code of the installation's notes, and the tools sent to the model."""
+    return [([_coded(message) for message in each.messages], [tool.name for tool in each.tools]) for each in requests]
+
+
+def _coded(message: Message) -> Message:
+    content = re.sub(r"user's message follows \(\w+\)", "user's message follows (code)", message.content)
+    return replace(message, content=content)
 
 
 def _join_hanging_tools() -> None:

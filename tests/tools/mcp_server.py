@@ -38,6 +38,14 @@ def key(context: Context[Any, Any]) -> str:
 
 
 @server.tool(structured_output=False)
+async def count(context: Context[Any, Any]) -> str:
+    """Report progress in numbers, and in words."""
+    await context.report_progress(1, 3)
+    await context.report_progress(2, 3, "almost there")
+    return "counted"
+
+
+@server.tool(structured_output=False)
 def environment() -> str:
     """Return the names of this process's environment variables."""
     return " ".join(sorted(os.environ))

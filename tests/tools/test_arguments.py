@@ -21,6 +21,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(TEXT, VALUES, max_size=4)
 
 
+@pytest.mark.long
 @given(OBJECTS, st.booleans())
 def test_every_valid_object_is_accepted_unchanged(value: dict[str, Any], ascii_only: bool) -> None:
     """Every valid object is accepted unchanged, whether or not non-ASCII characters are escaped."""

@@ -7,6 +7,8 @@ import math
 import threading
 from datetime import UTC, datetime
 from fractions import Fraction
+from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -134,6 +136,23 @@ def test_always_answers(expression: str) -> None:
     else:
         assert math.isfinite(ast.literal_eval(answer))
     assert answer
+
+
+def test_survives_syntax_trees_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython may confuse the syntax trees of two threads: the expression is parsed again, a few times."""
+    parse, failures = ast.parse, iter(range(6))
+
+    def confused(*args: Any, **options: Any) -> ast.AST:
+        if next(failures) in {0, 1}:
+            raise SystemError("AST constructor recursion depth mismatch (before=42, after=38)")
+        tree: ast.AST = parse(*args, **options)
+        return tree
+
+    monkeypatch.setattr(ast, "parse", confused)
+    assert calculate("6 * 7") == "42"
+    monkeypatch.setattr(ast, "parse", Mock(side_effect=SystemError("it stays so")))
+    with pytest.raises(ToolError, match="it stays so"):
+        calculate("6 * 7")
 
 
 def test_is_bounded_in_length() -> None:

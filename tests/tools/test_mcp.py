@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def local() -> McpServer:
     return McpServer("local", command=[sys.executable, PROGRAM, "stdio"], env={"GIVEN": "1"}, connect_timeout_s=WAIT_S)
 
 
+@pytest.mark.long
 def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent has its own tools and the server's tools.
 
@@ -147,6 +149,16 @@ def test_a_call_carries_its_idempotency_key(rig: Rig, local: McpServer) -> None:
     given = context()
 
     assert rig.tool(local, "key").call({}, given) == str(given.effect_id)
+
+
+def test_a_servers_progress_is_passed_on(rig: Rig, local: McpServer) -> None:
+    """A progress notification is a report of the call, with its message or its numbers."""
+    reports: list[str] = []
+    given = replace(context(), report=reports.append)
+
+    assert rig.tool(local, "count").call({}, given) == "counted"
+    wait_for_process(lambda: len(reports) == 2)
+    assert reports == ["1 of 3", "almost there"]
 
 
 def test_content_that_is_no_text_is_named(rig: Rig, local: McpServer) -> None:
@@ -224,6 +236,7 @@ def test_a_call_without_an_answer_ends_at_its_time(rig: Rig, local: McpServer, t
     rig.answers(local)
 
 
+@pytest.mark.long
 def test_a_server_announces_a_new_tool(rig: Rig, local: McpServer) -> None:
     """A tool that a connected server adds later becomes available without a restart."""
     assert rig.tool(local, "grow").call({}, context()) == "grown"

@@ -12,10 +12,11 @@ from typing import Any
 import anyio
 import pytest
 from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, JSONRPCError, JSONRPCRequest
+from mcp_types import PARSE_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCRequest
 
 from perdure import McpServer
 from perdure.tools.mcp.faults import TOO_LONG
+from perdure.tools.mcp.filtering import FilteredStream
 from perdure.tools.mcp.http import http
 from perdure.tools.mcp.stdio import stdio
 from tests.bombs import MIB, gzip_bomb, peak
@@ -142,3 +143,21 @@ sys.stdin.read()
     assert isinstance(item.message, JSONRPCError)
     assert (item.message.id, item.message.error.code) == (1, TOO_LONG)
     assert found.mib < 30
+
+
+def test_a_flood_of_progress_does_not_reach_the_sdk() -> None:
+    """Of a thousand notifications of progress, few pass the filter: the SDK would start a task for each."""
+
+    async def passed() -> int:
+        send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](1_000)
+        params = {"progressToken": 1, "progress": 1}
+        flood = JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params=params)
+        for _ in range(1_000):
+            send.send_nowait(SessionMessage(flood))
+        send.close()
+        answers, sent = anyio.create_memory_object_stream[SessionMessage]()
+        with answers, sent:
+            async with FilteredStream(receive, answers, anyio.Event()) as stream:
+                return len([each async for each in stream])
+
+    assert 1 <= anyio.run(passed) <= 150

@@ -9,6 +9,7 @@ from uuid import UUID
 from perdure import celery_tool, tool
 from perdure.tools.awaited.port import TaskCall, TaskEnded
 from perdure.turns.calls.awaited import finish, probe_due
+from perdure.turns.cancel import cancel
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -56,7 +57,7 @@ def sweep_again(harness: Harness) -> None:
     """Run the sweeper's next round, one interval later, and probe the tasks of tools as each worker does."""
     harness.move(harness.settings.turn.sweep_s + 1)
     assert sweep(harness.runtime) is not None
-    probe_due(harness.runtime)
+    probe_due(harness.runtime, cancel)
 
 
 def moment_after(harness: Harness, seconds: float) -> str:

@@ -25,6 +25,7 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ForeignModel, Message, Model, ModelRequest, Role, ToolCall
 from perdure.models.providers.chat_wire import request_body
+from perdure.models.windows import LearnedWindows
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
@@ -76,13 +77,14 @@ class Harness:
         self.events: EventWriter | None = None
         self.redis_url: str | None = None
         self.calls: TaskCalls | None = None
+        self.windows = LearnedWindows(database, clock)
         self.any_model: Model | None = None
         """Replaces the scripted model, if set."""
 
     @property
     def runtime(self) -> Runtime:
         """A runtime built from the harness's current attributes."""
-        return Runtime(
+        made = Runtime(
             self.settings,
             self.clock,
             self.database,
@@ -98,6 +100,8 @@ class Harness:
             events=self.events,
             calls=self.calls,
         )
+        vars(made)["windows"] = self.windows  # as in a process, which has one runtime
+        return made
 
     def _model(self, name: str | ForeignModel) -> Model:
         return self.any_model or self.model
@@ -204,7 +208,12 @@ class Harness:
             turns = self.sql("SELECT * FROM turns WHERE session_id = %(id)s ORDER BY seq", id=session_id)
             assert row.unsettled == sum(turn.settled_at is None for turn in turns)
             assert row.turn_count == len(turns) - row.unsettled
-            assert [turn.seq for turn in turns] == list(range(1, row.last_turn_seq + 1))
+            joined = self.sql(
+                "SELECT FROM unrouted AS u JOIN turns AS t ON t.turn_id = u.routed_to"
+                " WHERE t.session_id = %(id)s AND u.message ? 'message_id'",
+                id=session_id,
+            )
+            assert len(turns) + len(joined) == row.last_turn_seq, "only turns that joined another leave a gap"
             seqs = [message["seq"] for message in self.messages(session_id)]
             assert seqs == list(range(1, row.message_count + 1))
 

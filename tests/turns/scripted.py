@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.chat_wire import request_body
 from tests.models.openai_server import validate_transcript
 
@@ -58,3 +58,13 @@ class Scripted:
             call.delta(line.content)
             return line
         return line(request, call)
+
+
+def system_text(request: ModelRequest) -> str:
+    """The texts of the prompt's system messages, the note before the turn's message included."""
+    return "\n\n".join(each.content for each in request.messages if each.role is Role.SYSTEM)
+
+
+def spoken(request: ModelRequest) -> list[Message]:
+    """The prompt's messages without those of the system."""
+    return [each for each in request.messages if each.role is not Role.SYSTEM]

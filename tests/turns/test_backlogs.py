@@ -75,6 +75,7 @@ def _each(woken: list[UUID], take: Callable[[UUID], object]) -> Work:
 KINDS = [_sessions, _endings, _deliveries]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arrange", KINDS)
 def test_one_round_wakes_a_backlog_whose_wake_ups_are_taken(
     harness: Harness, arrange: Callable[[Harness], tuple[list[UUID], Work]]
@@ -123,6 +124,7 @@ def test_without_workers_a_round_publishes_its_limit(harness: Harness) -> None:
     assert len(woken) == MOST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reason", ["the worker stops", "the intake closes"])
 def test_a_long_round_ends_early(harness: Harness, reason: str) -> None:
     """A round with a backlog ends as soon as the worker stops or the intake closes, because no turn may begin then."""

@@ -144,6 +144,7 @@ def test_cancelling_an_unknown_turn_raises(harness: Harness) -> None:
         cancel(harness.runtime, uuid4())
 
 
+@pytest.mark.long
 def test_a_concurrent_cancel_and_settle_leave_one_outcome(harness: Harness) -> None:
     """Cancelling and settling lock the session, so the turn ends either with its reply or as cancelled."""
     seen = set()

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from perdure import ToolContext, tool
 from perdure.database.engine import Database
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, spoken
 
 
 @tool(effect="pure")
@@ -101,12 +102,13 @@ def test_a_turn_that_follows_under_the_same_lease_is_not_claimed_again(harness: 
     assert commits == ["turns.claim", "turns.settle", "turns.begin_next", "turns.settle"]
 
 
+@pytest.mark.long
 def test_the_cost_does_not_grow_with_the_conversation(harness: Harness) -> None:
-    """A prompt contains a limited number of turns, so turn 60 sends as many messages as turn 25."""
+    """A prompt contains a limited number of turns: turn 61 has as many messages as turn 41, but for the summary."""
     harness.equip(double)
-    for _ in range(25):
+    for _ in range(41):
         _talk(harness)
-    at_25 = harness.model.requests[-1]
-    for _ in range(35):
+    at_41 = harness.model.requests[-1]
+    for _ in range(20):
         _talk(harness)
-    assert len(harness.model.requests[-1].messages) == len(at_25.messages)
+    assert len(spoken(harness.model.requests[-1])) == len(spoken(at_41))

@@ -7,8 +7,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.channels.services import queries as chats
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
+from perdure.sessions import running_queries
 from perdure.settings import Settings
 from perdure.turns import outbox_queries
 from perdure.turns import queries as turns_queries
@@ -58,6 +60,8 @@ _FILL = f"""
     SELECT turn_id, user_id, 'side_request', now() FROM turns;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', seq, 1, now() FROM turns;
+    INSERT INTO running_summaries (session_id, from_seq, to_seq, summary, extractive)
+    SELECT session_id, 1, 1, repeat('They talked. ', 50), false FROM sessions WHERE session_id <> %(long)s;
     UPDATE sessions SET variables_tick = last_turn_seq, tick = last_turn_seq,
            nonce = '00000000-0000-0000-0000-000000000001';
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
@@ -89,7 +93,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
     delivery = harness.sql("SELECT delivery_id FROM deliveries WHERE turn_id = %(id)s", id=turn.turn_id)[0]
     return {
         "session_id": LONG, "user_id": "user 0", "scope": "", "channel": "http", "message_id": "new", "text": "hi",
-        "parts": None,
+        "parts": None, "answers": True, "alone": True, "said": "[]", "joins": True, "after": turn.first_seq,
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
         "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
@@ -111,16 +115,21 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "verdict": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
         "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,
-        "aging_s": 30.0, "paces": "{}", "model": "m", "longest_s": 3_600.0, "forgiven_s": 86_400.0,
+        "aging_s": 30.0, "drained": False, "paces": "{}", "model": "m", "longest_s": 3_600.0, "forgiven_s": 86_400.0,
         "asked_at": "2026-01-01T00:00:00Z",
+        "additions": None, "asking": [turn.turn_id], "before_seq": 2**62,
+        "from_seq": 1, "to_seq": 40, "summary": "They talked.", "extractive": False, "next_seq": 80,
     }  # fmt: skip
 
 
 HOT = [
     lease_queries.ADMIT, lease_queries.ADMIT_DUE,
     inbox_queries.ENQUEUE, inbox_queries.FIND_ACCEPTED, inbox_queries.MERGE, lease_queries.CLAIM,
+    lease_queries.CLAIM_DUE, lease_queries.NEXT_DUE,
     lease_queries.CLAIMABLE, lease_queries.BEGIN_NEXT,
-    HISTORY, lease_queries.RENEW, lease_queries.WATCH, run_queries.KEEP_INSTRUCTIONS, run_queries.STEP,
+    HISTORY, running_queries.KEEP, lease_queries.RENEW, lease_queries.WATCH, run_queries.KEEP_INSTRUCTIONS,
+    run_queries.STEP,
+    run_queries.JOINED, run_queries.STEP_JOINING, calls_queries.ANSWER_QUESTION,
     calls_queries.FINISH_EFFECT,
     calls_queries.EXTEND_EFFECT,
     calls_queries.EFFECTS_OF_STEP, leave_queries.SETTLE, run_queries.KEEP_UNSAVED, run_queries.OWNED,
@@ -136,16 +145,16 @@ HOT = [
     outbox_queries.DELIVERIES_DUE, outbox_queries.POSTPONE_SERVICE, outbox_queries.SHARERS,
     outbox_queries.WITHOUT_SHARE, outbox_queries.UNTAKEN_DELIVERIES, turns_queries.UNTAKEN,
     lease_queries.OVERTAKES, lease_queries.RETURNED, lease_queries.KEEP_PACES,
-    turns_queries.READ, turns_queries.SETTLED_AMONG,
+    turns_queries.READ, turns_queries.SETTLED_AMONG, chats.FOLLOWED,
 ]  # fmt: skip
 
-SMALL = {"sweeps", "intake"}
+SMALL = {"sweeps", "intake", "pauses"}
 """Tables of a few rows, for which a sequential scan is right."""
 
 MOST_ROWS = 25
 MORE_ROWS = {
-    "turns.history": 20 * 8 + 40,  # each message and its turn
-    "turns.recall": 200, "sweep.wake_due": 200, "deliveries.due": 850,
+    "turns.history": 41 * 8 + 60,  # each message and its turn
+    "turns.recall": 200, "sweep.wake_due": 200, "turns.claim_due": 100, "deliveries.due": 850,
     "turns.full_for": 4_000, "deliveries.delivered": 310, "deliveries.postpone": 310,
     "deliveries.postpone_service": 610,
 }  # fmt: skip

@@ -22,7 +22,7 @@ BOUNDARIES = [
     (moment, name, nth)
     for moment in ("before", "after")
     for name, nth in [("turns.step", 1), ("turns.step", 2), ("turns.settle", 1), ("turns.begin_next", 1),
-                      ("turns.claim", 1)]
+                      ("turns.claim", 1), ("turns.step_joining", 1)]
 ]  # fmt: skip
 
 
@@ -64,7 +64,8 @@ class RandomTurns:
     def step(self) -> None:
         """Perform one random action."""
         action: Callable[[], None] = self.random.choices(
-            [self.send, self.repeat, self.run, self.cancel, self.crash, self.park], weights=[8, 1, 5, 2, 4, 1]
+            [self.send, self.repeat, self.run, self.drain, self.cancel, self.crash, self.park],
+            weights=[8, 1, 3, 2, 2, 4, 1],
         )[0]
         action()
         self.harness.move(self.random.choice([0, 1, 40]))
@@ -73,7 +74,7 @@ class RandomTurns:
         """Send a message with a random `on_busy`."""
         self.number += 1
         message_id = f"m{self.number}"
-        on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge"])
+        on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge", "steer", "steer"])
         try:
             sent = self.harness.send(
                 message_id, user_id=self.random.choice(USERS), message_id=message_id, on_busy=on_busy
@@ -96,6 +97,11 @@ class RandomTurns:
         """Run a random selection of the sessions."""
         for session_id in self._sessions():
             self.harness.run(session_id, alone=True)
+
+    def drain(self) -> None:
+        """Start a drain with the wake-up of a random session."""
+        for session_id in self._sessions()[:1]:
+            Runner(self.harness.runtime, "drainer").drain(session_id)
 
     def cancel(self) -> None:
         """Cancel a random turn."""
@@ -152,7 +158,7 @@ class RandomTurns:
             else:
                 assert turn["status"] in {"done", "failed"}
                 assert turn["reply"] is not None
-                assert [row.turn_id for row in rows] == [turn_id]
+                assert [str(row.turn_id) for row in rows] == [turn["turn_id"]]  # of the turn that the message joined
         for row in self.harness.sql("SELECT session_id, lease_until, state FROM sessions"):
             assert (row.lease_until, row.state) == (None, "active")
             seqs = [

@@ -130,6 +130,7 @@ def test_begun_and_cancelled_messages_are_not_exported(harness: Harness) -> None
     assert [each.payload["text"] for each in _exported(harness, session_id).event_queue_backup] == ["queued"]
 
 
+@pytest.mark.long
 def test_an_export_holds_every_queued_message(harness: Harness, other: Harness) -> None:
     """An export contains every queued message. The snapshots that turns save contain a limited number."""
     session_id = _queued(harness, *(f"message {number}" for number in range(130)))
@@ -193,7 +194,7 @@ def test_an_import_can_be_repeated_after_a_crash(
     snapshot = _exported(harness, session_id)
     with other.crashing(moment, name, nth):
         restore(other.runtime, snapshot)
-    other.move(other.settings.turn.lease_s + 1)
+    other.move(other.settings.turn.lease_s + 10)
     other.run(session_id)
     restore(other.runtime, snapshot)
     other.run(session_id)

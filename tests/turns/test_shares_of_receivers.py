@@ -295,6 +295,7 @@ def test_a_delivered_one_is_followed_by_the_next_to_its_service(harness: Harness
     assert sorted(delivered) == sorted(backlog)
 
 
+@pytest.mark.long
 def test_users_whose_deliveries_are_not_due_take_no_part(harness: Harness) -> None:
     """Otherwise, after a service's outage, its postponed deliveries hide a user behind many of another one."""
     for number in range(100):

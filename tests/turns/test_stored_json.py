@@ -31,6 +31,7 @@ from perdure.snapshots.exchange import read, restore
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.additions import Additions
 from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import Ran
@@ -231,6 +232,15 @@ def the_turn_itself(harness: Harness, redis_memory: RedisMemory, path: Path) -> 
     assert harness.ask("again")["status"] == "done"
 
 
+def what_a_client_adds(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
+    """Unknown members of what a client adds to an agent are kept when a later request replaces the known ones."""
+    stored = {"tools": [{"name": "look", "description": "Look.", "parameters": {}}], "names": ["look"]} | NEWER
+    before = Additions.from_dict(stored)
+    assert (before.to_dict() or {}).items() >= NEWER.items()
+    after = Additions(instructions="Be brief.").after(before).to_dict() or {}
+    assert after == {"instructions": "Be brief.", "names": ["look"]} | NEWER
+
+
 def the_review_of_a_case(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
     """When `reflect` rewrites a case's review, the review keeps its unknown members."""
     put(harness.database, "case 1")
@@ -272,7 +282,8 @@ READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
-        an_event, a_delivery, the_turn_itself, the_review_of_a_case, an_unrouted_message, the_parts_of_a_call,
+        an_event, a_delivery, the_turn_itself, what_a_client_adds, the_review_of_a_case, an_unrouted_message,
+        the_parts_of_a_call,
     )
 }  # fmt: skip
 
@@ -285,6 +296,7 @@ COLUMNS = {
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
     "turns.tools_left_out": "is shown as it is",
+    "turns.additions": "what_a_client_adds",
     "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
     "snapshots.variables": "any JSON object is valid",
     "sessions.consolidation": "is shown to operators as it is", "case_history.details": "is shown as it is",

@@ -63,6 +63,7 @@ def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
     assert _round(harness) == []
 
 
+@pytest.mark.long
 def test_it_backs_off(harness: Harness) -> None:
     """While no worker claims a session, the pause between its wake-ups doubles each time, up to 320 seconds."""
     _lost(harness)
@@ -204,6 +205,7 @@ def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, mon
     assert sum(woken.values()) < 3 * len(crowded), "within a few rounds"
 
 
+@pytest.mark.long
 def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: Harness) -> None:
     """A session that finds no free slot for a dedicated process backs off for at most a minute."""
     (session_id,) = _lost(harness)
@@ -238,6 +240,7 @@ def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) 
     assert abs(woken[chatty] - woken[quiet]) <= 2
 
 
+@pytest.mark.long
 def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
     """After a session's turns are settled, the next round repeats the lost wake-up of a new message."""
     (session_id,) = _lost(harness)
@@ -253,6 +256,7 @@ def test_settled_turns_leave_no_back_off(harness: Harness) -> None:
     assert _round(harness) == [session_id]
 
 
+@pytest.mark.long
 def test_deliveries_without_a_consumer_back_off(harness: Harness) -> None:
     """If no worker consumes the deliveries for ten minutes, each delivery is published seven or eight times."""
     harness.waker.away = True
@@ -278,6 +282,7 @@ def test_a_delivery_that_the_broker_refused_is_due_next_round(harness: Harness) 
     assert len(harness.waker.deliveries) == 1
 
 
+@pytest.mark.long
 def test_an_attempt_ends_the_back_off_of_a_delivery(harness: Harness) -> None:
     """After a failed attempt, a delivery is due at its retry time. The back-off of earlier wake-ups is discarded."""
     harness.waker.away = True

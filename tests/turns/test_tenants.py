@@ -27,7 +27,7 @@ from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.restore_snapshot import restore
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, system_text
 
 ACMES, BOLTS, PLAIN = user_key("acme", "ana"), user_key("bolt", "ana"), UserKey("ana")
 QUESTION = "how do I reset the router"
@@ -98,7 +98,7 @@ def test_nothing_of_another_tenants_user_is_in_a_prompt(harness: Harness) -> Non
 
 
 def _bank(harness: Harness) -> str:
-    system = harness.model.requests[-1].messages[0].content
+    system = system_text(harness.model.requests[-1])
     return next((part for part in system.split("\n\n") if "Answered" in part), "")
 
 

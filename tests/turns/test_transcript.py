@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from perdure.settings import FileSettings
 from perdure.text.untrusted import storable
 from perdure.turns.prompt.build import Prompt
 from perdure.turns.prompt.files import FileLimits
+from perdure.turns.prompt.window import shortened
 from perdure.turns.run.verdict import result_entries
 from perdure.turns.transcript import Entry, Transcript, reply_entry, result_of
 from tests.models.openai_server import validate_transcript
@@ -86,11 +88,12 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
     transcript = Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn])
-    return Prompt("You help.", (), WORKING_BUDGET_TOKENS).messages(
+    return Prompt(("You help.",), "It is noon.", (), WORKING_BUDGET_TOKENS, "the code").messages(
         transcript, UNUSED, FileLimits((), 0, 0), UserKey("ana")
     )
 
 
+@pytest.mark.long
 @given(transcripts())
 def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
     """A provider accepts each prompt, whatever the model wrote and whatever was cut to fit the token budget."""
@@ -99,9 +102,15 @@ def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) ->
 
 @given(transcripts())
 def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
-    """A prompt has complete, consecutive turns. They fit the token budget, unless the newest turn alone exceeds it."""
-    system, *kept = _prompt(made)
+    """A prompt has complete, consecutive turns. They fit the token budget, unless the newest turn alone exceeds it.
+
+    The note stands before the newest turn.
+    """
+    system, *said = _prompt(made)
     assert system == Message(Role.SYSTEM, "You help.")
+    assert said.index(Message(Role.SYSTEM, "It is noon.")) == len(said) - len(made[-1]) - 1
+    kept = [each for each in said if each.role is not Role.SYSTEM]
+    made = [*made[:-1], shortened(made[-1], WORKING_BUDGET_TOKENS // 2)]
     suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]
     matching = [each for each in suffixes if [entry.message() for entry in each] == kept]
     assert matching, "a prompt is the end of the transcript, from the beginning of a turn"
@@ -112,9 +121,10 @@ def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
 @given(transcripts())
 def test_no_turn_that_fits_is_left_out(made: list[list[Entry]]) -> None:
     """The prompt contains as many turns as the token budget allows."""
-    kept = len(_prompt(made)) - 1
+    kept = len(_prompt(made)) - 2
     fitting = 0
     spent = 0
+    made = [*made[:-1], shortened(made[-1], WORKING_BUDGET_TOKENS // 2)]
     for turn in reversed(made):
         spent += sum(entry.token_count for entry in turn)
         if fitting and spent > WORKING_BUDGET_TOKENS:

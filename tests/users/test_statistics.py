@@ -120,6 +120,7 @@ def test_users_who_are_erased_meanwhile_are_not_forgotten(database: Database, cl
     assert [row.table_name for row in database.run(STALE, {})] == ["users"]
 
 
+@pytest.mark.long
 def test_a_role_with_grants_only_says_what_it_may_not_do(
     granted: Database, database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:

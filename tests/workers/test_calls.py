@@ -157,6 +157,7 @@ def test_an_unreadable_result_is_unknown(calls: CeleryCalls, client: Any) -> Non
     assert calls.ask(TASK) is None
 
 
+@pytest.mark.long
 def test_without_servers_nothing_is_sent_and_nothing_raises(settings: Settings) -> None:
     """Without a broker `send` returns `TaskSent.NO` and `ask` returns `None`. A second attempt does not wait again."""
     made = CeleryCalls.at(settings, Addresses("postgresql://", UNREACHABLE, UNREACHABLE))

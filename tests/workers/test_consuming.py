@@ -180,6 +180,7 @@ def test_a_full_queue_that_is_reopened_is_cancelled_again() -> None:
     assert (broker.taking, broker.returned) == ({"deliveries"}, ["turns"])
 
 
+@pytest.mark.long
 def test_a_key_prefix_hides_no_malformed_item(redis_url: str) -> None:
     """An application may set kombu's `global_keyprefix`. perdure's queues then have other keys, and the same names."""
     dropped: list[str] = []

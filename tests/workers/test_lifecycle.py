@@ -25,7 +25,7 @@ def test_the_log_is_configured_before_anything_is_logged(monkeypatch: pytest.Mon
     signals = {name: Signal() for name in SIGNALS}
     for name, signal in signals.items():
         monkeypatch.setattr(lifecycle, name, signal)
-    monkeypatch.setattr(logs, "configure", lambda: steps.append("log"))
+    monkeypatch.setattr(logs, "configure", lambda **_: steps.append("log"))
     monkeypatch.setattr(lifecycle.Lifecycle, "check", lambda _: steps.append("check"))
     monkeypatch.setattr(lifecycle.Lifecycle, "start", lambda _: steps.append("start"))
 

@@ -73,6 +73,7 @@ def may_unshare() -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not may_unshare(), reason="this system allows no process namespaces")
 def test_the_first_process_of_a_container_is_ended_too() -> None:
     """The watchdog ends a worker that is process 1 of a container, although SIGKILL from inside has no effect on it."""
@@ -107,6 +108,7 @@ def test_a_worker_that_recovers_during_the_report_is_not_killed(tmp_path: Path) 
     assert ended.stderr.count("is killed: no thread of it has run") == 1
 
 
+@pytest.mark.long
 def test_a_report_that_fails_does_not_prevent_the_kill(tmp_path: Path) -> None:
     """The worker is killed even if the report fails, for example because Redis is down."""
     program = HOLDING.replace("print('reported', sys.argv[1], file=sys.stderr)", "sys.exit(7)")

@@ -23,6 +23,7 @@ from perdure.workers.celery_application import restored_level
 from perdure.workers.consumer import broken_keys, malformed
 from perdure.workers.consumer.room import Rooms
 from perdure.workers.consumer.unknown_tasks import UnknownTasks
+from perdure.workers.redis_client import share_client
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +177,12 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         """Connect. On Redis, also prepare the channel before kombu restores messages on it.
 
         The preparation makes restored messages return to priority levels that every consumer of the queue reads. It
-        renames broken keys, and makes the channel skip each queue with a key that another program uses.
+        renames broken keys, and makes the channel skip each queue with a key that another program uses. In another
+        Celery application, whose connections are Celery's own, the channel also gets its one client here.
         """
         connection = super().connection_for_read(heartbeat=heartbeat)
         if isinstance(connection.transport, redis.Transport):
+            share_client(connection.default_channel)
             _restore_at_common_levels(connection.default_channel)
             self._keys.skip_taken(connection.default_channel)
             self._check_keys(connection.default_channel)

@@ -126,6 +126,8 @@ def _require(settings: Settings, **_: Any) -> None:
     """
     if command() != "flower":
         return
+    # Flower warns of each inspection that no worker answers, so of four whenever it starts before the workers.
+    logging.getLogger("flower.inspector").setLevel(logging.ERROR)
     from flower.options import options  # noqa: PLC0415 (only Flower needs it)
 
     own = _authenticates(options.basic_auth, options.auth)

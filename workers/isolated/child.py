@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from uuid import UUID
@@ -28,11 +28,12 @@ from celery.app.utils import find_app
 
 from perdure.assembly import addresses, assemble
 from perdure.errors import SettingsError, Unavailable
+from perdure.observe.measures import Entry, Measures
 from perdure.servers.process import launch
 from perdure.settings import Settings
 from perdure.text.untrusted import error_summary, first_line
 from perdure.tools.mcp.connections import Connections
-from perdure.turns.lease.claim import Unequipped
+from perdure.turns.lease.claim import Ran, Unequipped
 from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.workers.isolated.kill import Warden, owner
@@ -51,7 +52,11 @@ APPLICATION = "_PERDURE_APPLICATION"
 _UNAVAILABLE = 75
 """The exit status of a child that cannot reach a server (`EX_TEMPFAIL`). The turn's next attempt may succeed."""
 
-_MOST_REPORTED = 16_384
+_MOST_REPORTED = 65_536
+"""The bytes that a pipe holds: the worker reads the report once the child has ended."""
+
+_MOST_MEASUREMENTS, _MOST_OUTCOMES = 300, 50
+"""The most measurements and outcomes in a report, which is smaller than the pipe."""
 
 _LOOK_S = 1.0
 
@@ -59,10 +64,16 @@ _LOOK_S = 1.0
 class Isolation:
     """Starts the child processes: at most `MOST_AT_ONCE` at a time, and at most one for each session.
 
-    `environment`: environment variables for the children, in addition to this process's variables.
+    `environment`: environment variables for the children, in addition to this process's variables. `measured` is
+    called with the measurements of each child.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        measured: Callable[[Sequence[Entry]], None] = lambda _journal: None,
+    ) -> None:
+        self._measured = measured
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._sessions: set[UUID] = set()
@@ -154,7 +165,9 @@ class Isolation:
                 with self._lock:
                     del self._children[session_id]
             log.info("the child process of session %s ended with status %s", session_id, status)
-            return _end(status, reports, time.monotonic() - began)
+            ended = _end(status, reports, time.monotonic() - began)
+            self._measured(ended.measured)
+            return ended
         finally:
             os.close(reports)
             os.close(reporting)
@@ -169,8 +182,14 @@ def _end(status: int, reports: int, seconds: float) -> ChildEnd:
         if status == -signal.SIGTERM:
             return ChildEnd(seconds)
         return ChildEnd(seconds, f"it ended with status {status} before it took the turn")
-    left = report["left"] and Unequipped(**report["left"])
-    return ChildEnd(seconds, report["error"], charged=report["charged"], left=left)
+    return ChildEnd(
+        seconds,
+        report["error"],
+        charged=report["charged"],
+        left=report["left"] and Unequipped(**report["left"]),
+        outcomes=tuple(report["outcomes"]),
+        measured=report["measured"],
+    )
 
 
 def main(session_id: UUID, reporting: int | None = None) -> None:
@@ -195,31 +214,51 @@ class _Report:
     def __init__(self, reporting: int | None) -> None:
         self._reporting = reporting
 
-    def send(self, error: str | None = None, *, charged: bool = True, left: Unequipped | None = None) -> None:
+    def send(
+        self,
+        error: str | None = None,
+        *,
+        charged: bool = True,
+        left: Unequipped | None = None,
+        outcomes: Sequence[str] = (),
+        measured: Sequence[Entry] = (),
+    ) -> None:
         """Report that the turns ran, or why they did not (see `ChildEnd`). Later calls do nothing."""
         reporting, self._reporting = self._reporting, None
         if reporting is not None:
             lacking = left and {"lacks": first_line(left.lacks), "priority": left.priority}
-            report = {"error": error and first_line(error), "charged": charged, "left": lacking}
+            report = {
+                "error": error and first_line(error),
+                "charged": charged,
+                "left": lacking,
+                "outcomes": outcomes[:_MOST_OUTCOMES],
+                "measured": measured[:_MOST_MEASUREMENTS],
+            }
             os.write(reporting, json.dumps(report).encode())
 
 
 def _run(session_id: UUID, report: _Report) -> None:
     settings = Settings.load()
-    configure()
+    configure(form=settings.log.format)
     if application := os.environ.get(APPLICATION):
         find_app(application)  # `assemble` sets it up
     where = addresses(settings)
     waker = CeleryWaker(settings, where)
     calls = CeleryCalls.at(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True, calls=calls)
+    journal: list[Entry] = []
+    measures = Measures(journal)
+    runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True, calls=calls, measures=measures)
     runner = Runner(runtime, owner=owner())
     runner.start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
     signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
     outcome = runner.run(session_id, alone=True)
     log.info("%s", outcome)
-    report.send(left=outcome if isinstance(outcome, Unequipped) else None)
+    report.send(
+        left=outcome if isinstance(outcome, Unequipped) else None,
+        outcomes=outcome.outcomes if isinstance(outcome, Ran) else (),
+        measured=journal,
+    )
     flush(runner.keeper.touched(), flushers(runtime), settings.shutdown.flush_s)
     runner.close()
     waker.close()

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from typing import Any
+from uuid import UUID
 
 from celery import Celery
 from kombu import Producer
@@ -24,7 +25,7 @@ from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import PRIORITIES, broker_priority
-from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE, CeleryWaker
+from perdure.workers.publish.wake import ENOUGH, PAUSE_S, RETRY_ONCE, CeleryWaker
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ _CLOSE_S = 3.0
 
 _ERRORS_OF_ONE = (EncodeError, ResponseError)
 """Errors of a single wake-up: its arguments are not JSON, or the Redis key of its queue is not a list."""
+
+_DRAINS = {"drains": True}
+"""The option of a wake-up that is not published if enough wake-ups for turns wait at the broker."""
 
 _Wake = tuple[str, dict[str, Any], dict[str, Any]]
 
@@ -59,6 +63,11 @@ class BackgroundWaker(CeleryWaker):
         self._closing = False
         self._unavailable_until = 0.0
         self._thread: threading.Thread | None = None
+
+    def drain(self, session_id: UUID, priority: int) -> bool:
+        """Queue `turns.run`. The thread publishes it, unless enough of these messages wait at the broker by then."""
+        ranked = broker_priority(self._broker_url, priority)
+        return self.publish("turns.run", {"session_id": str(session_id)}, queue="turns", priority=ranked, **_DRAINS)
 
     def publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         """Queue one task message, unless an equal message is already queued; returns whether the message is queued.
@@ -112,9 +121,10 @@ class BackgroundWaker(CeleryWaker):
             return [self._waiting.pop(key) for key in keys]
 
     def _publish_batch(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish a batch; returns the error, or None.
+        """Publish a batch; returns the broker's error, or None.
 
-        Tries again after an error, since a pooled connection may have been closed. A repeated wake-up is harmless.
+        Tries again after an error, since a pooled connection may have been closed. A repeated wake-up is harmless. Then
+        publishes the wake-ups one by one, since an invalid wake-up fails its batch.
         """
         failed: Exception | None = None
         for _ in range(_TRIES):
@@ -125,21 +135,19 @@ class BackgroundWaker(CeleryWaker):
                 failed = error
             else:
                 return None
-        return failed if len(wakes) == 1 else self._publish_singly(wakes)
-
-    def _publish_singly(self, wakes: list[_Wake]) -> Exception | None:
-        """Publish the wake-ups one by one, since an invalid wake-up fails its batch; returns the broker's error."""
-        for wake in wakes:
-            failed = self._publish_batch([wake])
-            if isinstance(failed, _ERRORS_OF_ONE):
-                log.error("a wake-up for %s cannot be published (%s)", wake[0], type(failed).__name__)
-            elif failed is not None:
-                return failed
+        if len(wakes) > 1:
+            refusals = (self._publish_batch([wake]) for wake in wakes)
+            return next((refusal for refusal in refusals if refusal is not None), None)
+        if not isinstance(failed, _ERRORS_OF_ONE):
+            return failed
+        log.error("a wake-up for %s cannot be published (%s)", wakes[0][0], type(failed).__name__)
         return None
 
     def _send(self, producer: Producer, wakes: list[_Wake]) -> None:
         """Send `wakes`. Unlike `Celery.send_task`, this uses no routes, and declares each queue once per batch."""
         amqp, declared = self.app.amqp, set()
+        if any(_DRAINS.keys() & options.keys() for _, _, options in wakes):
+            wakes = _fewer(wakes, ENOUGH - self.waiting(producer))
         for task, arguments, options in wakes:
             task_id, queue = uuid(), options["queue"]
             ranked = {"priority": broker_priority(self._broker_url, PRIORITIES[queue]), **options}
@@ -152,3 +160,15 @@ class BackgroundWaker(CeleryWaker):
             amqp.send_task_message(
                 producer, task, message, retry=True, retry_policy=RETRY_ONCE, declare=declare, **ranked
             )
+            self._has_published |= queue == "turns"
+
+
+def _fewer(wakes: list[_Wake], most: int) -> list[_Wake]:
+    """The wake-ups, with at most `most` of those for drains. Of those, the first ones stay."""
+    kept: list[_Wake] = []
+    for task, arguments, options in wakes:
+        drains = options.keys() & _DRAINS.keys()
+        if not drains or most > 0:
+            kept.append((task, arguments, {name: value for name, value in options.items() if name not in drains}))
+        most -= bool(drains)
+    return kept

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from celery import Celery
+from kombu import Producer
 from kombu.exceptions import KombuError
 from kombu.exceptions import OperationalError as BrokerError
+from kombu.transport import redis
 from redis.exceptions import RedisError
 
 from perdure.errors import loggable
@@ -25,6 +28,17 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds after a failure during which nothing is published, so that only one caller waits for the broker."""
+
+
+ENOUGH = 20
+"""The wake-ups for turns that wait at the broker, from which on a due session needs none of its own.
+
+One would do for correctness. With more, the workers that become free at the same time begin to drain at the same time,
+and the loss of one, with a worker that is killed when it has taken it, delays nothing.
+"""
+
+_LEVELS = (0, 3, 6, 9)
+"""The priority levels on Redis at which wake-ups are published (`broker_priority`) and restored."""
 
 
 class _Unread:
@@ -46,8 +60,11 @@ class CeleryWaker:
     def __init__(self, settings: Settings, where: Addresses, app: Celery | None = None) -> None:
         self._app = app or make_app(settings, where, publisher=True)
         self._broker_url = where.broker_url
+        self.observe: Callable[[bool], None] = lambda _published: None
+        """Called after each attempt to publish, with whether the broker accepted the message."""
         self._lock = threading.Lock()
         self._unavailable_until = 0.0
+        self._has_published = False
 
     @property
     def app(self) -> Celery:
@@ -57,6 +74,36 @@ class CeleryWaker:
         """Publish `turns.run`."""
         ranked = broker_priority(self._broker_url, priority)
         return self.publish("turns.run", {"session_id": str(session_id)}, queue="turns", priority=ranked)
+
+    def drain(self, session_id: UUID, priority: int) -> bool:
+        """Publish `turns.run`, unless enough of these messages wait at the broker."""
+        return self.has_enough() or self.session(session_id, priority)
+
+    def has_enough(self) -> bool:
+        """See `perdure.runtime.Waker.has_enough`. False if the broker does not answer within about a second."""
+        with self._lock:
+            if time.monotonic() < self._unavailable_until:
+                return False
+        try:
+            with self._app.producer_or_acquire() as producer:
+                return self.waiting(producer) >= ENOUGH
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.debug("the broker does not tell how many wake-ups wait: %s", loggable(error))
+            return False
+
+    def waiting(self, producer: Producer) -> int:
+        """The number of wake-ups for turns that wait at the broker.
+
+        On RabbitMQ, 0 until this process has published one: the broker closes a channel that asks for a missing queue.
+        """
+        channel: Any = producer.channel
+        if isinstance(channel, redis.Channel):
+            with channel.conn_or_acquire() as client:
+                pipeline = client.pipeline(transaction=False)
+                for level in _LEVELS:
+                    pipeline.llen(channel._q_for_pri("turns", level))  # noqa: SLF001 (kombu has no public way)
+                return int(sum(pipeline.execute()))
+        return int(channel.queue_declare("turns", passive=True).message_count) if self._has_published else 0
 
     def delivery(self, delivery_id: UUID) -> bool:
         return self.publish("deliveries.send", {"delivery_id": str(delivery_id)}, queue="deliveries")
@@ -78,6 +125,11 @@ class CeleryWaker:
 
         Celery's events show only the ids among the task's arguments.
         """
+        published = self._publish(task, arguments, **options)
+        self.observe(published)
+        return published
+
+    def _publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
         with self._lock:
             if time.monotonic() < self._unavailable_until:
                 return False
@@ -98,6 +150,7 @@ class CeleryWaker:
                 self._unavailable_until = time.monotonic() + PAUSE_S
             log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, loggable(error))
             return False
+        self._has_published |= options.get("queue") == "turns"
         return True
 
     def ask(self, question: str, within_s: float) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import signal
+import socket
 import time
 from functools import partial
 from types import FrameType
@@ -19,7 +21,9 @@ from typing import Any
 
 from celery.signals import after_task_publish, beat_init
 
-from perdure.assembly import require_database
+from perdure.assembly import open_database, require_database
+from perdure.clock import SystemClock
+from perdure.observe.presence import BEAT, Presence
 from perdure.settings import Settings, ShutdownSettings
 from perdure.workers.lifecycle import or_exit
 from perdure.workers.shutdown.hard_limit import HardLimit
@@ -30,9 +34,10 @@ log = logging.getLogger(__name__)
 class BeatShutdown:
     """The shutdown of one beat process."""
 
-    def __init__(self, budget: ShutdownSettings) -> None:
+    def __init__(self, budget: ShutdownSettings, presence: Presence) -> None:
         self._limit = HardLimit(budget.hard_exit_s)
         self._fired = 0
+        self._presence = presence
         self._requested_at: float | None = None
 
     def install(self) -> None:
@@ -54,6 +59,7 @@ class BeatShutdown:
         raise SystemExit(0)
 
     def _log_end(self) -> None:
+        self._presence.stop()
         if self._requested_at is not None:
             log.info(
                 "shutdown: fires no more; fired %d slots since the start, closed (%.3f s)",
@@ -61,11 +67,19 @@ class BeatShutdown:
             )  # fmt: skip
 
 
+def report(settings: Settings, database_url: str) -> Presence:
+    """Report from now on that this process runs a beat."""
+    database = open_database(settings, database_url)
+    presence = Presence(database, SystemClock(), BEAT, f"beat-{os.getpid()}@{socket.gethostname()}")
+    presence.start()
+    return presence
+
+
 def follow(settings: Settings, database_url: str) -> None:
     """When beat starts in this process, check the database and install the signal handlers."""
 
     def begin(**_: Any) -> None:
         or_exit(partial(require_database, settings, database_url))
-        BeatShutdown(settings.shutdown).install()
+        BeatShutdown(settings.shutdown, report(settings, database_url)).install()
 
     beat_init.connect(begin, weak=False)

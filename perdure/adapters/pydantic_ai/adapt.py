@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic_ai import Agent as Bare
 from pydantic_ai.exceptions import UserError
@@ -21,6 +22,7 @@ from perdure.adapters.pydantic_ai.units import OWN_MODEL, Durability
 from perdure.agents import Agent, ErrorMessages
 from perdure.casebank import COMMON
 from perdure.errors import SettingsError
+from perdure.guards import Guards
 from perdure.hooks import ApprovalWaiting, Hooks, ToolCalled, ToolCalling, TurnContext, TurnEnding, TurnStarted
 from perdure.models.protocol import Model as Own
 from perdure.runtime import Runtime
@@ -38,11 +40,17 @@ Deps = Callable[[TurnContext[Any]], Any]
 class AdaptedAgent(Agent):
     """An agent of pydantic-ai. Made by `adapt`."""
 
+    is_own: ClassVar[bool] = False
     wrapped: Bare[Any, Any] = field(kw_only=True)
     memory: bool = field(default=True, kw_only=True)
     usage_limits: UsageLimits | None = field(default=None, kw_only=True)
     replaced_model: Model | Own | None = field(default=None, kw_only=True)
     """Replaces the agent's model, for a test."""
+
+    @property
+    def origin(self) -> object:
+        """The agent of pydantic-ai."""
+        return self.wrapped
 
     def begin_turn(
         self, runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet
@@ -61,6 +69,9 @@ class AdaptedAgent(Agent):
             if isinstance(tools, dict) and name in tools:
                 return AdaptedTool.of(name, tools[name].metadata)
         return AdaptedTool(name)
+
+    def asked_model(self, default: str) -> Any:
+        return self.model or self.wrapped.model or default
 
     def model_in(self, runtime: Runtime) -> Model | str:
         """The model of a run: the agent's own, or a model of perdure if it has none.
@@ -101,6 +112,10 @@ def adapt(
     usage_limits: UsageLimits | None = None,
     max_steps: int | None = None,
     timeout_s: float | None = None,
+    max_tokens: int | None = None,
+    max_cost: float | Decimal | None = None,
+    window: int | None = None,
+    keep_turns: int | None = None,
     on_unavailable: OnUnavailable | str | None = None,
     error_messages: ErrorMessages | None = None,
     casebank: str | Literal[False] | None = COMMON,
@@ -109,6 +124,8 @@ def adapt(
     before_tool: Hooks[ToolCalling] = (),
     after_tool: Hooks[ToolCalled] = (),
     on_approval_waiting: Hooks[ApprovalWaiting] = (),
+    input_guards: Guards = (),
+    output_guards: Guards = (),
 ) -> AdaptedAgent:
     """An agent of pydantic-ai as an agent of perdure, for the module of `PERDURE_AGENTS`. The agent is not changed.
 
@@ -121,6 +138,10 @@ def adapt(
         usage_limits: The limits of a run, as pydantic-ai's `run` takes them.
         max_steps: As for `Agent`.
         timeout_s: As for `Agent`.
+        max_tokens: As for `Agent`.
+        max_cost: As for `Agent`.
+        window: As for `Agent`.
+        keep_turns: As for `Agent`.
         on_unavailable: As for `Agent`.
         error_messages: As for `Agent`.
         casebank: As for `Agent`.
@@ -129,6 +150,8 @@ def adapt(
         before_tool: As for `Agent`.
         after_tool: As for `Agent`. A hook receives the text of the result.
         on_approval_waiting: As for `Agent`.
+        input_guards: As for `Agent`.
+        output_guards: As for `Agent`. A guard receives an output that is no text as JSON.
 
     Raises:
         SettingsError: the agent cannot be durable, or an argument is invalid; the message gives the reason.
@@ -151,6 +174,10 @@ def adapt(
         model=model,
         max_steps=max_steps,
         timeout_s=timeout_s,
+        max_tokens=max_tokens,
+        max_cost=max_cost,
+        window=window,
+        keep_turns=keep_turns,
         on_unavailable=on_unavailable,
         error_messages=error_messages,
         casebank=casebank,
@@ -159,6 +186,8 @@ def adapt(
         before_tool=before_tool,
         after_tool=after_tool,
         on_approval_waiting=on_approval_waiting,
+        input_guards=input_guards,
+        output_guards=output_guards,
         wrapped=agent,
         deps=deps,
         memory=memory,

@@ -12,7 +12,7 @@ decisions in the ledger. Likewise, a call that a client runs waits in its row fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from pydantic_ai.durable_exec import JSON_CODEC, CallToolResult
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
+from pydantic_core import to_jsonable_python
 from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
@@ -33,19 +34,23 @@ from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, error_summary, load_object, storable_json
-from perdure.tools.registry import MAX_RESULT_CHARS, Effect
+from perdure.tools.progress import Report
+from perdure.tools.registry import MAX_RESULT_CHARS, STAFF, USER, Effect
 from perdure.tools.sources import RunnableTool
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals, awaited
 from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.ledger import CallLedger
-from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.plan import Planned, needs_staff
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME, Result, effect_rows, recorded_result
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.transcript import Entry
 
 log = logging.getLogger(__name__)
+
+Checked = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Checks the arguments of a call, and converts them to the types of the tool. Raises ToolError if they do not fit."""
 
 _APPROVAL, _DEFERRED = "approval_required", "call_deferred"
 _NOT_RUN = "Error: this call was not run."
@@ -204,6 +209,16 @@ class Calls:
             return Recorded(self._recorded(row))
         return self._decided(position, Effect(row.effect))
 
+    def reporter(self, position: int) -> Report | None:
+        """Takes the reports of a call's progress, until its result is known."""
+        call, to = self._planned[position].call, self._tenure.report
+
+        def pass_on(text: str) -> None:
+            if to is not None and position not in self._statuses:
+                to(call.id, call.name, text)
+
+        return None if to is None else pass_on
+
     def overdue(self, position: int, *, running: bool, message: str | None = None) -> Begin | Recorded:
         """The call did not end within its time limit, or its tool reports an unknown outcome with `message`."""
         planned = self._planned[position]
@@ -221,13 +236,47 @@ class Calls:
             return Recorded(returned(text))
         return self._decided(position, effect, message)
 
-    def check_call(self, position: int) -> dict[str, Any] | None:
-        """Call the `before_tool` hooks, in a thread of the call; returns the result of a call that one rejects."""
+    def check_call(self, position: int, checked: Checked) -> Mapping[str, Any] | Recorded:
+        """Call the `before_tool` hooks, in a thread of the call, and record the arguments that they change.
+
+        Returns the arguments of the call, or the result of a call that a hook rejects. `checked` checks arguments.
+        """
+        planned = self._planned[position]
         try:
-            self._hooks.check_call(self._planned[position])
+            arguments = self._hooks.changed_arguments(planned)
+            if arguments is planned.arguments:
+                return arguments
+            arguments = checked(arguments)
+            self._check_approver(position, planned, arguments)
+            text = as_json(storable_json(to_jsonable_python(arguments, bytes_mode="base64", serialize_unknown=True)))
         except ToolError as error:
-            return _refused(error)
-        return None
+            return Recorded(_refused(error))
+        changed = replace(planned, call=replace(planned.call, arguments=text), arguments=dict(arguments))
+        if not self._ledger.change(changed):
+            return Recorded(
+                {"kind": "tool_failed", "message": "this call was not run."}
+            )  # the turn is another worker's
+        self._planned[position] = changed
+        return arguments
+
+    def _check_approver(self, position: int, planned: Planned, arguments: Mapping[str, Any]) -> None:
+        """Check the approval of a call whose arguments a hook has changed.
+
+        Raises:
+            ToolError: the user had to approve the call, and staff must approve it with these arguments.
+        """
+        row, tool = self._rows.get(position), planned.tool
+        if row is not None and row.approver == USER and tool is not None and tool.approver_of(arguments) == STAFF:
+            raise needs_staff(planned.call.name)
+
+    def recorded(self, position: int) -> dict[str, Any] | None:
+        """The result of a call in the recording that the runtime replays; `None` if the tool runs."""
+        call, recording = self._planned[position].call, self._runtime.recording
+        found = None if recording is None else recording.answer(call.name, call.arguments)
+        if found is None:
+            return None
+        status, text = found
+        return returned(text) if status == "done" else {"kind": "tool_failed", "message": text}
 
     def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
         """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
@@ -239,10 +288,10 @@ class Calls:
             text = cut(text, longest)
             payload = returned(text)
         try:
-            self._hooks.check_result(planned, text)
+            shown = self._hooks.check_result(planned, text)
         except ToolError as error:
             return _refused(error)
-        return payload
+        return payload if shown == text else returned(shown)
 
     def finish(self, position: int, payload: dict[str, Any]) -> None:
         """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.

@@ -52,6 +52,12 @@ RESPONSE, REQUESTS, OUTPUT = "response", "requests", "output"
 _UNNAMED = "tool"
 
 
+class Note(str):
+    """The text of a note, by which perdure's own model tells it from what a user wrote."""
+
+    __slots__ = ()
+
+
 class Unreadable(Exception):
     """The installed pydantic-ai cannot read a stored message."""
 
@@ -170,7 +176,10 @@ def _of_turn(
     for is_reply, group in groupby(entries, key=lambda entry: entry.role is Role.ASSISTANT):
         rows = list(group)
         if not is_reply:
-            found += _stored(rows[-1], REQUESTS, is_strict=is_strict) or [_request(rows, parts, told)]
+            joined = [row for row in rows if row.role is Role.USER] if rows[0].role is Role.TOOL else []
+            round_ = rows[: len(rows) - len(joined)]  # messages that joined the turn follow the results
+            found += _stored(round_[-1], REQUESTS, is_strict=is_strict) or [_request(round_, parts, told)]
+            found += [_request(joined, parts, told)] if joined else []
             continue
         for entry in rows:
             if _is_ours(entry) and entry.opaque is not None and entry.opaque.parts.get(OUTPUT):

@@ -30,6 +30,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
+from perdure.adapters.pydantic_ai.messages import Note
 from perdure.clock import Clock
 from perdure.models import endings
 from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, Opaque, Role, ToolCall, ToolSchema
@@ -74,7 +75,11 @@ class OwnModel(Model[Any]):
         return self.response(await anyio.to_thread.run_sync(self.own.respond, request, call))
 
     def prompt(
-        self, messages: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+        self,
+        messages: Sequence[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        cache_key: str | None = None,
     ) -> Request:
         """The prompt of perdure for pydantic-ai's messages."""
         prepared, parameters = self.prepare_request(settings, parameters)
@@ -89,7 +94,8 @@ class OwnModel(Model[Any]):
                 said.append(_replied(each))
         tools = [*parameters.function_tools, *parameters.output_tools]
         first = [Message(Role.SYSTEM, "\n\n".join(system))] if system else []
-        return Request((*first, *said), tuple(_schema(each) for each in tools), dict(prepared or {}))
+        schemas = tuple(_schema(each) for each in tools)
+        return Request((*first, *said), schemas, dict(prepared or {}), cache_key=cache_key)
 
     def response(self, reply: ModelReply) -> ModelResponse:
         """The response of pydantic-ai for a reply."""
@@ -118,6 +124,8 @@ def _told(part: Any) -> Message:
         return Message(Role.TOOL, part.model_response_str(), tool_call_id=part.tool_call_id)
     if isinstance(part, RetryPromptPart) and part.tool_name is not None:
         return Message(Role.TOOL, part.model_response(), tool_call_id=part.tool_call_id)
+    if isinstance(part, UserPromptPart) and isinstance(part.content, Note):
+        return Message(Role.SYSTEM, str(part.content))
     if isinstance(part, UserPromptPart):
         return _asked([part.content] if isinstance(part.content, str) else part.content)
     return Message(Role.USER, part.model_response() if hasattr(part, "model_response") else str(part.content))

@@ -20,7 +20,9 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -28,7 +30,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -41,7 +43,7 @@ from pydantic_ai.usage import RunUsage
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
-from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
@@ -58,21 +60,23 @@ from perdure.errors import (
 )
 from perdure.files.kinds import IMAGES, PDF
 from perdure.ids import new_id
-from perdure.models import endings, prices
+from perdure.models import endings, endpoints
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted, ModelCall, Role, read_by
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, name_of, read_by
 from perdure.models.resilient import CallWindow, wait_within
+from perdure.models.windows import Lesson
 from perdure.resilience.retry import retrying
 from perdure.runtime import Runtime
 from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import storable
-from perdure.tools import around
+from perdure.tools import around, progress
 from perdure.tools.variables import VariableSet
+from perdure.turns import costs
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.plan import Planned
 from perdure.turns.calls.result_values import Result
 from perdure.turns.calls.run_calls import Interrupted
-from perdure.turns.lease.tenure import Tenure
+from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.outcome import (
     AwaitsCalls,
     AwaitsDecision,
@@ -82,12 +86,14 @@ from perdure.turns.outcome import (
     Outcome,
     Replied,
 )
-from perdure.turns.prompt.build import build, halved, within_window
+from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, messages_by_entry
-from perdure.turns.prompt.parts import latest
-from perdure.turns.run.call_model import MOST_HALVINGS
+from perdure.turns.prompt.tools import usable_window
+from perdure.turns.prompt.window import turns_budget
+from perdure.turns.run.call_model import MOST_HALVINGS, size_of_request
 from perdure.turns.run.commit import Step
 from perdure.turns.run.loop import Turn
+from perdure.turns.run.parallel_guards import Refused
 from perdure.turns.run.verdict import misconfigured, result_entries
 from perdure.turns.transcript import Entry, Transcript
 
@@ -99,6 +105,10 @@ log = logging.getLogger(__name__)
 
 class _Lacks(Exception):  # raised by a job, to unwind the run
     """This worker lacks something that the turn needs."""
+
+
+class _Steered(Exception):  # raised by a job, to unwind the run
+    """Messages joined the turn: the agent runs again with them, as after a crash."""
 
 
 class _Rejected(Exception):  # raised by the run
@@ -120,6 +130,7 @@ class AdaptedTurn(Turn):
         self, runtime: Runtime, tenure: Tenure, agent: AdaptedAgent, transcript: Transcript, variables: VariableSet
     ) -> None:
         super().__init__(runtime, tenure, agent, transcript, variables)
+        costs.check_prices(agent, runtime.settings)
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
@@ -133,7 +144,9 @@ class AdaptedTurn(Turn):
         self._tool_error: Exception | None = None
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
         """The last error of the model as the run sees it, and as perdure knows it."""
-        self._limits = within_window(runtime.settings.memory, prices.window(self._model_name, runtime.settings))
+        self._limits = runtime.settings.memory
+        asked = name_of(agent.asked_model(runtime.settings.model))
+        self._lesson = Lesson(runtime.windows, endpoints.canonical(asked, runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
         self._size: tuple[int, int, str | None] = (0, 0, None)
@@ -166,13 +179,15 @@ class AdaptedTurn(Turn):
         except Exception as error:  # noqa: BLE001 (raised again unless the agent caused it)
             return self._failed(error)
 
-    def _failed(self, error: Exception) -> Failed | AwaitsCalls | None:
+    def _failed(self, error: Exception) -> Failed | AwaitsCalls | None:  # noqa: C901 (a case for each error)
         """The outcome for an error that ended the run, if it is no failure of the model; `None`: the agent runs again.
 
         Raises:
             PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
+        if isinstance(error, _Steered):
+            return None
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
             return Failed(ToolError("A tool of this agent failed, so I stopped."))
@@ -180,6 +195,8 @@ class AdaptedTurn(Turn):
             return self._awaits_client()  # an approved call was deferred, for which no handler is asked again
         if isinstance(error, _Rejected):
             return Failed(error.error)
+        if isinstance(error, Refused):
+            raise error
         if isinstance(error, UserError | SettingsError):
             log.error("turn %s: its agent cannot run", self._row.turn_id, exc_info=error)
             return Failed(misconfigured())
@@ -189,7 +206,7 @@ class AdaptedTurn(Turn):
         found = known if error is raised and known is not None else errors.of_run(error)
         if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
             log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
-            self._events.rewind()
+            self._text.rewind()
             self._halvings += 1
             self._too_long = found
             return None
@@ -203,8 +220,12 @@ class AdaptedTurn(Turn):
         """
         if self._too_long is not None:
             self._limits = halved(self._limits, self._tokens)
-        prompt, history = self._read_history()
-        instructions = self._recalled()
+        elif not self._halvings:
+            self._limits = within_window(self._runtime.settings.memory, usable_window(self._runtime, self._agent))
+            self._let_leave(self._limits)
+        built = self._recalled()
+        prompt, history = self._read_history(built)
+        instructions = None if built is None else "\n\n".join(built.system)
         size = (len(history), messages.files_in(prompt), instructions)
         if self._too_long is not None and size == self._size:
             if not self._fallback_waits:
@@ -295,7 +316,12 @@ class AdaptedTurn(Turn):
         return found
 
     async def call_tool(
-        self, body: Body, arguments: Mapping[str, Any], context: RunContext[Any], definition: ToolDefinition | None
+        self,
+        body: Body,
+        arguments: dict[str, Any],
+        context: RunContext[Any],
+        definition: ToolDefinition | None,
+        checked: Checked,
     ) -> Any:
         """Run one tool call, or return its recorded result; see `units.Run`."""
         name, calls = context.tool_call_id, self._calls
@@ -304,17 +330,21 @@ class AdaptedTurn(Turn):
         approved = bool(context.tool_call_approved)
         found = await self._thread.do(lambda: calls.begin(name, arguments, definition, approved=approved))
         while isinstance(found, Begin):
-            found = await self._attempt(calls, body, found)
+            work = partial(self._hooked, calls, found.position, body, arguments, checked)
+            found = await self._attempt(calls, work, found)
         return found.payload
 
-    async def _attempt(self, calls: Calls, body: Body, begun: Begin) -> Begin | Recorded:
+    async def _attempt(self, calls: Calls, work: Body, begun: Begin) -> Begin | Recorded:
         """Run the tool once, for at most the time that is left for the call."""
         position = begun.position
         running.set(begun.effect_id)
-        task = asyncio.ensure_future(_contained(partial(self._hooked, calls, position, body)))
+        progress.reporter.set(calls.reporter(position))
+        task = asyncio.ensure_future(_contained(work))
         running.set(None)
+        progress.reporter.set(None)
         try:
-            await asyncio.wait({task}, timeout=begun.left_s)
+            with self._runtime.measures.timed("tools", self._runtime.clock):
+                await asyncio.wait({task}, timeout=begun.left_s)
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -336,12 +366,21 @@ class AdaptedTurn(Turn):
         await self._thread.do(lambda: calls.finish(position, payload))
         return Recorded(payload)
 
-    async def _hooked(self, calls: Calls, position: int, body: Body) -> Any:
-        """Run the tool between the agent's hooks."""
-        refused = await anyio.to_thread.run_sync(calls.check_call, position) if self._agent.before_tool else None
-        if refused is not None:
-            return refused
-        return await anyio.to_thread.run_sync(calls.check_result, position, await body())
+    async def _hooked(
+        self, calls: Calls, position: int, body: Body, arguments: dict[str, Any], checked: Checked
+    ) -> Any:
+        """Run the tool between the agent's hooks. `body` runs it with `arguments`, which the hooks may change."""
+        if self._agent.before_tool:
+            found = await anyio.to_thread.run_sync(calls.check_call, position, checked)
+            if isinstance(found, Recorded):
+                return found.payload
+            changed = dict(found)
+            arguments.clear()
+            arguments.update(changed)
+        payload = calls.recorded(position)
+        if payload is None:
+            payload = await body()
+        return await anyio.to_thread.run_sync(calls.check_result, position, payload)
 
     async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
         """The answers for calls that wait for a person or a client; see `units.Run`."""
@@ -366,12 +405,15 @@ class AdaptedTurn(Turn):
         context: RunContext[Any],
     ) -> Any:
         """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
-        self._commit_round(context.messages, parameters)
+        self._close_round(context.messages, parameters)
         if self._why_stop() is not None:
             raise Interrupted
         try:
-            payload = self._respond(start, messages, settings, parameters, context)
-        except CallAborted:
+            payload = self._screened(
+                lambda: self._respond(start, messages, settings, parameters, context),
+                lambda found: self._read_reply(found, _model_id(context))[2],
+            )
+        except (CallAborted, Interrupted, LeaseLost, Refused):
             raise
         except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
             raised = errors.as_raised(error)
@@ -393,34 +435,53 @@ class AdaptedTurn(Turn):
         runtime = self._runtime
         self._called_at_s = self._tenure.spent_s
         limit_s = max(self._timeout_s - self._called_at_s, 0.001)
-        call = ModelCall(runtime.clock, limit_s, self._events.delta, self._events.rewind)
+        call = ModelCall(runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
         model = _unwrapped(context.model)
-        with self._tenure.calling(call):
+        with self._tenure.calling(call), self._guards.over(call):
             if isinstance(model, OwnModel):
                 try:
-                    reply = model.own.respond(model.prompt(messages, settings, parameters), call)
+                    request = model.prompt(messages, settings, parameters, str(self._tenure.session_id))
+                    reply = model.own.respond(request, call)
+                except ContextTooLong:
+                    self._lesson.refused(size_of_request(request))
+                    raise
                 except Unavailable as error:
                     raise ProviderError(error.message) from error
                 finally:
                     self._fallback_waits = call.fallback_waits
+                if not reply.fallback:
+                    self._lesson.accepted(partial(size_of_request, request))
                 return JSON_CODEC.dump(ModelResponse, model.response(reply))
             with call.part(runtime.settings.model_timeout_s) as part:
-                window = CallWindow(part, wait_within)
+                call_window = CallWindow(part, wait_within)
 
                 def attempts() -> Any:
                     return retrying(
                         self._model_name,
                         lambda: self._attempt_request(start, part),
                         runtime.settings.retry,
-                        window,
+                        call_window,
                         random.random,
                     )
 
                 if runtime.breakers is None:
-                    return attempts()
-                return runtime.breakers.get(f"llm:{self._model_name}").execute(attempts, part.remaining())
+                    return self._measured(attempts, _model_id(context))
+                breaker = runtime.breakers.get(f"llm:{self._model_name}")
+                return self._measured(lambda: breaker.execute(attempts, part.remaining()), _model_id(context))
+
+    def _measured(self, call: Callable[[], Any], model_id: str | None) -> Any:
+        measures, clock, settings = self._runtime.measures, self._runtime.clock, self._runtime.settings
+        began = clock.monotonic()
+        try:
+            payload = call()
+        except BaseException as error:
+            measures.model_called(self._model_name, clock.monotonic() - began, None, error, settings)
+            raise
+        usage = self._read_reply(payload, model_id)[1].usage
+        measures.model_called(self._model_name, clock.monotonic() - began, usage, None, settings)
+        return payload
 
     def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall) -> Any:
         self._call = part  # before the request begins to stream to it
@@ -444,14 +505,20 @@ class AdaptedTurn(Turn):
         finally:
             self._call, self._body = None, None
 
-    def _commit_round(self, known: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
-        """Commit the results of the open calls, or the reply that the agent rejected."""
+    def _close_round(self, known: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
+        """Commit the results of the open calls, or the reply that the agent rejected.
+
+        Raises:
+            _Steered: messages joined the turn.
+        """
         lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
         if lacking is not None and not self._tenure.overdue:
             raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
         entries, results = self._round(messages.last_requests(known))
         if entries:
-            self._commit(Step([*self.transcript.uncommitted, *entries], results=results))
+            committed = self._commit_round(Step([*self.transcript.uncommitted, *entries], results=results))
+            if committed.joined:
+                raise _Steered
 
     def _round(self, requests: Sequence[ModelRequest]) -> tuple[list[Entry], list[Result]]:
         """The uncommitted reply or the results of the open calls, with what the model receives after it."""
@@ -465,11 +532,14 @@ class AdaptedTurn(Turn):
         entries = result_entries(calls.open_reply, texts)
         return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
 
-    def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
-        """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
+    def _read_reply(self, payload: Any, model_id: str | None) -> tuple[ModelResponse, ModelReply, Entry]:
         response: ModelResponse = JSON_CODEC.load(ModelResponse, payload)
         record = {**payload, "model_id": response.model_id or model_id}  # as pydantic-ai sets it after the request
-        made, reply = messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
+        return response, *messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
+
+    def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
+        """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
+        response, made, reply = self._read_reply(payload, model_id)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
                 "The model's provider does not allow an answer to this: its content filter stopped it."
@@ -492,7 +562,8 @@ class AdaptedTurn(Turn):
         intents = [each.intent() for each in planned.values()]
         # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
         runs_tools = all(call.name in self._definitions for call in reply.tool_calls)
-        at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents))
+        made_step = Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents)
+        at = self._commit(made_step).sent_at
         open_reply = self.transcript.open_reply()
         if open_reply is None:
             raise LookupError("the committed reply has no open calls")
@@ -512,44 +583,51 @@ class AdaptedTurn(Turn):
 
     # --- before and after the run -----------------------------------------------------------
 
-    def _read_history(self) -> tuple[str | list[UserContent] | None, list[ModelMessage]]:
-        """The prompt, if the model has not answered it, and the messages before it.
+    def _read_history(self, built: Prompt | None) -> tuple[str | list[UserContent] | None, list[ModelMessage]]:
+        """The prompt, if the model has not answered it, and the messages before it. The note of `built` is one of them.
 
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
-        budget = self._limits.budget_working
-        turns = latest(self.transcript.turns, lambda turn: sum(entry.text_tokens for entry in turn), budget)
-        told = self._told([entry for turn in turns for entry in turn])
+        entries = fitting_entries(self.transcript, turns_budget(self._limits))
+        turns = [list(each) for _, each in groupby(entries, key=lambda entry: entry.turn_id)]
+        told = self._told(entries, built)
+        note = [] if built is None else [ModelRequest(parts=[UserPromptPart(messages.Note(built.note))])]
         strictly = None if self._tenure.overdue else self._row.turn_id
         if all(entry.role is Role.USER for entry in self.transcript.present):
             asked = [told(entry) for entry in self.transcript.present]
             files = [each for content in asked if not isinstance(content, str) for each in content]
             texts = [content for content in asked if isinstance(content, str) and content]
-            prompt = [*texts, *files] if files else self.transcript.asked
-            return prompt, messages.history(turns[:-1], strictly=None, told=told)
-        return None, messages.history(turns, strictly=strictly, told=told)
+            prompt = [*texts, *files] if files else _safe(self.transcript.asked, built)
+            return prompt, [*messages.history(turns[:-1], strictly=None, told=told), *note]
+        before = messages.history(turns[:-1], strictly=strictly, told=told)
+        return None, [*before, *note, *messages.history(turns[-1:], strictly=strictly, told=told)]
 
-    def _told(self, entries: Sequence[Entry]) -> Callable[[Entry], str | list[UserContent]]:
+    def _told(self, entries: Sequence[Entry], built: Prompt | None) -> Callable[[Entry], str | list[UserContent]]:
         """What a user's message tells the model: its text, and the files that fit (`turns.prompt.files`)."""
         if not any(entry.parts for entry in entries):
-            return lambda entry: entry.content
+            return lambda entry: _safe(entry.content, built)
         model, row, most_bytes = self._model, self._row, self._runtime.settings.files.prompt_bytes
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
         limits = FileLimits(media_types, self._limits.budget_files, most_bytes, is_strict=self._halvings > 0)
         rendered = messages_by_entry(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
         found = {id(entry): each[0] for entry, each in zip(entries, rendered, strict=True) if each}
-        return lambda entry: messages.content_of(found[id(entry)], media_types)
 
-    def _recalled(self) -> str | None:
-        """What perdure remembers of the user, as instructions."""
+        def told(entry: Entry) -> str | list[UserContent]:
+            said = found[id(entry)]
+            return messages.content_of(replace(said, content=_safe(said.content, built)), media_types)
+
+        return told
+
+    def _recalled(self) -> Prompt | None:
+        """What perdure remembers of the user. The system prompt is added to the agent's instructions."""
         if not self._agent.memory:
             return None
         built = build(
             self._runtime, self._tenure, self._row, self._agent, self.transcript, instructions="", limits=self._limits
         )
         self.case_ids = built.case_ids
-        return built.system
+        return built
 
     def _resume(self) -> None:
         """Read the rows of the open calls, and wait until those in doubt can be decided."""
@@ -595,6 +673,10 @@ class AdaptedTurn(Turn):
         return AwaitsDecision(open_reply.seq or 0)
 
     @property
+    def _prompt_tokens(self) -> int:
+        return self._tokens
+
+    @property
     def _model_name(self) -> str:
         if isinstance(self._model, OwnModel):
             return self._model.own.name
@@ -628,6 +710,10 @@ def _unwrapped(model: object) -> object:
     while isinstance(model, WrapperModel):
         model = model.wrapped
     return model
+
+
+def _safe(text: str, built: Prompt | None) -> str:
+    return text if built is None else built.without_code(text)
 
 
 def _without_retries(context: RunContext[Any]) -> ModelSettings:

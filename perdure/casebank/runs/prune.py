@@ -15,11 +15,9 @@ from functools import partial
 from typing import Any
 
 from perdure.casebank import queries as casebank_queries
-from perdure.casebank.plan.compute import compute, read_candidates, read_contents
 from perdure.casebank.plan.policy import PlanItem
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
-from perdure.casebank.runs.apply import apply
 from perdure.casebank.runs.notify import NotifyFailed, Post, notify
 from perdure.casebank.runs.state import ClaimedRun, RunLost, RunPhase
 from perdure.clock import Clock
@@ -135,6 +133,8 @@ def _notify(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
 
 def _apply(context: RunContext, claimed: ClaimedRun) -> ClaimedRun:
     """Apply the rest of the plan."""
+    from perdure.casebank.runs.apply import apply  # noqa: PLC0415 (numpy takes time and memory to import)
+
     apply(context.database, claimed, context.limits, _reporter(context, RunPhase.APPLYING))
     return state.enter(context.database, claimed, RunPhase.REPORTING)
 
@@ -185,6 +185,12 @@ def _reporter(context: RunContext, phase: RunPhase, planned: ClaimedRun | None =
 
 
 def _compute(context: RunContext, now: datetime, on_progress: Callable[[int, int], None]) -> list[PlanItem]:
+    from perdure.casebank.plan.compute import (  # noqa: PLC0415 (numpy takes time and memory to import)
+        compute,
+        read_candidates,
+        read_contents,
+    )
+
     total = context.database.run(runs_queries.COUNT_ACTIVE, {})[0].cases
     pages, read = read_candidates(context.database, _PAGE), partial(read_contents, context.database)
     return compute(pages, read, context.limits, now, total=total, on_progress=on_progress)

@@ -17,8 +17,10 @@ from perdure.channels.http.api import (
     files,
     health,
     links,
+    memories,
     memory,
     messages,
+    metrics,
     pruning,
     schedules,
     sessions,
@@ -34,6 +36,7 @@ from perdure.channels.http.pages import routes as pages
 from perdure.channels.http.stream import websocket
 from perdure.channels.services import configured
 from perdure.channels.services.ingress import Ingress
+from perdure.observe.readings import Source
 from perdure.runtime import Runtime
 
 
@@ -43,6 +46,8 @@ def create_app(
     killed_lately: health.KilledLately = tuple,
     authenticate: Authenticate | None = None,
     may_approve: MayApprove | None = None,
+    *,
+    source: Source | None = None,
 ) -> FastAPI:
     """Make the FastAPI application. At shutdown, the server must call the method `drain` of `app.state.gateway`.
 
@@ -52,6 +57,8 @@ def create_app(
         killed_lately: Returns the kills of workers that `/readyz` reports. A call may block.
         authenticate: The authentication of an application that mounts the gateway, used instead of keys.
         may_approve: The application's function that says who may decide about a waiting call.
+        source: Where `/metrics` and `/readyz` read the condition of the installation; the caller closes it. `None`:
+            in the runtime's database only.
 
     Raises:
         SettingsError: the configured keys are invalid.
@@ -83,9 +90,15 @@ def create_app(
     )
     app.state.gateway = gateway
     app.state.chats = ingresses
-    app.state.checks = [health.database_check(runtime.database), health.broker_check(broker_reachable)]
+    source = source or Source(runtime.database, runtime.clock, breakers=runtime.breakers)
+    app.state.checks = health.checks(runtime, broker_reachable, source)
+    app.state.metrics = metrics.lookup(runtime, source)
     app.state.killed = health.Lookup(killed_lately)
-    errors.install(app, dict.fromkeys(openai_errors.PATHS, openai_errors.response_of))
+    errors.install(
+        app,
+        dict.fromkeys(openai_errors.PATHS, openai_errors.response_of),
+        {openai_errors.SDK_HEADER: openai_errors.response_of},
+    )
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
     app.add_middleware(CutsOffUnread)  # the outermost, so that all that a request holds is released last
@@ -96,6 +109,7 @@ def create_app(
         conversations,
         schedules,
         files,
+        memories,
         memory,
         users,
         links,
@@ -110,5 +124,6 @@ def create_app(
     app.include_router(pages.router)
     app.include_router(websocket.router)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.openapi = partial(openapi.document, app, runtime.settings)  # type: ignore[method-assign]
     return app

@@ -195,6 +195,11 @@ class Keys:
     def tokens(self) -> Tokens:
         return Tokens(self._settings.signing_key(), self._clock)
 
+    @property
+    def are_none(self) -> bool:
+        """Whether no key is configured, so that every program of this machine has access."""
+        return not self._entries
+
     def caller(self, request: Request) -> Caller:
         """The caller that sent `request`.
 

@@ -42,6 +42,7 @@ class StrictRoute(APIRoute):
     """A route that reads its body, if the route declares one, as a strict JSON object."""
 
     takes_files = False
+    any_text = False
 
     def get_route_handler(self) -> _Handler:
         """FastAPI's handler, wrapped so that it receives the strictly parsed body."""
@@ -50,7 +51,8 @@ class StrictRoute(APIRoute):
             return handle
         declared = self.body_field.field_info
         annotation: Any = declared.annotation
-        parse = partial(_parse, model=TypeAdapter(annotation), required=declared.is_required())
+        required = declared.is_required()
+        parse = partial(_parse, model=TypeAdapter(annotation), required=required, any_text=self.any_text)
 
         async def handle_strictly(request: Request) -> Response:
             await caller_of(request)
@@ -64,6 +66,12 @@ class FileRoute(StrictRoute):
     """A route whose body may have files in Base64, each of at most `PERDURE_FILES__MAX_BYTES`."""
 
     takes_files = True
+
+
+class HistoryRoute(FileRoute):
+    """A route whose body may have a history that is not stored. The route itself refuses text that cannot be stored."""
+
+    any_text = True
 
 
 class _ParsedRequest(Request):
@@ -91,7 +99,12 @@ class _ParsedRequest(Request):
 
 
 async def _parse(
-    request: Request, read: Callable[[], Awaitable[bytes]], *, model: TypeAdapter[Any], required: bool
+    request: Request,
+    read: Callable[[], Awaitable[bytes]],
+    *,
+    model: TypeAdapter[Any],
+    required: bool,
+    any_text: bool,
 ) -> Any:
     """The return value of `_ParsedRequest.json`. `read` reads the body.
 
@@ -102,17 +115,17 @@ async def _parse(
         if not required and not body.strip():
             return {}
         if len(body) <= _INLINE_BYTES:
-            return parse_object(body)
+            return parse_object(body, any_text=any_text)
         gateway = await gateway_of(request)
-        return await gateway.in_thread(partial(_parse_and_check, body, model))
+        return await gateway.in_thread(partial(_parse_and_check, body, model, any_text=any_text))
     except (InvalidRequest, TooLarge) as error:
         request.state.unusable_body = error
         return error.message
 
 
-def _parse_and_check(body: bytes, model: TypeAdapter[Any]) -> Any:
+def _parse_and_check(body: bytes, model: TypeAdapter[Any], *, any_text: bool) -> Any:
     try:
-        return model.validate_python(parse_object(body))
+        return model.validate_python(parse_object(body, any_text=any_text))
     except ValidationError as error:
         errors = ({**each, "loc": ("body", *each["loc"])} for each in error.errors(include_input=False))
         raise invalid_request(errors) from None
@@ -165,11 +178,12 @@ async def drain(stream: AsyncIterator[bytes]) -> None:
                     return
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, *, any_text: bool = False) -> dict[str, Any]:
     """The JSON object that `body` holds.
 
     Raises:
-        InvalidRequest: `body` is not UTF-8, not JSON, not an object, or holds text that PostgreSQL cannot store.
+        InvalidRequest: `body` is not UTF-8, not JSON, not an object, or holds text that PostgreSQL cannot store, unless
+            `any_text`.
     """
     try:
         text = body.decode()
@@ -178,6 +192,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not text.strip():
         raise InvalidRequest("The body is empty; it must be a JSON object.")
     try:
-        return load_object(text)
+        return load_object(text, any_text=any_text)
     except ValueError as error:
         raise InvalidRequest(f"The body cannot be used: {error}.") from None

@@ -74,12 +74,14 @@ Shape = Callable[[PerdureError], Response]
 """Makes the response for an error on routes whose clients do not expect a problem document."""
 
 
-def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
+def install(app: FastAPI, shapes: Mapping[str, Shape], of_header: Mapping[str, Shape]) -> None:
     """Make `app` answer errors with problem documents.
 
-    The keys of `shapes` are paths. Errors at such a path, or below it, get the path's shape instead.
+    The keys of `shapes` are paths. Errors at such a path, or below it, get the path's shape instead. So do the errors
+    of requests with a header of `of_header`.
     """
     app.state.error_shapes = dict(shapes)
+    app.state.error_shapes_of_headers = dict(of_header)
     app.add_exception_handler(PerdureError, _on_perdure_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -104,7 +106,9 @@ def _shaped(request: Request, error: PerdureError) -> Response:
     """The response for an error, in the shape for the request's path."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))  # the gateway may be mounted
     shapes = request.app.state.error_shapes
-    shape = next((shapes[each] for each in shapes if path == each or path.startswith(f"{each}/")), problem_of)
+    of_path = next((shapes[each] for each in shapes if path == each or path.startswith(f"{each}/")), problem_of)
+    of_headers = request.app.state.error_shapes_of_headers
+    shape = next((of_headers[name] for name in of_headers if name in request.headers), of_path)
     response: Response = shape(error)
     return response
 

@@ -37,6 +37,7 @@ from perdure.errors import NotFound, PerdureError, Unavailable, loggable
 from perdure.events.event import Event, EventId
 from perdure.runtime import Runtime
 from perdure.turns import drain
+from perdure.turns.cancel import cancel
 from perdure.turns.committed import Committed, read_committed
 from perdure.turns.reading import SettlementWatch, find_owner
 
@@ -93,6 +94,7 @@ class Gateway:
         self._unsent = Unsent(UNREAD_S)
         self._bodies = Unsent(UNREAD_S, MOST_BODIES, MOST_BODIES // 2)
         self.uploads = Shares(MOST_UPLOADS, "uploads")
+        self._cancelling: set[asyncio.Task[Any]] = set()
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
     async def caller(self, request: Request) -> Caller:
@@ -104,6 +106,24 @@ class Gateway:
         if self.authenticate is not None:
             return await authenticated(self.authenticate, request)
         return self.keys.caller(request)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers need no key."""
+        return self.authenticate is None and self.keys.are_none
+
+    def cancel_abandoned(self, turn_id: UUID) -> None:
+        """Cancel a turn whose client has left, in a thread. Does nothing while the gateway shuts down."""
+        if self._shutting_down:
+            return
+        task = asyncio.ensure_future(self.in_thread(partial(cancel, self.runtime, turn_id)))
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelled)
+
+    def _cancelled(self, task: asyncio.Task[Any]) -> None:
+        self._cancelling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("the turn of a client that has left is not cancelled: %s", loggable(error))
 
     def admit(self) -> None:
         """Check that the gateway accepts messages.
@@ -210,8 +230,10 @@ class Gateway:
                 async for event in events:
                     yield event
 
-    async def until_settled(self, turn_id: UUID, seconds: float, request: Request) -> None:
+    async def until_settled(self, turn_id: UUID, seconds: float, request: Request, *, or_asks: bool = False) -> None:
         """Wait until the turn is settled, `seconds` have passed or the gateway stops.
+
+        `or_asks`: or until the turn waits for the client of a request.
 
         Raises:
             ClientDisconnect: the client has closed the connection.
@@ -220,7 +242,7 @@ class Gateway:
         self.require_room()
         with self._counted():
             self._settlements.is_notified = self._hub.connected
-            settled = asyncio.wrap_future(self._settlements.settled(turn_id))
+            settled = asyncio.wrap_future(self._settlements.settled(turn_id, or_asks=or_asks))
             await self._wait(seconds, request, settled)
 
     async def until(self, is_reached: Callable[[], bool], seconds: float, request: Request) -> None:

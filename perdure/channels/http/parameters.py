@@ -14,6 +14,7 @@ from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, USER_PAT
 
 MAX_WAIT_S = 300.0
 MAX_SESSIONS = 1_000
+MAX_QUEUE = 100
 
 _MAX_BIGINT = 2**63 - 1
 
@@ -75,12 +76,19 @@ ConversationKey = Annotated[
     Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
     Query(description="Only sessions of this conversation; requires `user_id`."),
 ]
+SessionChannel = Annotated[
+    Annotated[str, Field(min_length=1, max_length=40, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Query(description="Only sessions of the default conversation, as this channel reaches it; requires `user_id`."),
+]
+QueueLimit = Annotated[int, Query(ge=1, le=MAX_QUEUE, description="At most this many turns, the ones that run first.")]
 ConversationLimit = Annotated[
     int, Query(ge=1, le=1_000, description="At most this many conversations, the most recently active ones.")
 ]
 Archived = Annotated[
     bool | None, Query(description="`true`: only archived conversations; `false`: only those that are not archived.")
 ]
+MemoryAfter = Annotated[UUID | None, Query(description="Only memories that follow this one in the list.")]
+MemoryLimit = Annotated[int, Query(ge=1, le=1_000, description="At most this many memories, the newest ones.")]
 SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="At most this many sessions, the newest ones.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]
 MessageLimit = Annotated[

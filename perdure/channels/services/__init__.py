@@ -9,7 +9,8 @@ replies.py      sends replies and approval requests from the outbox
 splitting.py    splits a long text into several messages
 configured.py   the channels that the settings enable
 listening.py    runs the channels that receive events without a webhook, for `perdure channels`
-indicators.py   keeps the bot's typing indicator on while a turn runs
+indicators.py   keeps the bot's typing indicator on while a turn runs, and reads the progress of its tools
+notes.py        shows this progress in one message of the chat, which changes in place
 queries.py      the SQL statements of these modules
 discord/        Discord
 slack.py        Slack

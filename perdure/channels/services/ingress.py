@@ -23,7 +23,7 @@ from perdure.access.tenants import UserKey, user_key, user_of
 from perdure.channels.activity import AGENT, TYPING, note_activity
 from perdure.channels.services import queries
 from perdure.channels.services.buttons import Buttons, Chat
-from perdure.channels.services.indicators import TypingIndicators
+from perdure.channels.services.indicators import Indicators
 from perdure.channels.services.protocol import (
     Channel,
     Commanded,
@@ -31,6 +31,7 @@ from perdure.channels.services.protocol import (
     Deleted,
     Edited,
     Event,
+    Moved,
     Place,
     Pressed,
     Said,
@@ -39,6 +40,7 @@ from perdure.channels.services.protocol import (
     Unsupported,
     Update,
 )
+from perdure.channels.services.splitting import split
 from perdure.errors import (
     Conflict,
     Forbidden,
@@ -60,7 +62,7 @@ from perdure.sessions.routing import scope_of
 from perdure.text.untrusted import first_line, is_storable
 from perdure.turns.calls.approvals import Decider, Decision, decide
 from perdure.turns.cancel import cancel
-from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import MAX_NAME_CHARS, parse_incoming
 from perdure.turns.outbox import DeliveryFailed, Undeliverable
 from perdure.turns.reading import owner, read_turn
@@ -109,7 +111,7 @@ class Ingress:
         self._channel = channel
         self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_key())
-        self._indicators = TypingIndicators(runtime, channel)
+        self._indicators = Indicators(runtime, channel)
         self._caught_up: set[str] = set()
         """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""
 
@@ -144,6 +146,8 @@ class Ingress:
             case Typed():
                 user = self._user(event.place, event.sender)
                 note_activity(self._runtime, user, self._channel.name, TYPING)
+            case Moved():
+                self._move(event)
             case Connected():
                 self._catch_up()
             case _:
@@ -206,9 +210,10 @@ class Ingress:
         try:
             said = self._content(seat.user, event)
             message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
-            accepted = accept(self._runtime, message, target=target)
+            # In a group, the text begins with the author's name, which is no part of an answer to a question.
+            accepted = accept(self._runtime, message, target=target, answer=event.text)
             if not accepted.duplicate:
-                self._show_typing(seat, event.place, accepted.turn_id)
+                self._follow(seat, event.place, accepted)
         except Conflict as error:  # the service repeated an edited message, or the session is busy
             log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
         except (RateLimited, TooLarge, InvalidRequest) as error:
@@ -378,11 +383,24 @@ class Ingress:
         return _Seat(user, key or own, own)
 
     def _user(self, place: Place, sender: Sender) -> UserKey:
+        return self._user_of(f"group:{place.chat}" if place.group else sender.external_id)
+
+    def _user_of(self, external_id: str) -> UserKey:
         name = self._channel.name
-        if place.group:
-            return user_key(self._tenant, f"{name}:group:{place.chat}")
-        linked = user_of_identity(self._runtime.database, self._tenant, name, sender.external_id)
-        return linked or user_key(self._tenant, f"{name}:{sender.external_id}")
+        linked = user_of_identity(self._runtime.database, self._tenant, name, external_id)
+        return linked or user_key(self._tenant, f"{name}:{external_id}")
+
+    def _move(self, event: Moved) -> None:
+        """Let the new group have the user of the old one, whose conversations and memories it continues."""
+        given = {
+            "tenant": self._tenant or "",
+            "channel": self._channel.name,
+            "chat": event.place.chat,
+            "to": event.to,
+            "external_id": f"group:{event.to}",
+            "user_id": self._user_of(f"group:{event.place.chat}"),
+        }
+        self._runtime.database.run(queries.MOVE, given)
 
     def _at(self, user: UserKey, place: Place) -> dict[str, Any]:
         thread = place.thread or "" if place.group else ""
@@ -397,15 +415,14 @@ class Ingress:
 
     def _answer(self, place: Place, text: str, key: str) -> None:
         try:
-            self._channel.send(place, text[: self._channel.most_chars], (), key)
+            first, *_ = split(text, self._channel.most_chars, self._channel.length)
+            self._channel.send(place, first, (), key)
         except (DeliveryFailed, PerdureError) as error:
             log.warning("the answer to a command on %s could not be sent: %s", self._channel.name, loggable(error))
 
-    def _show_typing(self, seat: _Seat, place: Place, turn_id: UUID) -> None:
-        if place.token is not None or not self._channel.typing_s:  # the service shows that an interaction is pending
-            return
-        self._indicators.show(turn_id, place)
-        note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
+    def _follow(self, seat: _Seat, place: Place, accepted: Accepted) -> None:
+        if self._indicators.show(accepted.turn_id, place, own=not accepted.joined):
+            note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
 
     def _mark(self, place: Place, text: str) -> None:
         try:

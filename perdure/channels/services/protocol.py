@@ -16,6 +16,9 @@ from perdure.errors import Unavailable
 Update = Mapping[str, Any]
 """One update of the service, parsed from JSON."""
 
+MOST_NOTE_CHARS = 1_000
+"""The longest note, in characters: even when it is escaped, it fits into a message of each service."""
+
 
 class ChannelFailed(Unavailable):
     """The service cannot be reached, or refuses the channel's token. The caller tries again later."""
@@ -122,6 +125,14 @@ class Unsupported:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The service has replaced the group `place.chat` by the group `to`, with the same people."""
+
+    place: Place
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
 class Typed:
     """A person is typing in a private chat."""
 
@@ -137,7 +148,7 @@ class Connected:
     """
 
 
-Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Typed | Connected
+Event = Said | Edited | Deleted | Pressed | Commanded | Unsupported | Moved | Typed | Connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +174,16 @@ class Channel(Protocol):
     """The channel's name. It is the value of `channel` in each message that arrives on the channel."""
 
     most_chars: int
-    """The longest text of one message, in characters."""
+    """The longest text of one message, as `length` counts."""
 
     typing_s: float
     """Seconds for which the service shows the indicator after a call of `typing`; 0: the service has no indicator."""
+
+    notes_a_second: float
+    """The most calls of `show_note` and `remove_note` in a second, over all chats.
+
+    The limits of the service must leave room for replies.
+    """
 
     reads_history: bool
     """Whether `missed` is implemented. If it is implemented, message ids are increasing numbers."""
@@ -198,14 +215,18 @@ class Channel(Protocol):
         """
         ...
 
-    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:
-        """Send one message of at most `most_chars` characters.
+    def length(self, text: str) -> int:
+        """The length of a message with this text, as the service counts it: with what escapes and markup add."""
+        ...
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str, *, plain: bool = False) -> None:
+        """Send one message, whose `length` is at most `most_chars`. `plain`: without markup.
 
         Each message has its own `key`. Repeated attempts to send a message use the same `key`.
 
         Raises:
             NotAsked: the service asks for a pause.
-            Undeliverable: the failure is permanent.
+            Undeliverable: the failure is permanent; with the status 400 if the service refuses the form of the message.
             DeliveryFailed: the service has not confirmed the message.
         """
         ...
@@ -232,6 +253,27 @@ class Channel(Protocol):
 
         Raises:
             DeliveryFailed: as in `send`.
+        """
+        ...
+
+    def show_note(self, place: Place, text: str, note_id: str | None) -> str:
+        """Show a note in the chat: plain text of at most `MOST_NOTE_CHARS` characters, which does not notify anyone.
+
+        `note_id` is the id of the note's message, whose text is replaced, or `None` for a new message. Returns the
+        id of the message. Never waits for a pause that the service asks for.
+
+        Raises:
+            NotAsked: the service asks for a pause.
+            Undeliverable: the service refuses the note, or the person has deleted it.
+            DeliveryFailed: the service has not confirmed the note.
+        """
+        ...
+
+    def remove_note(self, place: Place, note_id: str) -> None:
+        """Delete the message of a note.
+
+        Raises:
+            DeliveryFailed: as in `show_note`.
         """
         ...
 

@@ -44,6 +44,24 @@ IS_KNOWN = Statement(
     writes=False,
 )
 
+# Lets the group `to` have the user, and so the conversations, of the group `chat`. Does nothing if the user does not
+# exist.
+MOVE = Statement(
+    "chats.move",
+    """
+    WITH moved AS (
+        UPDATE chat_places AS p SET chat = %(to)s
+        WHERE user_id = %(user_id)s AND channel = %(channel)s AND chat = %(chat)s
+          AND NOT EXISTS (SELECT FROM chat_places AS n
+                          WHERE n.user_id = p.user_id AND n.channel = p.channel AND n.chat = %(to)s
+                            AND n.thread = p.thread)
+    )
+    INSERT INTO identities (tenant, channel, external_id, user_id, created_at)
+    SELECT %(tenant)s, %(channel)s, %(external_id)s, user_id, perdure_now() FROM users WHERE user_id = %(user_id)s
+    ON CONFLICT DO NOTHING
+    """,
+)
+
 # The conversation that `/open` or `/new` chose for a place, which is a chat or a thread in a chat.
 OPENED = Statement(
     "chats.opened",
@@ -101,9 +119,20 @@ UNSETTLED = Statement(
     writes=False,
 )
 
-# The unsettled turns among `turn_ids`, with their status.
-RUNNING = Statement(
-    "chats.running",
-    "SELECT turn_id, status FROM turns WHERE turn_id = ANY(%(turn_ids)s::uuid[]) AND settled_at IS NULL",
+# The unsettled ones among the turns of messages, with their status. `joined`: the message joined the turn of an earlier
+# one. `awaited`: tool and stored progress of the tasks and agents for which the turn waits.
+FOLLOWED = Statement(
+    "chats.followed",
+    """
+    SELECT given AS turn_id, t.status, u.turn_id IS NOT NULL AS joined,
+           CASE WHEN t.status = 'parked' THEN (
+                SELECT jsonb_agg(jsonb_build_array(e.tool, e.progress) ORDER BY e.effect_id) FROM tool_effects AS e
+                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IN ('task', 'agent')
+           ) END AS awaited
+    FROM unnest(%(turn_ids)s::uuid[]) AS given
+    LEFT JOIN unrouted AS u ON u.turn_id = given
+    JOIN turns AS t ON t.turn_id = coalesce(u.routed_to, given)
+    WHERE t.settled_at IS NULL
+    """,
     writes=False,
 )

@@ -1,4 +1,4 @@
-"""Sends replies and approval requests from the outbox to chats.
+"""Sends replies, approval requests and questions from the outbox to chats.
 
 A long reply is sent in parts. Each part has an idempotency key, which is the same in every attempt. If an attempt
 fails, this process remembers the number of sent parts, and the next attempt begins after these parts. A service without
@@ -10,9 +10,12 @@ Each channel has a circuit breaker, `channel:NAME`.
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -20,16 +23,20 @@ from uuid import UUID
 from perdure.channels.services.buttons import Buttons, Chat
 from perdure.channels.services.protocol import Button, Channel, Place
 from perdure.channels.services.splitting import split
-from perdure.errors import CircuitBreakerOpen
+from perdure.errors import CircuitBreakerOpen, loggable
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import cut
 from perdure.tools.registry import USER
-from perdure.turns.outbox import NotAsked, Undeliverable
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.turns.reading import question_of
 
 TIMEOUT_S = 30.0
 """Seconds after which the circuit breaker may treat a call as ended."""
 
+log = logging.getLogger(__name__)
+
 _MOST_REMEMBERED = 10_000
+_NOT_SHOWN = "The answer could not be shown in this chat. Ask again, or for a shorter answer."
 _FRAME_CHARS = 20
 
 
@@ -56,8 +63,9 @@ class ChatCarrier:
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Send the turn's reply or its approval requests.
 
-        If `target["approval"]` is true, sends one request for each tool call that waits for approval. Otherwise, sends
-        the reply, or nothing if the turn has no reply.
+        If `target["approval"]` is true, sends one request for each tool call that waits for approval. If
+        `target["question"]` is true, sends the question for which the turn waits. Otherwise, sends the reply, or
+        nothing if the turn has no reply.
 
         Raises:
             DeliveryFailed: the service has not confirmed a message.
@@ -68,7 +76,10 @@ class ChatCarrier:
         if channel is None:
             raise Undeliverable(f"the channel {target['channel']!r} is not configured")
         turn, place = json.loads(body), _place(target)
-        parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
+        if target.get("question"):
+            parts = _parts(channel, question_of(turn) or "")
+        else:
+            parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
         if self._breakers is None:
             self._send(channel, place, parts, message_id)
             return
@@ -87,7 +98,7 @@ class ChatCarrier:
         turn_id = UUID(turn["turn_id"])
         return [
             _Part(
-                _request(call, channel.most_chars),
+                _request(channel, call),
                 (
                     Button("Approve", self._buttons.token("approve", turn_id, call["call_id"], chat)),
                     Button("Deny", self._buttons.token("deny", turn_id, call["call_id"], chat)),
@@ -103,7 +114,7 @@ class ChatCarrier:
             # Only the first part answers an interaction.
             where = place if number == 0 else replace(place, token=None)
             try:
-                channel.send(where, parts[number].text, parts[number].buttons, f"{message_id}:{number}")
+                _post(channel, where, parts[number], f"{message_id}:{number}")
             except NotAsked as pause:  # a service may ask for a pause in one chat only
                 raise NotAsked(str(pause), pause.retry_s, alone=True) from pause
             self._remember(message_id, number + 1)
@@ -116,16 +127,44 @@ class ChatCarrier:
                 self._sent.popitem(last=False)
 
 
+def _post(channel: Channel, place: Place, part: _Part, key: str) -> None:
+    """Send a part; if the service refuses its form, as plain text. If it refuses that, too, the person is told so.
+
+    A service deduplicates by the key, so each form has a key of its own.
+    """
+    try:
+        channel.send(place, part.text, part.buttons, key)
+    except Undeliverable as refused:
+        if refused.status_code != HTTPStatus.BAD_REQUEST:
+            raise
+        log.warning(
+            "%s refuses the form of a message, which is sent as plain text: %s", channel.name, loggable(refused)
+        )
+        try:
+            channel.send(place, part.text, part.buttons, f"{key}:plain", plain=True)
+        except Undeliverable:
+            with suppress(DeliveryFailed):
+                channel.send(place, _NOT_SHOWN, (), f"{key}:notice", plain=True)
+            raise
+
+
+def _parts(channel: Channel, text: str) -> list[_Part]:
+    return [_Part(each) for each in split(text, channel.most_chars, channel.length)]
+
+
 def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
     reply = turn["reply"]  # None: the turn was cancelled
-    return [] if reply is None else [_Part(text) for text in split(reply["text"], channel.most_chars)]
+    return [] if reply is None else _parts(channel, reply["text"])
 
 
-def _request(call: dict[str, Any], most: int) -> str:
+def _request(channel: Channel, call: dict[str, Any]) -> str:
     """The text of an approval request. Replaces backquotes in the arguments, because they could end the code block."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs {'your approval' if call['approver'] == USER else 'the approval of staff'}:"
-    return f"{question}\n```\n{cut(arguments, most - len(question) - _FRAME_CHARS)}\n```"
+    most = channel.most_chars - len(question) - _FRAME_CHARS
+    while channel.length(text := f"{question}\n```\n{cut(arguments, most)}\n```") > channel.most_chars:
+        most = most * 3 // 4
+    return text
 
 
 def _place(target: dict[str, Any]) -> Place:

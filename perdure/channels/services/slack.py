@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from threading import Event as Stop
 from threading import Lock
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.error import URLError
 from urllib.parse import parse_qs, urlsplit
 
@@ -53,10 +53,13 @@ from perdure.channels.services.protocol import (
     Unsupported,
     Update,
 )
+from perdure.channels.services.splitting import units
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.text.patterns import Match, compiled
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +68,19 @@ _QUICK_S = 1
 LONGEST_PAUSE_S = 5
 """The longest `Retry-After`, in seconds, for which a call waits. A longer `Retry-After` postpones the delivery."""
 
-_PERMANENT = frozenset(
-    {
-        "channel_not_found", "is_archived", "not_in_channel", "restricted_action", "msg_too_long", "no_text",
-        "invalid_blocks", "cannot_dm_bot", "user_not_found", "messages_tab_disabled", "thread_locked",
-    }
-)  # fmt: skip
+_PERMANENT = frozenset({
+    "channel_not_found", "is_archived", "not_in_channel", "restricted_action", "cannot_dm_bot", "user_not_found",
+    "messages_tab_disabled", "thread_locked", "message_not_found", "cant_update_message", "cant_delete_message",
+    "edit_window_closed",
+})  # fmt: skip
 """Slack's codes of permanent errors, after which the delivery is not retried."""
 
+_MALFORMED = frozenset({
+    "msg_too_long", "msg_blocks_too_long", "no_text", "invalid_blocks", "invalid_blocks_format", "invalid_arguments",
+})  # fmt: skip
+"""Slack's codes of permanent errors that concern the form of a message."""
+
 _ONE_COMMAND = "perdure"
-_SECTION_CHARS = 3_000
 _LABEL_CHARS = 75
 _MOST_NAMES = 10_000
 _WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
@@ -115,8 +121,9 @@ class Slack:
     """
 
     name = "slack"
-    most_chars = 4_000
+    most_chars = 3_000  # of a section, which a message with buttons has
     typing_s = 0.0
+    notes_a_second = 0.5  # of about 50 changes a minute in a whole workspace
     reads_history = False
 
     def __init__(
@@ -125,6 +132,7 @@ class Slack:
         base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
         self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
         self._hosts = (".slack.com",) if api_url is None else (urlsplit(api_url).hostname or "",)
+        self._notes = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[])
         self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
         self.listens = app_token is not None
         self._verifier = None if signing_secret is None else SignatureVerifier(signing_secret, _Seconds(clock))
@@ -268,21 +276,34 @@ class Slack:
             if len(self._names) > _MOST_NAMES:
                 self._names.popitem(last=False)
 
-    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002
-        """Post one message of at most `most_chars` characters.
+    def length(self, text: str) -> int:
+        """The UTF-16 code units of the text as mrkdwn, with escapes."""
+        return units(render(text))
+
+    def send(
+        self,
+        place: Place,
+        text: str,
+        buttons: Sequence[Button],
+        key: str,  # noqa: ARG002 (Slack has no such key)
+        *,
+        plain: bool = False,
+    ) -> None:
+        """Post one message, whose `length` is at most `most_chars`.
 
         Raises:
             NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S` seconds, or for a second pause.
             Undeliverable: the channel no longer exists, or the bot may not write in the channel.
             DeliveryFailed: Slack did not confirm the message.
         """
-        shown = render(text)
-        blocks = [*_sections(shown), _actions(buttons)] if buttons else None
+        shown = _escape(text) if plain else render(text)
+        blocks = [_section(shown), _actions(buttons)] if buttons else None
         _call(
             lambda: self._client.chat_postMessage(
                 channel=place.chat,
                 text=shown,
                 blocks=blocks,
+                mrkdwn=not plain,
                 thread_ts=place.thread,
                 unfurl_links=False,
                 unfurl_media=False,
@@ -298,10 +319,43 @@ class Slack:
         if place.message is not None:
             message = place.message
             shown = render(text)
-            _call(lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=_sections(shown)))
+            _call(
+                lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=[_section(shown)])
+            )
 
     def typing(self, place: Place) -> None:
         """Do nothing: Slack shows no typing indicator for a bot."""
+
+    def show_note(self, place: Place, text: str, note_id: str | None) -> str:
+        """Show a note, or change the text of the message `note_id`.
+
+        Raises:
+            NotAsked: Slack asks for a pause.
+            Undeliverable: Slack refuses the note, or the person has deleted it.
+            DeliveryFailed: Slack did not confirm the note.
+        """
+        shown = _escape(text)
+        if note_id is not None:
+            _call(lambda: self._notes.chat_update(channel=place.chat, ts=note_id, text=shown))
+            return note_id
+        posted = _call(
+            lambda: self._notes.chat_postMessage(
+                channel=place.chat,
+                text=shown,
+                thread_ts=place.thread,
+                unfurl_links=False,
+                unfurl_media=False,
+            )
+        )
+        return str(posted["ts"])
+
+    def remove_note(self, place: Place, note_id: str) -> None:
+        """Delete the message `note_id`.
+
+        Raises:
+            DeliveryFailed: as in `show_note`.
+        """
+        _call(lambda: self._notes.chat_delete(channel=place.chat, ts=note_id))
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:  # noqa: ARG002 (the protocol's)
         """Always empty: Slack repeats events that were not acknowledged."""
@@ -354,13 +408,17 @@ class _Seconds(SignatureClock):
 
 def render(text: str) -> str:
     """Convert Markdown to Slack's mrkdwn. Inside code, only escape `&`, `<` and `>`."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = _escape(text)
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(escaped):
         pieces += [_MARKUP.sub(_marked, escaped[end : code.start()]), escaped[code.start() : code.end()]]
         end = code.end()
     return "".join([*pieces, _MARKUP.sub(_marked, escaped[end:])])
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _marked(found: Match) -> str:
@@ -420,9 +478,8 @@ def _deleted(event: Update) -> list[Event]:
     return [Deleted(place, Sender(before["user"]), _message_id(event["channel"], event["deleted_ts"]))]
 
 
-def _sections(shown: str) -> list[dict[str, Any]]:
-    parts = [shown[at : at + _SECTION_CHARS] for at in range(0, len(shown), _SECTION_CHARS)]
-    return [{"type": "section", "text": {"type": "mrkdwn", "text": part, "verbatim": True}} for part in parts]
+def _section(shown: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": shown, "verbatim": True}}
 
 
 def _actions(buttons: Sequence[Button]) -> dict[str, Any]:
@@ -438,9 +495,9 @@ def _actions(buttons: Sequence[Button]) -> dict[str, Any]:
     return {"type": "actions", "elements": elements}
 
 
-def _call(work: Callable[[], object]) -> None:
+def _call(work: Callable[[], T]) -> T:
     try:
-        work()
+        return work()
     except SlackApiError as error:
         _refuse(error)
     except (SlackClientError, URLError, OSError, ValueError) as error:
@@ -454,6 +511,8 @@ def _refuse(error: SlackApiError) -> NoReturn:
         pause = {name.lower(): value for name, value in response.headers.items()}.get("retry-after", "")
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
     code = response.data.get("error", "") if isinstance(response.data, dict) else ""
+    if code in _MALFORMED:
+        raise Undeliverable(f"refused: {code}", HTTPStatus.BAD_REQUEST) from error
     if code in _PERMANENT:
         # Slack reports the error with status 200. The breaker cannot classify an error with status 200, and would count
         # the error as a failure of Slack. The breaker does not count an error with status 403.

@@ -1,10 +1,13 @@
-"""Splits a long text into parts of a limited length, between lines where possible.
+"""Splits a long text into parts that a chat service accepts, between lines where possible.
 
 A code block that spans several parts is closed at the end of each part. The next part opens the code block again, with
-the same language.
+the same language. No part ends within a character that people see as one, such as an emoji of several code points.
 """
 
 from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
 
 _FENCE = "```"
 _LONGEST_OPENING = 40
@@ -13,14 +16,27 @@ _LONGEST_OPENING = 40
 If the line is longer, the next part opens the code block with a bare fence.
 """
 
+_LONGEST_CLUSTER = 64
+"""Code points after which a character of several code points is cut after all."""
 
-def split(text: str, most: int) -> list[str]:
-    """`text` in parts of at most `most` characters; `most` must be at least 100. Blank text has no parts."""
+_JOINER = "\u200d"
+
+
+def units(text: str) -> int:
+    """The length of a text in UTF-16 code units, in which chat services count."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def split(text: str, most: int, length: Callable[[str], int] = len) -> list[str]:
+    """`text` in parts of at most `most`, as `length` counts; `most` must be at least 100. Blank text has no parts.
+
+    `length` counts a part as the service does, with what the service's markup adds. It may not shrink as a text grows,
+    except for a few characters of markup.
+    """
     parts: list[str] = []
     rest, opening = text.strip("\n"), ""
     while rest.strip():
-        room = most - (len(_FENCE) + 1)
-        cut = len(rest) if len(opening) + len(rest) <= most else _cut(rest, room - len(opening))
+        cut = len(rest) if length(opening + rest) <= most else _cut(rest, _room(rest, opening, most, length))
         part = opening + rest[:cut].rstrip("\n" if opening else " \n")
         rest = rest[cut:]
         rest = rest[1:] if rest.startswith(" ") else rest.lstrip("\n")
@@ -30,6 +46,21 @@ def split(text: str, most: int) -> list[str]:
         if part.strip():
             parts.append(part)
     return parts
+
+
+def _room(rest: str, opening: str, most: int, length: Callable[[str], int]) -> int:
+    """How many characters of `rest` fit into a part that begins with `opening` and may have to close a code block."""
+
+    def fits(number: int) -> bool:
+        return length(f"{opening}{rest[:number]}\n{_FENCE}") <= most
+
+    low, high = 1, min(len(rest), most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    while low > 1 and not fits(low):  # the markup made an earlier end longer than a later one
+        low -= 1
+    return low
 
 
 def _cut(text: str, room: int) -> int:
@@ -42,7 +73,35 @@ def _cut(text: str, room: int) -> int:
         found = text.rfind(separator, room // 2, room)
         if found > 0:
             return found
+    for whole in range(room, max(room - _LONGEST_CLUSTER, 0), -1):
+        if not _continues(text, whole):
+            return whole
     return room
+
+
+def _continues(text: str, at: int) -> bool:
+    """Whether the characters before and after the position `at` are shown as one."""
+    before, after = text[at - 1], text[at : at + 1]
+    if not after:
+        return False
+    if _JOINER in {before, after} or unicodedata.category(after) in {"Mn", "Mc", "Me"} or _is_modifier(after):
+        return True
+    if before == "\r" and after == "\n":
+        return True
+    flags = 0
+    while flags < at and _is_flag(text[at - 1 - flags]):
+        flags += 1
+    return _is_flag(after) and flags % 2 == 1
+
+
+def _is_modifier(character: str) -> bool:
+    """A skin tone, or a tag of a flag."""
+    return "\U0001f3fb" <= character <= "\U0001f3ff" or "\U000e0020" <= character <= "\U000e007f"
+
+
+def _is_flag(character: str) -> bool:
+    """Half of a flag."""
+    return "\U0001f1e6" <= character <= "\U0001f1ff"
 
 
 def _left_open(part: str) -> str:

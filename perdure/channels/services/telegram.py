@@ -4,15 +4,14 @@ In a private chat, every message is for the agent. In a group, every message tha
 Telegram reports no deletions to bots. Telegram has no idempotency key for sent messages. If an attempt to send a reply
 is interrupted, the reply may therefore appear twice.
 
-Text is sent as HTML: `&`, `<` and `>` are escaped, and code spans and code blocks become HTML elements. If Telegram
-refuses the markup of a text, the text is sent again as plain text.
+Markdown is sent as Telegram's HTML (see `telegram_markup`). If a group becomes a supergroup, which has another id, the
+new one continues the conversation of the old one, and replies to the old one are sent to the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import html
 import json
 import logging
 import threading
@@ -22,9 +21,9 @@ from threading import Event as Stop
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup
+from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOptions
 from telegram.constants import ChatAction, ParseMode
-from telegram.error import BadRequest, Forbidden, RetryAfter, TelegramError
+from telegram.error import BadRequest, ChatMigrated, Forbidden, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
 from perdure.channels.services.downloading import download
@@ -34,6 +33,7 @@ from perdure.channels.services.protocol import (
     Commanded,
     Edited,
     Event,
+    Moved,
     Place,
     Pressed,
     Received,
@@ -43,9 +43,9 @@ from perdure.channels.services.protocol import (
     Unsupported,
     Update,
 )
-from perdure.channels.services.splitting import split
+from perdure.channels.services.splitting import units
+from perdure.channels.services.telegram_markup import render, visible
 from perdure.errors import InvalidRequest, Unauthorized
-from perdure.text.patterns import compiled
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,28 @@ POLL_S = 5
 _CONNECTIONS = 32
 _DEADLINE_S = 60
 _KINDS = ["message", "edited_message", "callback_query"]
-_CODE = compiled("(?s)```[a-zA-Z0-9_+-]*\n?(?P<block>.*?)```|`(?P<span>[^`\n]+)`")
+_NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
+_UNREAD = (
+    "photo",
+    "voice",
+    "audio",
+    "video",
+    "video_note",
+    "animation",
+    "document",
+    "sticker",
+    "location",
+    "venue",
+    "contact",
+    "poll",
+    "dice",
+    "story",
+    "game",
+    "paid_media",
+    "checklist",
+)
+"""The members of messages that people send. Other messages report joins, pins and the like."""
+
 _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEBHOOK_SECRET."
 
 
@@ -68,6 +89,7 @@ class Telegram:
     name = "telegram"
     most_chars = 4_096
     typing_s = 5.0
+    notes_a_second = 10.0
     reads_history = False
 
     def __init__(self, token: str, webhook_secret: str | None, api_url: str | None) -> None:
@@ -124,37 +146,42 @@ class Telegram:
             return _pressed(update["callback_query"])
         edited = "edited_message" in update
         message = update.get("edited_message") if edited else update.get("message")
+        if message is not None and "migrate_to_chat_id" in message:
+            return [Moved(_place(message), str(message["migrate_to_chat_id"]))]
         if message is None or "from" not in message or message["from"].get("is_bot"):
             return []
         return _edited(message) if edited else _written(message)
 
-    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:  # noqa: ARG002 (no such key)
-        """Send one message of at most `most_chars` characters.
+    def length(self, text: str) -> int:
+        """The UTF-16 code units that Telegram shows of a text, or those of the text itself, if there are more."""
+        return max(units(text), units(visible(render(text))))
+
+    def send(
+        self,
+        place: Place,
+        text: str,
+        buttons: Sequence[Button],
+        key: str,  # noqa: ARG002 (no such key)
+        *,
+        plain: bool = False,
+    ) -> None:
+        """Send one message, whose `length` is at most `most_chars`.
 
         Raises:
             NotAsked: Telegram asks for a pause.
-            Undeliverable: the chat no longer exists, or the user has blocked the bot.
+            Undeliverable: the chat no longer exists, the user has blocked the bot, or Telegram refuses the message.
             DeliveryFailed: Telegram did not confirm the message.
         """
-        self._call(lambda: self._send(place, text, _keyboard(buttons)))
+        self._call(lambda: self._send(place, text, _keyboard(buttons), plain=plain))
 
-    async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
-        # Telegram counts UTF-16 code units; a character has one or two.
-        *others, last = [text] if _units(text) <= self.most_chars else split(text, self.most_chars // 2)
-        for part in others:
-            await self._post(place, part, None)
-        await self._post(place, last, keyboard)
-
-    async def _post(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None) -> None:
+    async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None, *, plain: bool) -> None:
         thread = None if place.thread is None else int(place.thread)
+        shown, mode = (text, None) if plain else (render(text), ParseMode.HTML)
+        send = partial(self._bot.send_message, text=shown, parse_mode=mode, reply_markup=keyboard)
         try:
-            await self._bot.send_message(
-                place.chat, render(text), ParseMode.HTML, message_thread_id=thread, reply_markup=keyboard
-            )
-        except BadRequest as error:
-            if "parse entities" not in error.message.lower():
-                raise
-            await self._bot.send_message(place.chat, text, message_thread_id=thread, reply_markup=keyboard)
+            await send(place.chat, message_thread_id=thread)
+        except ChatMigrated as moved:
+            await send(moved.new_chat_id)
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
         """Pass the content of a file to `write`. Telegram gives bots files of up to 20 MB.
@@ -191,6 +218,42 @@ class Telegram:
         """
         thread = None if place.thread is None else int(place.thread)
         self._call(lambda: self._bot.send_chat_action(place.chat, ChatAction.TYPING, message_thread_id=thread))
+
+    def show_note(self, place: Place, text: str, note_id: str | None) -> str:
+        """Show a note, as plain text, or change the text of the message `note_id`.
+
+        Raises:
+            NotAsked: Telegram asks for a pause.
+            Undeliverable: Telegram refuses the note, or the person has deleted it.
+            DeliveryFailed: Telegram did not confirm the note.
+        """
+        return str(self._call(lambda: self._note(place, text, note_id)))
+
+    async def _note(self, place: Place, text: str, note_id: str | None) -> int | str:
+        thread = None if place.thread is None else int(place.thread)
+        if note_id is None:
+            sent = await self._bot.send_message(
+                place.chat,
+                text,
+                message_thread_id=thread,
+                disable_notification=True,
+                link_preview_options=_NO_PREVIEW,
+            )
+            return sent.message_id
+        try:
+            await self._bot.edit_message_text(text, place.chat, int(note_id), link_preview_options=_NO_PREVIEW)
+        except BadRequest as error:
+            if "not modified" not in error.message.lower():  # the answer to an earlier attempt was lost
+                raise
+        return note_id
+
+    def remove_note(self, place: Place, note_id: str) -> None:
+        """Delete the message `note_id`.
+
+        Raises:
+            DeliveryFailed: as in `show_note`.
+        """
+        self._call(lambda: self._bot.delete_message(place.chat, int(note_id)))
 
     def listen(self, on_update: Callable[[Update], None], stop: Stop) -> None:
         """Poll for updates and pass them to `on_update`, in their order, until `stop` is set.
@@ -243,23 +306,6 @@ class Telegram:
             raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
 
 
-def render(text: str) -> str:
-    """Convert Markdown code to Telegram's HTML, and escape all other text."""
-    pieces: list[str] = []
-    end = 0
-    for code in _CODE.finditer(text):
-        block, span = code["block"], code["span"]
-        shown = f"<pre>{html.escape(block)}</pre>" if block else f"<code>{html.escape(span or code[0])}</code>"
-        pieces += [html.escape(text[end : code.start()]), shown]
-        end = code.end()
-    return "".join([*pieces, html.escape(text[end:])])
-
-
-def _units(text: str) -> int:
-    """The length of a text in UTF-16 code units."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
 def _place(message: Update) -> Place:
     thread = message.get("message_thread_id") if message.get("is_topic_message") else None
     return Place(
@@ -280,17 +326,19 @@ def _message_id(place: Place) -> str:
 
 def _written(message: Update) -> list[Event]:
     place, sender = _place(message), _sender(message["from"])
-    text = message.get("text")
-    if (shared := _shared(message)) is not None:
-        return [Said(place, sender, _message_id(place), message.get("caption") or "", files=(shared,))]
-    if text is None:
-        what = next((each for each in ("photo", "voice", "video", "document", "sticker") if each in message), None)
-        return [] if what is None else [Unsupported(place, sender, _message_id(place), f"a {what}")]
-    if any(each["type"] == "bot_command" and each["offset"] == 0 for each in message.get("entities") or ()):
+    text = message.get("text", message.get("caption"))
+    entities = message.get("entities" if "text" in message else "caption_entities") or ()
+    if text is not None and any(each["type"] == "bot_command" and each["offset"] == 0 for each in entities):
         command, *rest = text.split(maxsplit=1)
         name = command.removeprefix("/").partition("@")[0].lower()
         return [Commanded(place, sender, _message_id(place), name, "".join(rest).strip())]
-    return [Said(place, sender, _message_id(place), text)]
+    if (shared := _shared(message)) is not None:
+        return [Said(place, sender, _message_id(place), text or "", files=(shared,))]
+    named = next((each.replace("_", " ") for each in _UNREAD if each in message), None)
+    what = named and f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
+    if text is None:
+        return [] if what is None else [Unsupported(place, sender, _message_id(place), what)]
+    return [Said(place, sender, _message_id(place), text if what is None else f"[{what}, which is not shown] {text}")]
 
 
 def _shared(message: Update) -> Shared | None:

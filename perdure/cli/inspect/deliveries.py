@@ -9,6 +9,7 @@ import typer
 
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_json, write_table, write_text
+from perdure.cli.errors import WRONG_USAGE, Failure
 
 commands = typer.Typer(help="Replies sent to URLs, chats and tasks.", no_args_is_help=True)
 
@@ -38,15 +39,50 @@ def list_(
 
 
 @commands.command()
-def resend(delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The delivery's id.")]) -> None:
-    """Send a delivery again, in a new series of attempts.
+def resend(
+    delivery_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The delivery's id.")] = None,
+    *,
+    failed: Annotated[bool, typer.Option("--failed", help="All deliveries that have failed.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GLOB",
+            help="With --failed, only those to a URL, a task or a CHANNEL:CHAT that matches, such as "
+            "'https://shop.example/*'.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --failed, only count them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send a delivery again, or all that failed.
 
-    The delivery keeps its id, so that a receiver can detect a duplicate.
+    A new series of attempts begins. A delivery keeps its id, so that a receiver can detect a duplicate.
     """
     from perdure.turns.outbox import resend as resend_delivery
 
+    if (delivery_id is None) != failed:
+        raise Failure("Pass either the id of a delivery or --failed.", WRONG_USAGE)
+    if delivery_id is None:
+        _resend_failed(to, dry_run=dry_run, as_json=as_json)
+        return
+    if to is not None or dry_run:
+        raise Failure("--to and --dry-run go with --failed.", WRONG_USAGE)
     wanted = connecting.parse_id(delivery_id, "delivery")
     with connecting.runtime() as runtime:
         resend_delivery(runtime.database, wanted)
         runtime.wake.delivery(wanted)
-    write_text(f"delivery {wanted} is due")
+    if as_json:
+        write_json({"delivery_id": str(wanted), "due": True})
+    else:
+        write_text(f"delivery {wanted} is due")
+
+
+def _resend_failed(to: str | None, *, dry_run: bool, as_json: bool) -> None:
+    from perdure.turns.outbox import resend_failed
+
+    with connecting.database() as database:
+        count = resend_failed(database, to, dry_run=dry_run)
+    if as_json:
+        write_json({"deliveries": count, "due": not dry_run})
+    else:
+        write_text(f"{count} failed deliveries {'would be' if dry_run else 'are'} due")

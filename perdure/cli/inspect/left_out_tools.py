@@ -10,7 +10,7 @@ from perdure.clock import SystemClock
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
-from perdure.turns.prompt.tools import budget, offered
+from perdure.turns.prompt.tools import budget, offered, window
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     try:
         for agent in load_agents(settings):
             tools = agent.toolset(connections)
-            most = budget(settings, agent)
+            most = budget(settings, window(settings, agent))
             prompt = offered(tools, most)
             if prompt.left_out:
                 found = "a model finds them only with search_tools"

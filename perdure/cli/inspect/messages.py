@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from perdure.access.tenants import parse_tenant
+from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, progress, write_fields, write_json
-from perdure.cli.errors import Failure
-from perdure.cli.files import STDIO, opened, write_whole
+from perdure.cli.errors import WRONG_USAGE, Failure
+from perdure.cli.files import STDIO, opened, opened_bytes, write_whole
 
 if TYPE_CHECKING:
-    from perdure.memory.import_export import ImportResult
+    from perdure.memory.import_export import Given, ImportResult
     from perdure.runtime import Runtime
 
 commands = typer.Typer(help="Export and import conversations.", no_args_is_help=True)
 
 
+Origin = Literal["chatgpt", "claude"]
+
+
 @commands.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One message per line; -: stdin.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="One message per line, or with --from another chat's export; -: stdin."),
+    ],
     *,
+    origin: Annotated[
+        Origin | None,
+        typer.Option("--from", help="The file is an export of this chat: its ZIP file, or conversations.json."),
+    ] = None,
+    user: Annotated[str, typer.Option(help="The user whose conversations another chat's export has.")] = "local",
     tenant: Annotated[
         str | None, typer.Option(metavar="TENANT", help="The tenant of lines without one; default: none.")
     ] = None,
@@ -35,21 +48,32 @@ def import_(
 
     Importing a file again changes nothing. Valid lines are imported even if others are invalid. Invalid lines are
     reported with their number and reason, and the exit status is then 1.
+
+    Of another chat's conversation, the current branch is imported. The messages of other branches are counted.
     """
     named = parse_tenant(tenant)
-    with connecting.runtime() as runtime, opened(file) as lines:
-        result = _imported(runtime, lines, named)
-    done = {"added": result.added, "known": result.known, "refused": result.refused, "sessions": len(result.sessions)}
+    if origin is not None:
+        user_key(named, user)
+    others: dict[str, int] = {}
+    with connecting.runtime() as runtime:
+        if origin is None:
+            with opened(file) as stream:
+                result = _imported(runtime, _lines(stream), named)
+        else:
+            result = _imported(runtime, _of_another(file, origin, user, others), named)
+    counts = {"added": result.added, "known": result.known, "refused": result.refused}
+    done = {**counts, "sessions": len(result.sessions), **others}
     if as_json:
         write_json({**done, "bad": [{"line": bad.number, "reason": bad.reason} for bad in result.bad]})
     else:
         write_fields(done)
     for bad in result.bad:
-        sys.stderr.write(f"line {bad.number}: {bad.reason}\n")
+        sys.stderr.write(f"{'line' if origin is None else 'message'} {bad.number}: {bad.reason}\n")
     if result.refused > len(result.bad):
         sys.stderr.write(f"... and {result.refused - len(result.bad)} more\n")
     if result.refused:
-        raise Failure(f"{result.refused} lines are invalid and were not imported; the others were.")
+        what = "lines" if origin is None else "messages"
+        raise Failure(f"{result.refused} {what} are invalid and were not imported; the others were.")
 
 
 @commands.command()
@@ -73,7 +97,35 @@ def export(
             write_whole(file, lines)
 
 
-def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> ImportResult:
+def _lines(stream: TextIO) -> Iterator[str]:
+    """The lines of a file.
+
+    Raises:
+        Failure: the file is an array, as other chats export it.
+    """
+    from perdure.memory.import_export import bounded_lines
+
+    lines = bounded_lines(stream)
+    first = next(lines, "")
+    if first.lstrip().startswith("["):
+        raise Failure(
+            "The file is a JSON array. Pass --from chatgpt or --from claude for an export of these.", WRONG_USAGE
+        )
+    return chain([first], lines)
+
+
+def _of_another(file: Path, origin: Origin, user: str, others: dict[str, int]) -> Iterator[Given]:
+    """The messages of another chat's export. Sets `others["other_branches"]` to the messages that are left out."""
+    from perdure.memory.other_chats import READERS, OtherBranches, unpacked
+
+    left = OtherBranches()
+    with opened_bytes(file) as stream, unpacked(stream) as members:
+        for member in members:
+            yield from READERS[origin](member, user, left)
+    others["other_branches"] = left.messages
+
+
+def _imported(runtime: Runtime, lines: Iterable[Given], tenant: str | None) -> ImportResult:
     """Import the lines and embed their messages."""
     from perdure.memory.embedding import embed_sessions
     from perdure.memory.import_export import ImportResult, import_messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import typer
 
@@ -23,21 +24,42 @@ def _commands() -> None:
 
 
 @commands.command("list")
-def list_(*, as_json: AsJson = False) -> None:
-    """List perdure's own periodic tasks and users' schedules."""
+def list_(
+    *,
+    runs: Annotated[
+        int, typer.Option("--next", metavar="N", min=0, max=1_000, help="List the next N runs of each instead.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List perdure's own periodic tasks and users' schedules.
+
+    With `--next`, times are local to each schedule, with their offset.
+    """
+    from perdure.clock import SystemClock
     from perdure.schedules.entries import active_entries
     from perdure.settings import Settings
+    from perdure.timetable.cadence import next_runs
     from perdure.timetable.reading import read_schedules
-    from perdure.timetable.reminders import list_reminders
+    from perdure.timetable.reminders import list_reminders, runs_of
     from perdure.workers.celery_application import registered
 
-    found = active_entries(registered(), Settings.load())
+    settings, now = Settings.load(), SystemClock().now()
+    zone, found = ZoneInfo(settings.timezone), active_entries(registered(), settings)
+    shown: list[dict[str, Any]] = []
     with connecting.database() as database:
-        standings = [asdict(each) for each in read_schedules(database, found.values())]
-        standings += [_of_user(each) for each in list_reminders(database)]
-    shown = [{name: _plain(value) for name, value in each.items()} for each in standings]
+        for each in read_schedules(database, found.values()):
+            coming = next_runs(each.next_due, found[each.entry].cadence.next, now, runs)
+            shown.append({**asdict(each), "runs": [run.astimezone(zone) for run in coming]})
+        reminders = list_reminders(database)
+    shown += [{**_of_user(each), "runs": runs_of(settings, each, now, runs)} for each in reminders]
+    shown = [{name: _plain(value) for name, value in each.items() if runs or name != "runs"} for each in shown]
     if as_json:
         write_json(shown)
+    elif runs:
+        write_table(
+            ("entry", "schedule", "run"),
+            [(each["entry"], each["schedule"], run) for each in shown for run in each["runs"]],
+        )
     else:
         write_table(_COLUMNS, [[each[column] for column in _COLUMNS] for each in shown])
 
@@ -96,14 +118,19 @@ def pause(
 
 
 @commands.command("remove")
-def remove(schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")]) -> None:
+def remove(
+    schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")], *, as_json: AsJson = False
+) -> None:
     """Remove a user's schedule."""
     from perdure.timetable import reminders
 
     wanted = connecting.parse_id(schedule_id, "schedule")
     with connecting.database() as database:
         reminders.remove(database, wanted, reminders.owner(database, wanted))
-    typer.echo("removed")
+    if as_json:
+        write_json({"schedule_id": str(wanted), "removed": True})
+    else:
+        typer.echo("removed")
 
 
 def _of_user(found: dict[str, Any]) -> dict[str, Any]:
@@ -121,4 +148,6 @@ def _of_user(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return value.isoformat() if isinstance(value, datetime) else value

@@ -14,6 +14,7 @@ from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
 from perdure.errors import Unavailable
 from perdure.network.tls import unverified
+from perdure.observe.servers import NEARLY_FULL, RedisServer
 from perdure.redis import connect, remedy, where
 from perdure.servers.redis import is_of
 from perdure.settings import Settings
@@ -102,6 +103,8 @@ def _redis(settings: Settings) -> Iterator[Finding]:
                 configured |= client.config_get(setting)
         except redis.ResponseError as error:  # a managed server may forbid CONFIG
             typer.echo(f"perdure: the settings of {name} were not checked: {error}", err=True)
+    if (full := _fill(url, settings)) is not None:
+        yield Finding(name, full, "a full Redis refuses wake-ups, and no turn runs", "Raise maxmemory, or free memory.")
     policy = configured.get("maxmemory-policy")
     if policy not in (None, "noeviction"):
         risk = "a full Redis evicts wake-ups, and turns wait for the sweeper"
@@ -113,3 +116,13 @@ def _redis(settings: Settings) -> Iterator[Finding]:
     if slower not in (None, "-1"):
         risk = "the slow log quotes commands that contain users' messages"
         yield Finding(name, f"slowlog-log-slower-than is {slower}", risk, "Set slowlog-log-slower-than -1.")
+
+
+def _fill(url: str, settings: Settings) -> str | None:
+    """How full Redis is, if it is nearly full or refuses writes."""
+    server = RedisServer("redis", url, settings.redis_prefix)
+    state = server.read()
+    server.close()
+    if state.fill is not None and state.fill > NEARLY_FULL:
+        return f"{state.fill * 100:.0f} % of maxmemory are used"
+    return None

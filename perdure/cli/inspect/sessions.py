@@ -103,6 +103,8 @@ def show(
 def end(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
     reason: Annotated[str, typer.Option(help="The reason to record.")] = "requested on the command line",
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Request the end of a session.
 
@@ -114,6 +116,8 @@ def end(
     wanted = connecting.parse_id(session_id, "session")
     with connecting.runtime() as runtime:
         request_end(runtime.database, wanted, parse_reason(reason)).wake(runtime.wake)
+    if as_json:
+        write_json({"session_id": str(wanted), "end_requested": True})
 
 
 @commands.command()

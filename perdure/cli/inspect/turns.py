@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.cli.display import AsJson, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
             f"{each['call_id']}: {each['tool']}: {each['decision']} by {each['decided_by']} at {each['decided_at']}"
             for each in turn["decisions"]
         ],
+        "children": [
+            f"{each['call_id']}: {each['tool']}: turn {each['turn_id']} of {each['agent']}: {each['status']}"
+            for each in turn.get("children", [])
+        ],
     }
     write_fields({name: value for name, value in flat.items() if value not in (None, [])})
 
@@ -109,12 +113,28 @@ def _cost(settings: Settings, database: Database, turn_id: UUID) -> str | None:
 
 
 def _awaited(waiting: dict[str, Any]) -> str:
+    if waiting["kind"] == "user":
+        return f"the user's answer to {waiting['name']}, until {waiting['until']}: {waiting['question']}"
     progress = "" if waiting["progress"] is None else f"; its progress: {waiting['progress']}"
     return f"the {waiting['kind']} {waiting['name']}, until {waiting['until']}{progress}"
 
 
 @commands.command()
-def cancel(turn_id: TurnId) -> None:
+def export(turn_id: TurnId) -> None:
+    """Print a settled turn as a bundle for tests, in JSON.
+
+    `perdure.testing.recorded` replays it. The bundle has the user's messages, the memories that recall finds now, and
+    the results of tools.
+    """
+    from perdure.turns.recording import record
+
+    wanted = connecting.parse_id(turn_id, "turn")
+    with connecting.runtime() as runtime:
+        write_json(record(runtime, wanted))
+
+
+@commands.command()
+def cancel(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     """Cancel a turn.
 
     A turn that a worker runs is cancelled at its next safe point. Any other unsettled turn is cancelled immediately.
@@ -126,7 +146,30 @@ def cancel(turn_id: TurnId) -> None:
     with connecting.runtime() as runtime:
         cancel_turn(runtime, wanted)
         status = read_turn(runtime.database, wanted)["status"]
+    if as_json:
+        write_json({"turn_id": str(wanted), "status": status})
     sys.stderr.write(f"Cancel requested. The turn is {status}.\n")
+
+
+@commands.command()
+def retry(turn_id: TurnId, *, as_json: AsJson = False) -> None:
+    """Try a failed or cancelled turn again.
+
+    Its messages are accepted as a new turn of the conversation. A repeated command returns the same new turn.
+    """
+    from perdure.turns.inbox.again import retry as try_again
+
+    wanted = connecting.parse_id(turn_id, "turn")
+    with connecting.runtime() as runtime:
+        accepted = try_again(runtime, wanted)
+    if as_json:
+        write_json({
+            "turn_id": str(accepted.turn_id),
+            "session_id": str(accepted.session_id),
+            "duplicate": accepted.duplicate,
+        })  # fmt: skip
+    else:
+        write_text(f"turn {accepted.turn_id} is accepted")
 
 
 @commands.command()
@@ -136,22 +179,24 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(help="A JSON object: the arguments to run the call with, instead of the model's.")
     ] = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Approve a tool call that waits for approval.
 
     The turn continues and runs the call.
     """
     given = {} if arguments is None else {"arguments": _object(arguments)}
-    _decide(turn_id, {"call_id": call_id, "decision": "approve", **given})
+    _decide(turn_id, {"call_id": call_id, "decision": "approve", **given}, as_json=as_json)
 
 
 @commands.command()
-def deny(turn_id: TurnId, call_id: CallId) -> None:
+def deny(turn_id: TurnId, call_id: CallId, *, as_json: AsJson = False) -> None:
     """Deny a tool call that waits for approval.
 
     The model receives the denial as the call's result.
     """
-    _decide(turn_id, {"call_id": call_id, "decision": "deny"})
+    _decide(turn_id, {"call_id": call_id, "decision": "deny"}, as_json=as_json)
 
 
 @commands.command()
@@ -162,6 +207,8 @@ def answer(
     error: Annotated[
         str | None, typer.Option(help="The error with which the call failed, instead of a result.")
     ] = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the result of a tool call that runs outside perdure.
 
@@ -178,6 +225,8 @@ def answer(
     with connecting.runtime() as runtime:
         bring(runtime, wanted, given)
         left = len(read_turn(runtime.database, wanted)["pending_calls"])
+    if as_json:
+        write_json({"turn_id": str(wanted), "call_id": call_id, "left": left})
     waiting = f"{left} calls of the turn still wait for results." if left else "The turn continues."
     sys.stderr.write(f"Recorded. {waiting}\n")
 
@@ -220,7 +269,7 @@ def list_approvals(
     write_table(columns, [[row[column] for column in columns] for row in rows])
 
 
-def _decide(turn_id: str, given: dict[str, Any]) -> None:
+def _decide(turn_id: str, given: dict[str, Any], *, as_json: bool) -> None:
     from perdure.turns.calls.approvals import OPERATOR, decide, parse_decision
     from perdure.turns.reading import read_turn
 
@@ -229,6 +278,8 @@ def _decide(turn_id: str, given: dict[str, Any]) -> None:
     with connecting.runtime() as runtime:
         decide(runtime, wanted, decision, OPERATOR)
         left = len(read_turn(runtime.database, wanted)["pending_approvals"])
+    if as_json:
+        write_json({"turn_id": str(wanted), "call_id": given["call_id"], "decision": given["decision"], "left": left})
     waiting = f"{left} calls of the turn still wait for approval." if left else "The turn continues."
     sys.stderr.write(f"Decided. {waiting}\n")
 

@@ -33,7 +33,7 @@ def channels() -> None:
 
     settings = Settings.load()
     check(settings, asks_models=False)
-    logs.configure()
+    logs.configure(form=settings.log.format)
     where = addresses(settings)
     require_database(settings, where.database_url)
     waker = BackgroundWaker(settings, where)

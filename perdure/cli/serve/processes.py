@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perdure.cli import collection
 from perdure.cli.serve.listening import bind, require_free
 from perdure.cli.serve.options import LOOPBACK, Host, Port
 from perdure.network.queues import QUEUES
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from perdure.settings import Settings
 
 _FLOWER_PORT = 5555
@@ -32,7 +37,7 @@ def migrate(
     from perdure.workers import logs
 
     settings = Settings.load()
-    logs.configure()
+    logs.configure(form=settings.log.format)
     write_text(str(migrate_database(migration_address(settings), schema=settings.database_schema)))
     if grant is not None:
         grant_sending(migration_address(settings), settings.database_schema, grant)
@@ -41,34 +46,42 @@ def migrate(
 
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     """Serve the HTTP gateway."""
-    from perdure.assembly import addresses, assemble, check, require_database
-    from perdure.channels.http.app import create_app
-    from perdure.channels.http.auth import Keys
-    from perdure.cli.serve.server import serve
-    from perdure.clock import SystemClock
-    from perdure.resilience.kill_reports import Kills
-    from perdure.settings import Settings
-    from perdure.workers import logs
-    from perdure.workers.publish.background import BackgroundWaker
+    with collection.deferred():
+        from perdure.assembly import addresses, assemble, check, require_database
+        from perdure.channels.http.app import create_app
+        from perdure.channels.http.auth import Keys
+        from perdure.cli.serve.server import serve
+        from perdure.clock import SystemClock
+        from perdure.resilience.kill_reports import Kills
+        from perdure.settings import Settings
+        from perdure.workers import logs
+        from perdure.workers.observed import observed
+        from perdure.workers.publish.background import BackgroundWaker
 
     settings = Settings.load()
     settings.require_keys_for(host)
     Keys(settings, SystemClock())  # fails now if a key file cannot be read
     check(settings, asks_models=False)
-    logs.configure()
+    logs.configure(form=settings.log.format)
     where = addresses(settings)
     require_database(settings, where.database_url)
     waker = BackgroundWaker(settings, where)
     runtime = assemble(settings, where.database_url, waker, where.redis_url)
     kills = Kills(where.redis_url, settings.redis_prefix)
+    source = observed(
+        settings, runtime.database, runtime.clock,
+        breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
+    )  # fmt: skip
 
     def close() -> None:
         waker.close()
         kills.close()
+        source.close()
         runtime.close()
 
     try:
-        app, listener = create_app(runtime, waker.reachable, kills.lately), bind(host, port, "--port")
+        app = create_app(runtime, waker.reachable, kills.lately, source=source)
+        listener = bind(host, port, "--port")
     except BaseException:
         close()
         raise
@@ -87,26 +100,29 @@ def worker(
     ] = False,
 ) -> None:
     """Run turns and all other queued tasks."""
-    from perdure.settings import Settings
-    from perdure.workers.celery_application import CONCURRENCY
-
     chosen = [queue.strip() for queue in queues.split(",") if queue.strip()]
     unknown = [queue for queue in chosen if queue not in QUEUES]
     if unknown or not chosen:
         raise typer.BadParameter(f"{queues!r}; accepted: {', '.join(QUEUES)}", param_hint="--queues")
-    node = f"{name or f'worker-{os.getpid()}'}@%h"
-    _celery(
-        Settings.load(),
-        "worker",
-        f"--hostname={node}",
-        f"--queues={','.join(chosen)}",
-        f"--concurrency={concurrency or CONCURRENCY}",
-        "--pool=threads",
-        "--without-gossip",
-        "--without-mingle",
-        "--loglevel=INFO",
-        *(["--task-events"] if task_events else []),
-    )
+    with collection.deferred():
+        from celery.utils.nodenames import default_nodename, host_format
+
+        from perdure.settings import Settings
+        from perdure.workers.celery_application import CONCURRENCY
+
+        made = _celery(Settings.load(), "worker").Worker(
+            hostname=host_format(default_nodename(f"{name or f'worker-{os.getpid()}'}@%h")),
+            queues=chosen,
+            concurrency=concurrency or CONCURRENCY,
+            pool_cls="threads",
+            task_events=task_events or None,
+            without_gossip=True,
+            without_mingle=True,
+            loglevel=logging.INFO,
+            quiet=True,
+        )
+    made.start()
+    raise typer.Exit(made.exitcode or 0)
 
 
 def beat() -> None:
@@ -115,7 +131,10 @@ def beat() -> None:
 
     settings = Settings.load()
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    _celery(settings, "beat", f"--schedule={settings.data_dir / 'beat-schedule'}", "--loglevel=INFO")
+    schedule = str(settings.data_dir / "beat-schedule")
+    with collection.deferred():
+        made = _celery(settings, "beat").Beat(schedule=schedule, loglevel=logging.INFO, quiet=True)
+    made.run()
 
 
 def flower(
@@ -139,11 +158,14 @@ def flower(
     flowering.require_authentication(address)
     require_free(address, port, "--port")
     guard.guard(settings.flower.hosts)
-    _celery(settings, "flower", f"--address={address}", f"--port={port}", "--persistent=False")
+    argv = ["flower", f"--address={address}", f"--port={port}", "--persistent=False"]
+    raise typer.Exit(_celery(settings, "flower").start(["--quiet", *argv]) or 0)
 
 
-def _celery(settings: Settings, *argv: str) -> None:
-    """Run a Celery process with the configuration of `celery -A perdure`.
+def _celery(settings: Settings, command: str) -> Celery:
+    """The application of `celery -A perdure`, for the process of a Celery command.
+
+    The worker and beat are made without Celery's command line, which would import all of Celery's commands and Flower.
 
     Raises:
         SettingsError: a setting is invalid.
@@ -151,8 +173,10 @@ def _celery(settings: Settings, *argv: str) -> None:
     from perdure.assembly import check
     from perdure.workers.flower import settings as flowering
 
-    check(settings, asks_models=argv[0] == "worker", asks_embedder=argv[0] == "worker")
-    flowering.STARTED.set(argv[0])
+    check(settings, asks_models=command == "worker", asks_embedder=command == "worker")
+    flowering.STARTED.set(command)
     from perdure.workers.celery import app  # resolves the servers' addresses, so the settings are checked first
 
-    raise typer.Exit(app.start(["--quiet", *argv]) or 0)
+    # Celery warns because a pickled task can do anything as root. Here, workers accept JSON only.
+    warnings.filterwarnings("ignore", "You're running the worker with superuser privileges")
+    return app

@@ -11,16 +11,13 @@ shortens every step.
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
-from types import FrameType
 from typing import Annotated
 
 import typer
 
+from perdure.cli.serve.interrupting import ignore_signals, interruptible
 from perdure.cli.serve.listening import require_free
 from perdure.cli.serve.options import LOOPBACK, Host, Port
 
@@ -49,14 +46,14 @@ def up(
     check(settings)
     settings.signing_key()
     settings.webhook_keys()
-    logs.configure()
+    logs.configure(form=settings.log.format)
     require_free(host, port, "--port")
     if not no_flower:
         flowering.check_environment()
         require_free(LOOPBACK, flower_port, "--flower-port")
     data_dir = settings.data_dir.resolve()
     status = 0
-    with _interruptible(), ExitStack() as stack:
+    with interruptible("Stopped before everything was started."), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
         migrate(migration_address(settings, environment), schema=settings.database_schema)
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
@@ -68,27 +65,5 @@ def up(
         try:
             status = supervisor.run([*keepers, *programs], on_ready=on_ready)
         finally:
-            _ignore_signals()
+            ignore_signals()
     raise typer.Exit(status)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP abort the start cleanly, until the supervisor installs its own handlers."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        _ignore_signals()
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.stdout.write("Stopped before everything was started.\n")
-        sys.stdout.flush()
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # signals must not interrupt the servers' shutdown, which is time-limited

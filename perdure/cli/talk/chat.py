@@ -24,9 +24,10 @@ def chat(
     """
     from perdure.channels.cli import Speaker
     from perdure.cli.talk.prompt import Prompt
+    from perdure.text.zones import zone_here
 
     with connecting.runtime() as runtime:
         if agent is not None:
             runtime.agents.get(agent)
-        speaker = Speaker(user, parse_tenant(tenant), agent)
+        speaker = Speaker(user, parse_tenant(tenant), agent, zone_here())
         Prompt(runtime, speaker, conversation).run()

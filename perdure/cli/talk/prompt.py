@@ -13,6 +13,7 @@ import errno
 import io
 import json
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -26,21 +27,27 @@ from rich.text import Text
 
 from perdure.channels.cli import Speaker, TerminalConversation
 from perdure.cli.display import printable, write_text
+from perdure.cli.talk.wrapping import Wrapping
 from perdure.errors import PerdureError
 from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
 from perdure.text.untrusted import is_storable
+from perdure.turns.reading import question_of
 
 _HELP = """/new      begin another conversation       /list      list your conversations
 /open KEY continue one of them             /session   show the id of this session
-/end      end this session                 /cancel    cancel the turn of the last message
+/end      end this conversation            /cancel    cancel the turn of the last message
 /exit     leave (also /quit and Ctrl-D)    Ctrl-C     cancel the running turn; twice: leave
                                            Alt-Enter  begin a new line in the message"""
-_NO_SESSION = "There is no session yet."
+_NO_SESSION = "There is no conversation yet."
+_ENDED = "This conversation has ended. The next one begins with its summary."
 _NO_MESSAGE = "There is no message yet."
 _LEAVING = frozenset({"/exit", "/quit"})
 _LONGEST_CALL = 200
 _LONGEST_KEY = 200
+_RECALLED = 4
+"""The messages that are shown when a conversation is continued."""
+_LONGEST_RECALLED = 600
 
 
 class _Left(Exception):
@@ -82,6 +89,8 @@ class Prompt:
             self._greet()
             while True:
                 self._turn(self._line())
+                if self._at_terminal:
+                    self._note("")
         except (_Left, KeyboardInterrupt):  # Ctrl-C that neither `_line` nor `_turn` handled
             self._leave()
         except OSError as error:
@@ -107,7 +116,7 @@ class Prompt:
         if not self._at_terminal:
             return
         if ends:
-            self._note("\nThis conversation has ended. The next one begins with its summary.")
+            self._note(f"\n{_ENDED}")
         elif self._conversation.session_id is not None:
             self._note("\nThis conversation continues when you return.")
         else:
@@ -118,6 +127,7 @@ class Prompt:
         self._conversation.note_presence()
         if earlier:
             self._note(f"Continuing a conversation of {earlier} messages.")
+            self._recall()
         elif self._at_terminal:
             self._note("A new conversation.")
         if self._at_terminal:
@@ -171,7 +181,7 @@ class Prompt:
             "/list": self._list,
             "/session": lambda: self._note(str(self._conversation.session_id or _NO_SESSION)),
             "/cancel": lambda: self._note("Cancel requested." if self._conversation.cancel() else _NO_MESSAGE),
-            "/end": lambda: self._note("This session has ended." if self._conversation.end() else _NO_SESSION),
+            "/end": lambda: self._note(_ENDED if self._conversation.end() else _NO_SESSION),
             "/help": lambda: self._note(_HELP),
         }.get(line, lambda: self._note(f"There is no command {line}.\n{_HELP}"))
         act()
@@ -183,6 +193,18 @@ class Prompt:
         messages = self._conversation.switch(key)
         begun = f"Continuing the conversation {key}, of {messages} messages." if messages else f"Conversation {key}."
         self._note(begun)
+        self._recall()
+
+    def _recall(self) -> None:
+        """Show the last messages of the conversation that is continued."""
+        if not self._at_terminal:
+            return
+        for message in self._conversation.last(_RECALLED):
+            mark = "> " if message["role"] == "user" else ""
+            text = message["content"].strip()
+            short = text if len(text) <= _LONGEST_RECALLED else f"{text[:_LONGEST_RECALLED]}…"
+            self._note(f"\n{mark}{short}")
+        self._note("")
 
     def _list(self) -> None:
         found = self._conversation.others()
@@ -208,7 +230,8 @@ class Prompt:
             except KeyboardInterrupt:
                 raise _Left from None
         if turn["error"] is not None:
-            self._note(f"({turn['error']['code']})")
+            received = self._conversation.received()
+            self._note(f"({turn['error']['code']})" + (f" {received}" if received else ""))
 
     def _wait_for_reply(self) -> dict[str, Any]:
         if not self._at_terminal:
@@ -238,8 +261,9 @@ class _LiveReply:
         self._note = note
         self._status = status
         self._shown = ""
+        self._wrapping = Wrapping(_columns())
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Event) -> None:  # noqa: C901 (a case for each kind)
         match event.kind:
             case EventKind.DELTA:
                 self._write(event.data["text"])
@@ -247,6 +271,13 @@ class _LiveReply:
                 self._withdraw()
             case EventKind.MESSAGE if event.data["role"] == "assistant":
                 self._commit(event.data["content"])
+            case EventKind.STATE if (question := question_of(event.data)) is not None:
+                self._commit(question)
+                self._status.stop()
+            case EventKind.PROGRESS:
+                self._status.update(printable(f"{event.data['tool']}: {event.data['text']}"))
+            case EventKind.TOOL_RESULT:
+                self._status.update("thinking")
             case EventKind.TOOL_CALL:
                 arguments = json.dumps(event.data["arguments"], ensure_ascii=False)
                 self._note(f"  {event.data['name']} {arguments[:_LONGEST_CALL]}")
@@ -260,22 +291,34 @@ class _LiveReply:
     def _write(self, text: str) -> None:
         self._status.stop()
         self._shown += text
-        sys.stdout.write(printable(text))
-        sys.stdout.flush()
+        self._print(self._wrapping.add(printable(text)))
 
     def _commit(self, content: str) -> None:
         if not content.startswith(self._shown):
             self._withdraw()
         if content:
-            self._write(content[len(self._shown) :] + "\n")
+            self._write(content[len(self._shown) :])
+            self._end_line()
         self._shown = ""
         self._status.start()
 
     def _withdraw(self) -> None:
         if self._shown:
-            sys.stdout.write("\n")
+            self._end_line()
             self._note("The answer begins again:")
         self._shown = ""
+
+    def _end_line(self) -> None:
+        self._print(self._wrapping.end() + "\n")
+        self._wrapping = Wrapping(_columns())
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

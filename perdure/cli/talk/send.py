@@ -5,15 +5,13 @@ This module imports only what it needs to accept a message, because imports take
 
 from __future__ import annotations
 
-import gc
 import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +19,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant
 from perdure.channels import CLI
-from perdure.cli import connecting
+from perdure.cli import collection, connecting
 from perdure.cli.connecting import Tenant
 from perdure.cli.display import AsJson, write_json, write_text
 from perdure.cli.errors import FAILED, WRONG_USAGE, Failure
@@ -67,7 +65,7 @@ def send(
     Prints the ids of the turn and the session, or with --wait the reply. The exit status is 1 if the turn fails, if it
     is not settled when the time is up, or if a signal ends the wait.
     """
-    with _without_collection():
+    with collection.deferred():
         import perdure.workers.publish.wake  # noqa: F401 (what `connecting.accepting_runtime` imports)
         from perdure.turns.inbox.accept import accept
         from perdure.turns.inbox.incoming import parse_incoming
@@ -91,19 +89,6 @@ def send(
         turn = _settled(runtime, accepted, wait, interruptible)
     over = "Interrupted" if interruptible.ended else f"No reply within {wait:g} s"
     _write_turn(turn, over, as_json=as_json)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Disable garbage collection inside the block.
-
-    During imports, garbage collection takes a tenth of the command's CPU time and frees little memory.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _text(given: str | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +35,19 @@ class MemoryKind(StrEnum):
     INSIGHT = "insight"
 
 
+class Decision(StrEnum):
+    """What the model says a candidate is: something new, or what it does to a known memory."""
+
+    NEW = "new"
+    SAME = "same"
+    CHANGES = "changes"
+    ENDS = "ends"
+
+
+_NOTHING = "nothing"
+"""The decision about an item that is not worth a memory, such as an instruction or small talk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A person, place or thing that a memory mentions."""
@@ -53,7 +67,12 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A memory that the model extracted. `sources`: the `seq` of each source message; `importance`: from 0 to 1."""
+    """A memory that the model extracted. `sources`: the `seq` of each source message; `importance`: from 0 to 1.
+
+    `subject` and `attribute`: whom it is about, and what of them, such as "user" and "home"; empty if unknown.
+    `decision`: what it is to the memory with the number `known` of the prompt; `None` if the model decided nothing.
+    `since` and `until`: the time in which it holds, as far as it is told. `is_quotation`: not the user's own word.
+    """
 
     content: str
     kind: MemoryKind
@@ -61,6 +80,13 @@ class Candidate:
     sources: tuple[int, ...] = ()
     entities: tuple[Entity, ...] = ()
     relations: tuple[Relation, ...] = ()
+    subject: str = ""
+    attribute: str = ""
+    decision: Decision | None = None
+    known: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
+    is_quotation: bool = False
 
     def merged_with(self, other: Candidate) -> Candidate:
         return replace(
@@ -94,7 +120,8 @@ def parse(reply: str) -> tuple[list[Candidate], list[ParseWarning]]:
             raise
         items = found
     warnings: list[ParseWarning] = []
-    return [_candidate(item, number, warnings) for number, item in enumerate(items, start=1)], warnings
+    found = [_candidate(item, number, warnings) for number, item in enumerate(items, start=1) if not _is_nothing(item)]
+    return found, warnings
 
 
 def comparison_key(content: str) -> str:
@@ -133,12 +160,17 @@ def _has_content(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("content"), str)
 
 
+def _is_nothing(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("decision") == _NOTHING
+
+
 def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidate:
     content = item.get("content") if isinstance(item, dict) else None
     if not isinstance(content, str) or not content.strip():
         raise ValueError(f"item {number} is not an object with a content that is text")
     if len(content) > MAX_CONTENT_CHARS:
         warnings.append(ParseWarning(number, f"content has more than {MAX_CONTENT_CHARS:,} characters"))
+    decision, known = _decision(item, number, warnings)
     return Candidate(
         content=" ".join(content.split())[:MAX_CONTENT_CHARS],
         kind=_kind(item.get("type"), number, warnings),
@@ -146,7 +178,55 @@ def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidat
         sources=tuple(seq for seq in _as_list(item.get("sources")) if isinstance(seq, int)),
         entities=tuple(_entities(item.get("entities")))[:MOST_NAMES],
         relations=tuple(_relations(item.get("relations")))[:MOST_NAMES],
+        subject=_name(item.get("subject")),
+        attribute=_name(item.get("attribute")),
+        decision=decision,
+        known=known,
+        since=_period(item.get("since"))[0],
+        until=_period(item.get("until"))[1],
     )
+
+
+def _decision(item: Any, number: int, warnings: list[ParseWarning]) -> tuple[Decision | None, int]:
+    """The decision and the number of the known memory that it is about, 0 for none. Reads "same as 3", too."""
+    value, known = item.get("decision"), item.get("known", 0)
+    if value is None or value == "":
+        return None, 0
+    said, _, rest = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    if rest.removeprefix("as ").isdecimal():
+        known = int(rest.removeprefix("as "))
+    if said not in set(Decision):
+        warnings.append(ParseWarning(number, f"decision must be one of {', '.join(Decision)}, {_NOTHING}"))
+        return None, 0
+    decision = Decision(said)
+    if decision is Decision.NEW:
+        return decision, 0
+    if isinstance(known, bool) or not isinstance(known, int) or known < 1:
+        warnings.append(ParseWarning(number, f"known must be the number of the memory that it {said}"))
+        return None, 0
+    return decision, known
+
+
+def _period(value: Any) -> tuple[datetime | None, datetime | None]:
+    """The beginning of a year, month or day, and its end; two `None` if `value` is not one."""
+    parts = value.split("-") if isinstance(value, str) else []
+    if not parts or not all(part.isdecimal() for part in parts):
+        return None, None
+    try:
+        year, month, day = ([int(part) for part in parts] + [1, 1])[:3]
+        start = datetime(year, month, day, tzinfo=UTC)
+        match len(parts):
+            case 1:
+                return start, start.replace(year=year + 1)
+            case 2:
+                return start, (start + timedelta(days=31)).replace(day=1)
+            case 3:
+                return start, start + timedelta(days=1)
+            case _:
+                return None, None
+    except (ValueError, OverflowError):
+        pass  # no such day: the content keeps what was said
+    return None, None
 
 
 def _kind(value: Any, number: int, warnings: list[ParseWarning]) -> MemoryKind:

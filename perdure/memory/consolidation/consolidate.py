@@ -22,7 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -44,17 +45,21 @@ from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import Candidate
 from perdure.memory.consolidation.extraction import (
     ConversationMessage,
+    KnownMemory,
     UnusableExtraction,
     chunks,
     deduplicate,
     extract,
     message_chars,
 )
-from perdure.memory.consolidation.merging import EmbeddedCandidate, MergeCounts, merge
+from perdure.memory.consolidation.judging import Judge, Pair, guard
+from perdure.memory.consolidation.merging import EmbeddedCandidate, Judged, MergeCounts, merge, near
+from perdure.memory.embedding import register, vector_literal
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import CallAborted, Model, ModelCall, Role
 from perdure.settings import ConsolidationSettings
-from perdure.text.untrusted import first_line
+from perdure.text.statements import Relation
+from perdure.text.untrusted import cut, first_line
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,16 @@ RETRY_S = 3_600
 MAX_CONCURRENT_USERS = 4
 """The number of users that one batch processes concurrently. A batch mostly waits for the model."""
 
+MOST_KNOWN = 30
+"""The most current memories that an extraction is shown."""
+
+_MOST_LINES = 32
+_LINE_CHARS = 300
+_KNOWN_EACH = 3
+"""Of each of the `_MOST_LINES` longest lines of the user, cut to `_LINE_CHARS`, the nearest memories are shown."""
+
+_MOST_JUDGED = 5
+_PAIRS_A_CALL = 40
 _OWNER = "consolidation"
 _SESSIONS_PER_RETRY = 1_000
 _ERROR_CHARS = 1_500
@@ -207,6 +222,8 @@ class Consolidator:
     timeout_s: float
     lease_s: float
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
+    judge: Judge | None = None
+    """Decides what the rules do not; `None`: the rules decide alone (`judging`)."""
 
     def batch(self, on_progress: Callable[[Progress], None] = lambda _: None) -> ConsolidationCounts:
         """Consolidate a batch of due sessions.
@@ -263,7 +280,8 @@ class Consolidator:
                 marked = self.database.run(queries.MARK, {**fenced, "outcome": _SKIPPED})
                 return Skipped() if marked else ConsolidationNotDue()
             try:
-                found = self._extract(session_id, claim.message_count, hold)
+                found = self._extract(session_id, UserKey(claim.user_id), claim.message_count, hold)
+                judged = self._judge(UserKey(claim.user_id), found, hold)
             except CallAborted:
                 released = {**fenced, "forgiven": True, "given_up": False, "error": None, "pause_s": RETRY_S}
                 if not self.database.run(queries.RELEASE, released):
@@ -279,36 +297,38 @@ class Consolidator:
                 "embedder": self.embedder.name,
                 "found": found,
                 "limits": self.limits,
+                "judged": judged,
             }
             merged = merge(self.database, self.clock, fenced, **merge_arguments)
         return ConsolidationNotDue() if merged is None else Consolidated(merged)
 
-    def _extract(self, session_id: UUID, message_count: int, hold: LeaseHold) -> list[EmbeddedCandidate]:
+    def _extract(
+        self, session_id: UUID, user_id: UserKey, message_count: int, hold: LeaseHold
+    ) -> list[EmbeddedCandidate]:
         """The session's candidate memories and their vectors, ordered by the candidates' source messages.
 
-        A part of the conversation that is too long for the model is halved.
+        The model is shown the user's current memories that are near each part of the conversation. A part that is too
+        long for the model is halved.
 
         Raises:
             CallAborted: the process shuts down.
             PerdureError: the model or the embedder failed.
         """
-
-        @contextmanager
-        def calling() -> Iterator[ModelCall]:
-            call = ModelCall(self.clock, self.timeout_s)
-            hold.step_within(self.timeout_s)
-            with hold.calling(call):
-                yield call
-
+        calling = partial(self._calling, hold)
         conversation = read_conversation(self.database, session_id, message_chars(message_count))
         candidates: list[Candidate] = []
+        shown: list[UUID] = []  # a candidate's `known` becomes a position in this list, counted from 1
+        has_memories = bool(self.database.run(queries.HAS_MEMORIES, {"user_id": user_id}))
         unusable: UnusableExtraction | None = None
         usable = False
         parts = deque(chunks(conversation))
         while parts:
             part = parts.popleft()
             try:
-                candidates += extract(self.model, calling, part)
+                known = self._known(user_id, part, calling) if has_memories else []
+                found = extract(self.model, calling, part, known)
+                candidates += [replace(each, known=each.known and each.known + len(shown)) for each in found]
+                shown += [each.memory_id for each in known]
                 usable = True
             except ContextTooLong:
                 if len(part) == 1:
@@ -320,20 +340,87 @@ class Consolidator:
                 unusable = error if isinstance(error, UnusableExtraction) else unusable
         if unusable is not None and not usable:
             raise unusable
-        return self._embedded(deduplicate(candidates), {said.seq: said for said in conversation}, calling)
+        return self._embedded(deduplicate(candidates), {said.seq: said for said in conversation}, shown, calling)
+
+    @contextmanager
+    def _calling(self, hold: LeaseHold) -> Iterator[ModelCall]:
+        call = ModelCall(self.clock, self.timeout_s)
+        hold.step_within(self.timeout_s)
+        with hold.calling(call):
+            yield call
+
+    def _known(
+        self,
+        user_id: UserKey,
+        part: Sequence[ConversationMessage],
+        calling: Callable[[], AbstractContextManager[ModelCall]],
+    ) -> list[KnownMemory]:
+        """The current memories that are nearest to what the user says in a part, by words and by vectors."""
+        lines = {
+            cut(line, _LINE_CHARS): None
+            for said in part
+            if said.role is Role.USER
+            for line in said.content.splitlines()
+        }
+        texts = sorted(lines, key=len, reverse=True)[:_MOST_LINES]
+        if not texts:
+            return []
+        with calling() as call:
+            vectors = self.embedder.embed(texts, call)
+        parameters = {
+            "user_id": user_id,
+            "embedder_id": register(self.database, self.embedder.name, len(vectors[0])).embedder_id,
+            "texts": texts,
+            "vectors": list(map(vector_literal, vectors)),
+            "each": _KNOWN_EACH,
+            "most": MOST_KNOWN,
+        }
+        rows = self.database.run(queries.KNOWN, parameters)
+        return [KnownMemory(row.memory_id, row.content, row.valid_from, row.attribute or "") for row in rows]
+
+    def _judge(self, user_id: UserKey, found: Sequence[EmbeddedCandidate], hold: LeaseHold) -> Judged:
+        """What the judge says about the candidates and the memories near them, where the rules do not tell.
+
+        A memory that another session stores after this is compared by the rules alone.
+        """
+        if self.judge is None or not found:
+            return {}
+        embedder_id = register(self.database, self.embedder.name, len(found[0].vector)).embedder_id
+        asked: dict[tuple[str, UUID], Pair] = {}
+        for candidate in found:
+            content, pairs = candidate.candidate.content, 0
+            for row in near(self.database, user_id, embedder_id, candidate):
+                pair = Pair(row.content, content, row.similarity)
+                if pairs < _MOST_JUDGED and guard(pair, self.limits.similarity) is Relation.UNKNOWN:
+                    asked[content, row.memory_id] = pair
+                    pairs += 1
+        judged: dict[tuple[str, UUID], Relation] = {}
+        keys = list(asked)
+        for start in range(0, len(keys), _PAIRS_A_CALL):
+            batch = keys[start : start + _PAIRS_A_CALL]
+            with self._calling(hold) as call:
+                judged |= zip(batch, self.judge.judge([asked[key] for key in batch], call), strict=True)
+        return judged
 
     def _embedded(
         self,
         candidates: Sequence[Candidate],
         said: dict[int, ConversationMessage],
+        shown: Sequence[UUID],
         calling: Callable[[], AbstractContextManager[ModelCall]],
     ) -> list[EmbeddedCandidate]:
+        """The candidates with their vectors. `shown`: the memories whose numbers, from 1, the candidates name."""
         if not candidates:
             return []
         with calling() as call:
             vectors = self.embedder.embed([candidate.content for candidate in candidates], call)
         return [
-            _embedded_candidate(candidate, vector, [said[seq] for seq in candidate.sources])
+            _embedded_candidate(
+                candidate,
+                vector,
+                [said[seq] for seq in candidate.sources],
+                shown[candidate.known - 1] if candidate.known else None,
+            )
             for candidate, vector in zip(candidates, vectors, strict=True)
         ]
 
@@ -427,10 +514,10 @@ def read_conversation(database: Database, session_id: UUID, most_chars: int) -> 
 
 
 def _embedded_candidate(
-    candidate: Candidate, vector: Vector, sources: Sequence[ConversationMessage]
+    candidate: Candidate, vector: Vector, sources: Sequence[ConversationMessage], known_id: UUID | None
 ) -> EmbeddedCandidate:
     channels = tuple(sorted({said.channel for said in sources}))
-    return EmbeddedCandidate(candidate, vector, max(said.said_at for said in sources), channels)
+    return EmbeddedCandidate(candidate, vector, max(said.said_at for said in sources), channels, known_id)
 
 
 def _is_outage(error: PerdureError) -> bool:

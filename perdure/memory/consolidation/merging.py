@@ -1,11 +1,11 @@
 """Merges the candidates of one session into the user's memories, in one transaction.
 
-The date of a candidate is the time of its latest source message. A candidate is compared with similar memories that
-are valid now or were still valid at its date. Memories that are no longer valid are included because sessions are
-consolidated in any order. If one of the compared memories agrees with the candidate, that memory is reinforced.
-Otherwise, the candidate is stored as a new memory, which contradicts all similar memories. Of two contradicting
+The date of a candidate is the time of its latest source message. A candidate is compared with near memories that are
+valid now or were still valid at its date (`judging`). Memories that are no longer valid are included because sessions
+are consolidated in any order. If one of the compared memories is the same as the candidate, that memory is reinforced.
+Otherwise, the candidate is stored as a new memory, which contradicts the memories that it changes. Of two contradicting
 memories, the memory with the later date is valid from that date. The memory with the earlier date stays as history,
-with the interval in which it was valid.
+with the interval in which it was valid. A quotation is only stored; it is the same as nothing and changes nothing.
 
 A lock on the user serialises the merges of all sessions of the user, so that a fact from two sessions is stored once.
 The transaction first checks the session's fencing token, so that a process that has lost its lease writes nothing.
@@ -13,7 +13,8 @@ The transaction first checks the session's fencing token, so that a process that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -25,40 +26,94 @@ from perdure.database.engine import Database, Executor, as_json
 from perdure.ids import new_id
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import Candidate, comparison_key
+from perdure.memory.consolidation.judging import Pair, Settled, Topic, guard, settle
 from perdure.memory.embedding import register, vector_literal
 from perdure.models.embedders.protocol import Vector
 from perdure.settings import ConsolidationSettings
-from perdure.text.contradiction import difference
+from perdure.text.statements import Relation
+
+log = logging.getLogger(__name__)
+
+MOST_NEAR = 10
+"""The most memories near a candidate by vectors, by words, and by the same attribute."""
+
+QUOTATION_KIND = "conversation"
+"""The kind of a memory that quotes a text and claims nothing. It decays fastest."""
 
 _LOCK_TIMEOUT = "30s"
-_MOST_SIMILAR = 10
 _USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedCandidate:
-    """A candidate with its vector, the time of its latest source and the channels of its sources."""
+    """A candidate with its vector, the time of its latest source and the channels of its sources.
+
+    `known_id`: the memory that the model's decision is about.
+    """
 
     candidate: Candidate
     vector: Vector
     said_at: datetime
     channels: tuple[str, ...]
+    known_id: UUID | None = None
+
+    @property
+    def topic(self) -> Topic:
+        if self.candidate.is_quotation:
+            return Topic()
+        return Topic.of(self.candidate.content, self.candidate.subject, self.candidate.attribute)
 
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Counts of memories stored, of candidates that reinforced a memory, and of memories superseded."""
+    """Counts of memories stored, of candidates that reinforced a memory, and of memories superseded.
+
+    `disputed`: comparisons in which the model and the judge disagreed.
+    """
 
     stored: int = 0
     duplicates_merged: int = 0
     superseded: int = 0
+    disputed: int = 0
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(
             self.stored + other.stored,
             self.duplicates_merged + other.duplicates_merged,
             self.superseded + other.superseded,
+            self.disputed + other.disputed,
         )
+
+    def as_outcome(self) -> dict[str, int]:
+        """What a session's row records."""
+        counts = asdict(self)
+        return counts if self.disputed else {name: count for name, count in counts.items() if name != "disputed"}
+
+
+Judged = Mapping[tuple[str, UUID], Relation]
+"""What the judge said of a candidate's content and a memory. The rules decide about all other pairs."""
+
+
+def near(executor: Executor, user_id: UserKey, embedder_id: int, found: EmbeddedCandidate) -> Sequence[Any]:
+    """The memories near a candidate, as rows of `queries.SIMILAR`; a quotation has none but its equals."""
+    topic = found.topic
+    rows = executor.run(
+        queries.SIMILAR,
+        {
+            "user_id": user_id,
+            "embedder_id": embedder_id,
+            "content": found.candidate.content,
+            "vector": vector_literal(found.vector),
+            "said_at": found.said_at,
+            "subject": topic.subject,
+            "attribute": topic.attribute,
+            "named": [] if found.known_id is None else [found.known_id],
+            "most": MOST_NEAR,
+        },
+    )
+    if found.candidate.is_quotation:
+        return [row for row in rows if row.content == found.candidate.content]
+    return [row for row in rows if row.kind != QUOTATION_KIND]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,55 +126,79 @@ class Merger:
     user_id: UserKey
     embedder_id: int
     limits: ConsolidationSettings
+    judged: Judged
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
         """Reinforce an equivalent memory, or store the candidate as a memory (see the module's docstring)."""
         vector = vector_literal(found.vector)
-        parameters: dict[str, Any] = {
-            "user_id": self.user_id,
-            "embedder_id": self.embedder_id,
-            "content": found.candidate.content,
-        }
-        parameters |= {"vector": vector, "threshold": self.limits.similarity, "most": _MOST_SIMILAR}
-        similar = self.executor.run(queries.SIMILAR, {**parameters, "said_at": found.said_at})
-        same = next((row for row in similar if difference(row.content, found.candidate.content) is None), None)
+        rows = near(self.executor, self.user_id, self.embedder_id, found)
+        settled = [(row, self._settle(row, found)) for row in rows]
+        disputed = MergeCounts(disputed=sum(each.disputed for _, each in settled))
+        same = next((row for row, each in settled if each.relation is Relation.SAME), None)
         if same is not None:
             self._reinforce(same.memory_id, found)
-            return MergeCounts(duplicates_merged=1)
-        holding = [row for row in similar if row.holds]
+            return disputed + MergeCounts(duplicates_merged=1)
+        candidate = found.candidate
+        begins = min(candidate.since or found.said_at, found.said_at)
+        ended = candidate.until if candidate.until is not None and candidate.until <= found.said_at else None
+        holding = [row for row, each in settled if each.relation is Relation.CHANGES and row.holds]
         newest = max(holding, key=lambda row: row.last_said_at, default=None)
         if newest is None or found.said_at >= newest.last_said_at:
-            memory_id = self._store(found, vector)
-            self._supersede([row.memory_id for row in holding], memory_id, found.said_at)
-            return MergeCounts(stored=1, superseded=len(holding))
+            memory_id = self._store(found, vector, valid_from=min(begins, ended or begins), valid_to=ended)
+            self._supersede([row.memory_id for row in holding], memory_id, ended or begins)
+            return disputed + MergeCounts(stored=1, superseded=len(holding))
         until = newest.valid_from if newest.valid_from > found.said_at else newest.last_said_at
-        self._store(found, vector, valid_to=until, superseded_by=newest.memory_id)
-        return MergeCounts(stored=1, superseded=1)
+        self._store(found, vector, valid_from=begins, valid_to=until, superseded_by=newest.memory_id)
+        return disputed + MergeCounts(stored=1, superseded=1)
+
+    def _settle(self, row: Any, found: EmbeddedCandidate) -> Settled:
+        pair = Pair(row.content, found.candidate.content, row.similarity)
+        judged = guard(pair, self.limits.similarity)
+        if judged is Relation.UNKNOWN:
+            judged = self.judged.get((found.candidate.content, row.memory_id), judged)
+        topics = Topic(row.subject or "", row.attribute or ""), found.topic
+        decision = found.candidate.decision
+        settled = settle(pair, judged, decision, topics, is_named=row.memory_id == found.known_id)
+        if settled.disputed:
+            log.info(
+                "session %s, memory %s: the model says %s, the judge %s, so it is %s",
+                self.session_id, row.memory_id, decision, judged, settled.relation,
+            )  # fmt: skip
+        return settled
 
     def _reinforce(self, memory_id: UUID, found: EmbeddedCandidate) -> None:
         gain = {"memory_id": memory_id, "boost": self.limits.importance_boost, "channels": list(found.channels)}
         self.executor.run(queries.REINFORCE, gain)
         self._link(memory_id, found.candidate)
 
-    def _supersede(self, memory_ids: Sequence[UUID], by: UUID, said_at: datetime) -> None:
+    def _supersede(self, memory_ids: Sequence[UUID], by: UUID, at: datetime) -> None:
         if memory_ids:
-            self.executor.run(queries.SUPERSEDE, {"memory_ids": list(memory_ids), "by": by, "said_at": said_at})
+            self.executor.run(queries.SUPERSEDE, {"memory_ids": list(memory_ids), "by": by, "at": at})
 
     def _store(
-        self, found: EmbeddedCandidate, vector: str, valid_to: datetime | None = None, superseded_by: UUID | None = None
+        self,
+        found: EmbeddedCandidate,
+        vector: str,
+        *,
+        valid_from: datetime,
+        valid_to: datetime | None,
+        superseded_by: UUID | None = None,
     ) -> UUID:
         memory_id = new_id(self.clock)
+        topic = found.topic
         stored = {
             "memory_id": memory_id,
             "user_id": self.user_id,
-            "kind": found.candidate.kind,
+            "kind": QUOTATION_KIND if found.candidate.is_quotation else found.candidate.kind,
             "content": found.candidate.content,
             "importance": found.candidate.importance,
             "channels": list(found.channels),
             "session_id": self.session_id,
-            "said_at": found.said_at,
+            "valid_from": valid_from,
             "valid_to": valid_to,
             "superseded_by": superseded_by,
+            "subject": topic.subject or None,
+            "attribute": topic.attribute or None,
             "embedder_id": self.embedder_id,
             "vector": vector,
         }
@@ -173,6 +252,7 @@ def merge(
     embedder: str,
     found: Sequence[EmbeddedCandidate],
     limits: ConsolidationSettings,
+    judged: Judged,
 ) -> MergeCounts | None:
     """Merge a session's candidates and mark the session as consolidated.
 
@@ -188,9 +268,11 @@ def merge(
             queries.LOCK_USER, {"user_id": user_id}
         ):
             return None
-        merger = Merger(transaction, clock, fenced["session_id"], user_id, embedder_id, limits)
-        merged = sum(map(merger.add, found), start=MergeCounts())
-        transaction.run(queries.MARK, {**fenced, "outcome": as_json(asdict(merged))})
+        forgotten = {row.seq for row in transaction.run(queries.FORGOTTEN, {"session_id": fenced["session_id"]})}
+        kept = [each for each in found if forgotten.isdisjoint(each.candidate.sources)]
+        merger = Merger(transaction, clock, fenced["session_id"], user_id, embedder_id, limits, judged)
+        merged = sum(map(merger.add, kept), start=MergeCounts())
+        transaction.run(queries.MARK, {**fenced, "outcome": as_json(merged.as_outcome())})
     return merged
 
 

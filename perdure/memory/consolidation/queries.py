@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.database.failures import SPOKEN
+from perdure.database.failures import REMEMBERED, SPOKEN
 from perdure.database.fencing import HELD, RAISED
 
 # --- the sessions that are due -----------------------------------------------------------
@@ -162,16 +162,24 @@ GIVEN_UP = Statement(
     writes=False,
 )
 
-# Without the replies of failed turns.
+# Without the replies of failed turns, turns of which nothing may be remembered, and the sources of memories that the
+# user has had forgotten.
 CONVERSATION = Statement(
     "consolidation.conversation",
     f"""
     SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content, m.created_at, m.channel, m.author
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
-      AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN}
+      AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN} AND {REMEMBERED}
+      AND NOT EXISTS (SELECT FROM forgotten_messages AS f WHERE f.session_id = m.session_id AND f.seq = m.seq)
     ORDER BY m.seq
     """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+HAS_MEMORIES = Statement(
+    "consolidation.has_memories",
+    "SELECT FROM memories WHERE user_id = %(user_id)s AND valid_to IS NULL ORDER BY valid_from LIMIT 1",
     writes=False,
 )
 
@@ -193,27 +201,85 @@ LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
 )
 
-# The user's memories above the similarity threshold that are valid now or were still valid at the candidate's date
-# (`said_at`), each with the time of its latest source. Order: memories valid at `said_at` first, superseded ones before
-# current ones, then by similarity. The search is exact: it compares all rows of the user. A memory without a vector of
-# this embedder is found only if its content is identical.
+# The messages whose memories were forgotten, while the session's memories were extracted.
+FORGOTTEN = Statement(
+    "consolidation.forgotten_messages",
+    "SELECT seq FROM forgotten_messages WHERE session_id = %(session_id)s",
+    writes=False,
+)
+
+# The current memories that are nearest to what is said: for each vector the `each` nearest, and the `each` best by
+# words, of which `words` are alternatives. The search is exact: it compares all rows of the user.
+KNOWN = Statement(
+    "consolidation.known",
+    """
+    WITH current AS NOT MATERIALIZED (
+        SELECT memory_id, content, valid_from, attribute, words FROM memories
+        WHERE user_id = %(user_id)s AND valid_to IS NULL AND archived_at IS NULL
+    ), near AS (
+        SELECT nearest.memory_id, nearest.distance
+        FROM unnest(%(vectors)s::text[]) AS said (vector)
+        CROSS JOIN LATERAL (
+            SELECT v.memory_id, v.vector OPERATOR(@vector.<=>) said.vector::@vector.vector AS distance
+            FROM memory_vectors AS v JOIN current USING (memory_id)
+            WHERE v.user_id = %(user_id)s AND v.embedder_id = %(embedder_id)s AND v.vector IS NOT NULL
+            ORDER BY distance, v.memory_id LIMIT %(each)s) AS nearest
+    ), said AS MATERIALIZED (
+        SELECT string_agg(array_to_tsvector(ARRAY[term])::text, ' | ')::tsquery AS terms
+        FROM (SELECT DISTINCT unnest(tsvector_to_array(perdure_words(text))) AS term
+              FROM unnest(%(texts)s::text[]) AS text) AS spoken
+    ), by_words AS (
+        SELECT memory_id, ts_rank(words, (SELECT terms FROM said), 1) AS rank FROM current
+        WHERE words @@ (SELECT terms FROM said)
+        ORDER BY rank DESC, memory_id LIMIT %(most)s / 2
+    ), found AS (
+        SELECT memory_id, 0 AS distance FROM by_words UNION ALL SELECT memory_id, distance FROM near
+    )
+    SELECT memory_id, content, valid_from, attribute
+    FROM current JOIN (SELECT memory_id, min(distance) AS distance FROM found GROUP BY memory_id) AS best
+         USING (memory_id)
+    ORDER BY distance, memory_id LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+# The user's memories near a candidate that are valid now or were still valid at the candidate's date (`said_at`), each
+# with the time of its latest source: the `most` nearest by vector, the `most` best by words, those of the same subject
+# and attribute, and those in `named`, which the model has named. Order: memories valid at `said_at` first, superseded
+# ones before current ones, then by similarity. The search is exact: it compares all rows of the user. A memory without
+# a vector of this embedder is found only by words.
 SIMILAR = Statement(
     "consolidation.similar",
     """
-    SELECT m.memory_id, m.content, m.valid_from, m.valid_to IS NULL AS holds,
+    WITH own AS NOT MATERIALIZED (
+        SELECT * FROM memories
+        WHERE user_id = %(user_id)s AND (valid_to IS NULL OR valid_to >= %(said_at)s::timestamptz)
+          AND archived_at IS NULL
+    ), said AS MATERIALIZED (
+        SELECT string_agg(array_to_tsvector(ARRAY[term])::text, ' | ')::tsquery AS terms
+        FROM unnest(tsvector_to_array(perdure_words(%(content)s))) AS term
+    ), found AS (
+        (SELECT v.memory_id FROM memory_vectors AS v JOIN own USING (memory_id)
+         WHERE v.user_id = %(user_id)s AND v.embedder_id = %(embedder_id)s AND v.vector IS NOT NULL
+           AND %(vector)s::text IS NOT NULL
+         ORDER BY v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector, v.memory_id LIMIT %(most)s)
+        UNION
+        (SELECT memory_id FROM own WHERE words @@ (SELECT terms FROM said)
+         ORDER BY ts_rank(words, (SELECT terms FROM said), 1) DESC, memory_id LIMIT %(most)s)
+        UNION
+        (SELECT memory_id FROM own WHERE %(attribute)s <> '' AND subject = %(subject)s AND attribute = %(attribute)s
+         ORDER BY valid_from DESC, memory_id LIMIT %(most)s)
+        UNION
+        SELECT memory_id FROM own WHERE content = %(content)s OR memory_id = ANY (%(named)s::uuid[])
+    )
+    SELECT m.memory_id, m.kind, m.content, m.subject, m.attribute, m.valid_from, m.valid_to IS NULL AS holds,
+           1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity,
            greatest(m.valid_from, (SELECT max(said.created_at) FROM memory_sources AS s
                                    JOIN messages AS said USING (session_id, seq)
                                    WHERE s.memory_id = m.memory_id)) AS last_said_at
-    FROM memories AS m
+    FROM found JOIN own AS m USING (memory_id)
     LEFT JOIN memory_vectors AS v ON v.memory_id = m.memory_id AND v.embedder_id = %(embedder_id)s
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN m.content = %(content)s THEN 1
-               ELSE 1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) END AS similarity
-    ) AS near
-    WHERE m.user_id = %(user_id)s AND (m.valid_to IS NULL OR m.valid_to >= %(said_at)s::timestamptz)
-      AND m.archived_at IS NULL AND near.similarity > %(threshold)s
-    ORDER BY m.valid_from <= %(said_at)s::timestamptz DESC, m.valid_to IS NULL, near.similarity DESC, m.memory_id
-    LIMIT %(most)s
+    ORDER BY m.valid_from <= %(said_at)s::timestamptz DESC, m.valid_to IS NULL, similarity DESC NULLS LAST, m.memory_id
     """,
     writes=False,
 )
@@ -223,10 +289,10 @@ STORE = Statement(
     """
     WITH stored AS (
         INSERT INTO memories (memory_id, user_id, kind, content, importance, value, decayed_at, channels, origin,
-                              session_id, created_at, valid_from, valid_to, superseded_by)
+                              session_id, created_at, valid_from, valid_to, superseded_by, subject, attribute)
         VALUES (%(memory_id)s, %(user_id)s, %(kind)s, %(content)s, %(importance)s, %(importance)s, perdure_now(),
-                %(channels)s::text[], 'consolidation', %(session_id)s, perdure_now(), %(said_at)s::timestamptz,
-                %(valid_to)s::timestamptz, %(superseded_by)s::uuid)
+                %(channels)s::text[], 'consolidation', %(session_id)s, perdure_now(), %(valid_from)s::timestamptz,
+                %(valid_to)s::timestamptz, %(superseded_by)s::uuid, %(subject)s, %(attribute)s)
         RETURNING memory_id
     )
     INSERT INTO memory_vectors (memory_id, embedder_id, user_id, vector)
@@ -246,11 +312,11 @@ REINFORCE = Statement(
     """,
 )
 
-# Ends the validity of memories at `said_at`, the date of the candidate that contradicts them.
+# Ends the validity of memories at `at`: when the candidate that contradicts them was said, or holds from.
 SUPERSEDE = Statement(
     "consolidation.supersede",
     """
-    UPDATE memories SET superseded_by = %(by)s, valid_to = greatest(valid_from, %(said_at)s::timestamptz)
+    UPDATE memories SET superseded_by = %(by)s, valid_to = greatest(valid_from, %(at)s::timestamptz)
     WHERE memory_id = ANY (%(memory_ids)s::uuid[])
     """,
 )

@@ -20,6 +20,9 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import MemoryKind
+from perdure.memory.consolidation.extraction import quotation
+from perdure.memory.consolidation.judging import Pair, Topic, guard
+from perdure.memory.consolidation.merging import MOST_NEAR, QUOTATION_KIND
 from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
 from perdure.memory.recall.past_queries import RELATED_SESSIONS
@@ -27,11 +30,10 @@ from perdure.memory.recall.search import Recall, Recalled
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import ConsolidationSettings
-from perdure.text.contradiction import difference
+from perdure.text.injections import instructs
+from perdure.text.statements import Relation
 
 log = logging.getLogger(__name__)
-
-_MOST_SIMILAR = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +64,41 @@ class OwnMemory:
         """Store a memory, with the user's messages of this turn as its sources; returns the memory's id.
 
         If an equivalent memory exists, adds the sources to that memory and returns its id. Otherwise the new memory
-        supersedes all similar memories.
+        supersedes the memories that it changes. A content that gives instructions to a model is stored as a quotation.
 
         Raises:
             InvalidRequest: the user was erased.
         """
         embedder = self.means.recall.embedder
         vector = None if embedder is None else self._vector(embedder, content)
+        is_quotation = instructs(content)
+        if is_quotation:
+            content = quotation(content)
+        topic = Topic() if is_quotation else Topic.of(content)
         parameters = {
             "user_id": self.user_id,
             "content": content,
-            "threshold": self.means.limits.similarity,
             "said_at": self.means.recall.clock.now(),
+            "subject": topic.subject,
+            "attribute": topic.attribute,
         }
         with self.means.database.transaction("own.remember") as transaction:
             locked = {"session_id": self.session_id, "user_id": self.user_id}
             if not transaction.run(agent_memory_queries.LOCK_SESSION, locked):
                 raise InvalidRequest("The user was erased, so nothing can be remembered of them.")
             transaction.run(queries.LOCK_USER, locked)
-            similar = _similar(transaction, embedder.name, parameters, vector) if embedder and vector else ()
-            same = next((row.memory_id for row in similar if difference(row.content, content) is None), None)
+            found = _near(transaction, embedder.name, parameters, vector) if embedder and vector else ()
+            related = {
+                row.memory_id: guard(Pair(row.content, content, row.similarity), self.means.limits.similarity)
+                for row in found
+                if (row.kind != QUOTATION_KIND and not is_quotation) or row.content == content
+            }
+            same = next((each for each, relation in related.items() if relation is Relation.SAME), None)
             memory_id: UUID = same or self.effect_id
             if same is None:
-                self._store(transaction, content, kind, importance)
-                self._supersede(transaction, [row.memory_id for row in similar])
+                self._store(transaction, content, QUOTATION_KIND if is_quotation else kind, importance, topic)
+                changed = [each for each, relation in related.items() if relation is Relation.CHANGES]
+                self._supersede(transaction, changed)
             transaction.run(agent_memory_queries.ADD_TURN_SOURCES, {"memory_id": memory_id, "turn_id": self.turn_id})
         return memory_id
 
@@ -112,7 +125,7 @@ class OwnMemory:
             log.warning("a memory is stored without a vector, which is made later: %s", loggable(error))
             return None
 
-    def _store(self, executor: Executor, content: str, kind: MemoryKind, importance: float) -> None:
+    def _store(self, executor: Executor, content: str, kind: str, importance: float, topic: Topic) -> None:
         stored = {
             "memory_id": self.effect_id,
             "user_id": self.user_id,
@@ -121,12 +134,14 @@ class OwnMemory:
             "importance": importance,
             "channel": self.channel,
             "session_id": self.session_id,
+            "subject": topic.subject or None,
+            "attribute": topic.attribute or None,
         }
         executor.run(agent_memory_queries.REMEMBER, stored)
 
     def _supersede(self, executor: Executor, memory_ids: list[UUID]) -> None:
         if memory_ids:
-            parameters = {"memory_ids": memory_ids, "by": self.effect_id, "said_at": self.means.recall.clock.now()}
+            parameters = {"memory_ids": memory_ids, "by": self.effect_id, "at": self.means.recall.clock.now()}
             executor.run(queries.SUPERSEDE, parameters)
 
 
@@ -134,14 +149,15 @@ def forget(database: Database, user_id: UserKey, memory_id: UUID) -> bool:
     """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed."""
     memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:
+        transaction.run(queries.LOCK_USER, memory)  # a consolidation of the same messages sees it, or has stored before
         mentioned = [row.entity_id for row in transaction.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]
         existed = bool(transaction.run(agent_memory_queries.FORGET, memory))
         transaction.run(agent_memory_queries.FORGET_ENTITIES, {"entity_ids": mentioned, "user_id": user_id})
     return existed
 
 
-def _similar(executor: Executor, embedder: str, parameters: dict[str, Any], vector: Vector) -> Sequence[Any]:
-    """The user's valid memories whose similarity to `vector` is above the threshold, nearest first."""
+def _near(executor: Executor, embedder: str, parameters: dict[str, Any], vector: Vector) -> Sequence[Any]:
+    """The user's current memories near a content (`queries.SIMILAR`), nearest first."""
     registered = register(executor, embedder, len(vector))
-    nearest = {"embedder_id": registered.embedder_id, "vector": vector_literal(vector), "most": _MOST_SIMILAR}
-    return executor.run(queries.SIMILAR, {**parameters, **nearest})
+    nearest = {"embedder_id": registered.embedder_id, "vector": vector_literal(vector), "most": MOST_NEAR}
+    return executor.run(queries.SIMILAR, {**parameters, **nearest, "named": []})

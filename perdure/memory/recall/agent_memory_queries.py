@@ -18,9 +18,10 @@ REMEMBER = Statement(
     """
     WITH made AS (
         INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, session_id,
-                              created_at, valid_from)
+                              created_at, valid_from, subject, attribute)
         VALUES (%(memory_id)s, %(user_id)s, %(kind)s, %(content)s, %(importance)s, %(importance)s,
-                ARRAY[%(channel)s], 'tool', %(session_id)s, perdure_now(), perdure_now())
+                ARRAY[%(channel)s], 'tool', %(session_id)s, perdure_now(), perdure_now(), %(subject)s,
+                %(attribute)s)
         ON CONFLICT DO NOTHING
         RETURNING memory_id, user_id
     ), noted AS (
@@ -39,6 +40,7 @@ ADD_TURN_SOURCES = Statement(
     SELECT %(memory_id)s, m.session_id, m.seq
     FROM turns AS t JOIN messages AS m
       ON m.session_id = t.session_id AND m.seq >= t.first_seq AND m.turn_id = t.turn_id AND m.role = 'user'
+    JOIN sessions AS s ON s.session_id = t.session_id AND s.depth = 0
     WHERE t.turn_id = %(turn_id)s
     ON CONFLICT DO NOTHING
     """,
@@ -53,9 +55,18 @@ MENTIONED_ENTITIES = Statement(
     writes=False,
 )
 
+# From the sources of a forgotten memory no memory is extracted again.
 FORGET = Statement(
     "own.forget",
-    "DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id",
+    """
+    WITH noted AS (
+        INSERT INTO forgotten_messages (session_id, seq, forgotten_at)
+        SELECT s.session_id, s.seq, perdure_now() FROM memory_sources AS s JOIN memories AS m USING (memory_id)
+        WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s
+        ON CONFLICT DO NOTHING
+    )
+    DELETE FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s RETURNING memory_id
+    """,
 )
 
 # Deletes each of the given entities that no memory mentions and no relation refers to.

@@ -6,6 +6,9 @@ import functools
 
 from perdure.database.engine import Statement
 
+CANDIDATES = 60
+"""Maximum rows that one search by words or by vectors returns."""
+
 # --- by words ----------------------------------------------------------------------------
 
 # The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2 and b = 0.5. A term counts once per row, even if the
@@ -17,14 +20,15 @@ from perdure.database.engine import Statement
 # rows with one, up to `most_found` rows. Rarer terms come first. The cost therefore does not grow with the number of
 # the user's rows, nor with the number of rows that contain a common word.
 #
-# Session ids are returned as text, because creating, hashing and comparing hundreds of `UUID` objects would take longer
-# than the search.
+# The planner cannot estimate how many rows a CTE has, and joins CTEs row by row. Each row is therefore scored by a
+# subquery over the terms, instead of by joins of rows and terms. The constants are `float8`, because arithmetic with
+# `numeric` would take longer than reading the rows.
 #
 # Converting a term to a `tsvector` and back to text quotes the term for `tsquery`. With `strip`, a long row is
 # decompressed once instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`. The
 # index on `words` suffices, because each row's `words` also contains the row's user (`perdure_owner`).
 _BY_WORDS = """
-    WITH asked AS MATERIALIZED (
+    asked AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
                term, quoted, quoted::tsquery AS query
         FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
@@ -38,19 +42,14 @@ _BY_WORDS = """
         ORDER BY w.{at} DESC LIMIT %(most_rows)s + 1
     ), own AS MATERIALIZED (
         SELECT count(*) AS rows, count(*) > %(most_rows)s AS many FROM newest
-    ), held AS MATERIALIZED (
-        SELECT {key}, n.fits, length(n.words) AS length, asked.number
-        FROM newest AS n JOIN asked ON n.words @@ asked.query
-        WHERE n.words IS NOT NULL
-    ), counted AS (
-        SELECT number, count(*) AS rows FROM held GROUP BY number
+    ), counted AS MATERIALIZED (
+        SELECT asked.*, (SELECT count(*) FROM newest AS n WHERE n.words @@ asked.query) AS rows FROM asked
     ), weighed AS MATERIALIZED (
-        SELECT number, quoted, asked.query,
-               coalesce(counted.rows, 0) <= %(common)s::double precision * own.rows AS uncommon,
-               ln(1 + (own.rows - coalesce(counted.rows, 0) + 0.5) / (coalesce(counted.rows, 0) + 0.5))
-                 ::double precision AS idf,
-               row_number() OVER (ORDER BY coalesce(counted.rows, 0), length(asked.term) DESC, quoted) AS position
-        FROM own, asked LEFT JOIN counted USING (number)
+        SELECT quoted, query, counted.rows <= %(common)s::double precision * own.rows AS uncommon,
+               ln(1 + ((own.rows - counted.rows)::double precision + 0.5) / (counted.rows::double precision + 0.5))
+                 AS idf,
+               row_number() OVER (ORDER BY counted.rows, length(term) DESC, quoted) AS position
+        FROM own, counted
     ), step AS MATERIALIZED (
         SELECT terms, first.position,
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
@@ -71,19 +70,16 @@ _BY_WORDS = """
             LIMIT %(most_found)s) AS w
         LIMIT %(most_found)s
     ), scored AS (
-        SELECT {key}, length, sum(weighed.idf) AS idf, avg(length) OVER ()::double precision AS mean_length
-        FROM (SELECT {key}, length, number FROM held WHERE fits
+        SELECT {key}, length(words) AS length, avg(length(words)) OVER ()::double precision AS mean_length,
+               (SELECT sum(idf) FROM weighed WHERE pool.words @@ weighed.query) AS idf
+        FROM (SELECT {key}, words FROM newest WHERE fits AND words IS NOT NULL
               UNION ALL
-              SELECT DISTINCT {key}, length(w.words), weighed.number
-              FROM older AS w JOIN weighed ON w.words @@ weighed.query
-              WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
-        JOIN weighed USING (number)
-        GROUP BY {key}, length
+              SELECT DISTINCT {key}, words FROM older WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS pool
+    ), by_words AS MATERIALIZED (
+        SELECT {key}, idf * {weight} AS score FROM scored ORDER BY score DESC, {key} LIMIT %(most)s
     )
-    SELECT {shown}, idf * (2.2 / (1.6 + 0.6 * length / mean_length))::double precision AS score
-    FROM scored
-    ORDER BY score DESC, {key} LIMIT %(most)s
 """
+_WEIGHT = "2.2::double precision / (1.6::double precision + 0.6::double precision * length / mean_length)"
 
 # Excludes the messages that the prompt contains, and the sessions in `exclude_sessions`.
 _UNSEEN = "NOT (w.session_id = %(seen_session)s AND w.seq >= %(seen_from)s)"
@@ -92,69 +88,201 @@ _UNSEEN_OR_NONE = (
 )
 _KEPT = "w.archived_at IS NULL"
 
-MESSAGES_BY_WORDS = Statement(
-    "recall.messages_by_words",
-    _BY_WORDS.format(
-        table="message_words",
-        condition=_UNSEEN_OR_NONE,
-        key="session_id, seq",
-        shown="session_id::text, seq",
-        at="occurred_at",
-    ),
-    writes=False,
-)
-
+_MEMORIES_WORDS = _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", at="valid_from", weight=_WEIGHT)
 MEMORIES_BY_WORDS = Statement(
     "recall.memories_by_words",
-    _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", shown="memory_id", at="valid_from"),
+    f"WITH {_MEMORIES_WORDS} SELECT memory_id, score FROM by_words ORDER BY score DESC, memory_id",  # noqa: S608 (constants)
     writes=False,
 )
 
-# --- by vectors --------------------------------------------------------------------------
-
-EMBEDDER = Statement(
-    "recall.embedder",
-    """
-    SELECT embedder_id, indexed_at IS NOT NULL AS indexed FROM embedders
-    WHERE name = %(name)s AND dimensions = %(dimensions)s
-    """,
-    writes=False,
-)
+# --- what a user has ---------------------------------------------------------------------
 
 
 # Whether the user has so few rows that an exact search is faster than the index. An exact search reads all rows of the
-# user; a row takes 2 microseconds (measured). An index scan visits rows of all users until it has found enough rows of
-# this user; a row takes 15 microseconds. The two searches take the same time for a user with about
-# 30 * sqrt(rows of the table) rows. The factor 25 leaves a margin.
-def _few(table: str) -> Statement:
+# user. An index scan visits rows of all users until it has found enough rows of this user; such a visit takes about
+# eight times as long. The two searches take the same time for a user with about 30 * sqrt(rows of the table) rows. The
+# factor 25 leaves a margin.
+def _few(table: str, indexed: str) -> str:
+    return f"""
+        known.{indexed} IS NULL
+          OR NOT EXISTS (SELECT FROM {table} AS v WHERE v.user_id = %(user_id)s AND v.embedder_id = known.embedder_id
+                    OFFSET (SELECT greatest(%(exact_rows)s, 25 * sqrt(greatest(reltuples, 0)))::bigint
+                            FROM pg_class WHERE oid = '{table}'::regclass))
+    """  # noqa: S608 (constants)
+
+
+# Always one row. `embedder_id` is NULL if the embedder has made no vector. `few_messages` and `few_memories`: an exact
+# search by vectors is right. ORDER BY makes the planner use the index on users and times, instead of reading the table
+# until it finds a row.
+AVAILABLE = Statement(
+    "recall.available",
+    f"""
+    SELECT known.embedder_id, known.dimensions,
+           {_few("message_vectors", "half_indexed_at")} AS few_messages,
+           {_few("memory_vectors", "indexed_at")} AS few_memories,
+           (SELECT true FROM memories WHERE user_id = %(user_id)s ORDER BY valid_from LIMIT 1) AS has_memories
+    FROM (VALUES (true)) AS one (row)
+    LEFT JOIN (SELECT embedder_id, dimensions, indexed_at, half_indexed_at FROM embedders
+               WHERE name = %(name)s AND dimensions = %(dimensions)s) AS known ON true
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+# --- messages ----------------------------------------------------------------------------
+
+_MESSAGES_WORDS = _BY_WORDS.format(
+    table="message_words", condition=_UNSEEN_OR_NONE, key="session_id, seq", at="occurred_at", weight=_WEIGHT
+)
+
+# The vector of a message. The column `vector` has vectors that are not yet moved to `half`.
+_HALF = "coalesce(w.half, w.vector::@vector.halfvec)"
+
+# An exact search over the user's rows. All vectors have length 1, so the inner product is the cosine.
+_MESSAGES_NEAR = f"""
+    SELECT w.session_id, w.seq, {_HALF} OPERATOR(@vector.<#>) %(vector)s::@vector.halfvec AS distance
+    FROM message_vectors AS w
+    WHERE w.user_id = %(user_id)s AND w.embedder_id = %(embedder_id)s AND {_HALF} IS NOT NULL AND {_UNSEEN_OR_NONE}
+    ORDER BY distance, w.session_id, w.seq LIMIT %(most)s
+"""  # noqa: S608 (constants)
+
+# The `k` best of the messages found by words, by vectors and by time, and of the neighbours of the best of them: for
+# each, the nearest two messages before and after it that lie within `seq_reach`. `near` is the number of messages found
+# by vectors.
+#
+# Word scores are divided by the highest one, and similarities are scaled from 0 (the lowest) to 1 (the highest). A
+# message borrows a share of its best neighbour's score. The share decreases with the distance, and is smaller if the
+# neighbour follows the message. One of the two is among the best, so that no message between them is unknown.
+#
+# `found` has some hundred rows, and the planner cannot estimate how many. Subqueries keep it from reading whole tables.
+# `known` is materialized because it would be computed again for each use of `similarity`. `span` has subqueries because
+# a plan for known arrays would seem so much cheaper that PostgreSQL would plan the statement again for each recall.
+_MESSAGES = """
+    WITH {words}, near AS MATERIALIZED (
+        SELECT session_id, seq, row_number() OVER (ORDER BY distance, session_id, seq) AS position
+        FROM ({near}) AS nearest
+    ), span AS MATERIALIZED (
+        SELECT span.*
+        FROM unnest((SELECT %(starts)s::timestamptz[]), (SELECT %(ends)s::timestamptz[])) AS span (start, "end")
+    ), timely AS MATERIALIZED (
+        SELECT w.session_id, w.seq
+        FROM span CROSS JOIN LATERAL (
+            SELECT w.session_id, w.seq FROM message_words AS w
+            WHERE w.user_id = %(user_id)s AND w.occurred_at >= span.start AND w.occurred_at < span."end" AND {unseen}
+            ORDER BY w.occurred_at DESC, w.session_id, w.seq DESC LIMIT %(most_within)s) AS w
+    ), best AS MATERIALIZED (
+        (SELECT session_id, seq FROM by_words ORDER BY score DESC, session_id, seq LIMIT %(most_best)s)
+        UNION
+        SELECT session_id, seq FROM near WHERE position <= %(most_best)s
+        UNION
+        SELECT session_id, seq FROM timely
+    ), found AS MATERIALIZED (
+        SELECT session_id, seq, max(score) AS score, bool_or(best) AS best
+        FROM (SELECT session_id, seq, score, false AS best FROM by_words
+              UNION ALL
+              SELECT session_id, seq, NULL, false FROM near
+              UNION ALL
+              SELECT session_id, seq, NULL, true FROM best
+              UNION ALL
+              SELECT best.session_id, beside.seq, NULL, false
+              FROM best CROSS JOIN LATERAL (
+                  (SELECT w.seq FROM message_words AS w
+                   WHERE w.session_id = best.session_id AND w.seq < best.seq
+                     AND w.seq >= best.seq - %(seq_reach)s AND w.user_id || '' = %(user_id)s AND {unseen}
+                   ORDER BY w.seq DESC LIMIT 2)
+                  UNION ALL
+                  (SELECT w.seq FROM message_words AS w
+                   WHERE w.session_id = best.session_id AND w.seq > best.seq
+                     AND w.seq <= best.seq + %(seq_reach)s AND w.user_id || '' = %(user_id)s AND {unseen}
+                   ORDER BY w.seq LIMIT 2)) AS beside) AS pooled
+        GROUP BY session_id, seq
+    ), known AS MATERIALIZED (
+        SELECT session_id, seq, score, best,
+               (SELECT -({half} OPERATOR(@vector.<#>) %(vector)s::@vector.halfvec) FROM message_vectors AS w
+                WHERE w.session_id = found.session_id AND w.seq = found.seq AND w.embedder_id = %(embedder_id)s)
+                 AS similarity,
+               EXISTS (SELECT FROM span CROSS JOIN LATERAL (
+                           SELECT w.occurred_at FROM message_words AS w
+                           WHERE w.session_id = found.session_id AND w.seq = found.seq OFFSET 0) AS w
+                       WHERE w.occurred_at >= span.start AND w.occurred_at < span."end") AS in_time
+        FROM found
+    ), own_scores AS (
+        SELECT session_id, seq, best, in_time,
+               %(text_weight)s::double precision * coalesce(score / max(score) OVER (), 0)
+                 + %(vector_weight)s::double precision
+                   * coalesce((similarity - min(similarity) OVER ())
+                              / nullif(max(similarity) OVER () - min(similarity) OVER (), 0), 0) AS score
+        FROM known
+    ), lent AS (
+        SELECT session_id, seq,
+               score + %(neighbours_weight)s::double precision * greatest(
+                   0,
+                   CASE WHEN (best OR lag(best) OVER session) AND seq - lag(seq) OVER session <= %(seq_reach)s
+                        THEN lag(score) OVER session END,
+                   CASE WHEN (best OR lag(best, 2) OVER session) AND seq - lag(seq, 2) OVER session <= %(seq_reach)s
+                        THEN lag(score, 2) OVER session / 2 END,
+                   CASE WHEN (best OR lead(best) OVER session) AND lead(seq) OVER session - seq <= %(seq_reach)s
+                        THEN lead(score) OVER session * %(preceding)s::double precision END,
+                   CASE WHEN (best OR lead(best, 2) OVER session) AND lead(seq, 2) OVER session - seq <= %(seq_reach)s
+                        THEN lead(score, 2) OVER session * %(preceding)s::double precision / 2 END)
+               + CASE WHEN in_time THEN %(time_weight)s::double precision ELSE 0 END AS score
+        FROM own_scores WINDOW session AS (PARTITION BY session_id ORDER BY seq)
+    ), chosen AS MATERIALIZED (
+        SELECT * FROM lent ORDER BY score DESC, session_id, seq LIMIT %(k)s
+    )
+    SELECT m.*, chosen.session_id, chosen.seq, chosen.score, (SELECT count(*) FROM near) AS near
+    FROM chosen CROSS JOIN LATERAL (
+        SELECT m.role, m.author, m.content, m.channel, m.message_id, w.occurred_at
+        FROM messages AS m JOIN message_words AS w USING (session_id, seq)
+        WHERE m.session_id = chosen.session_id AND m.seq = chosen.seq OFFSET 0) AS m
+    ORDER BY chosen.score DESC, chosen.session_id, chosen.seq
+"""
+
+FIND_MESSAGES = Statement(
+    "recall.find_messages",
+    _MESSAGES.format(words=_MESSAGES_WORDS, near=_MESSAGES_NEAR, unseen=_UNSEEN_OR_NONE, half=_HALF),
+    writes=False,
+)
+
+# The HNSW index returns the rows of all users, nearest first, until enough rows satisfy the conditions. This requires
+# `hnsw.iterative_scan`, which the connection turns on. The rows are sorted again, because the scan may return rows
+# slightly out of order.
+#
+# CASE keeps the planner from using the index on users. It also makes the planner assume that half of all rows match.
+# With a better estimate, the planner would read and sort the whole table. The limit is a constant, because with a
+# parameter, PostgreSQL would plan the statement again for each recall, which takes as long as the search.
+_MESSAGES_NEAR_BY_INDEX = """
+    SELECT session_id, seq, distance
+    FROM (
+        SELECT w.session_id, w.seq, {half} OPERATOR(@vector.<#>) %(vector)s::@vector.halfvec AS distance
+        FROM message_vectors AS w
+        WHERE w.embedder_id = {embedder_id} AND {half} IS NOT NULL
+          AND CASE WHEN w.user_id = %(user_id)s THEN {condition} ELSE false END
+        ORDER BY {half}::@vector.halfvec({dimensions})
+                 OPERATOR(@vector.<=>) %(vector)s::@vector.halfvec({dimensions})
+        LIMIT {most}
+    ) AS nearest
+    ORDER BY distance, session_id, seq
+"""
+
+
+@functools.cache
+def find_messages_by_index(embedder_id: int, dimensions: int) -> Statement:
+    """A variant of `FIND_MESSAGES` that uses the embedder's HNSW index, for a user with many messages."""
+    near = _MESSAGES_NEAR_BY_INDEX.format(
+        half=_HALF,
+        condition=_UNSEEN_OR_NONE,
+        embedder_id=embedder_id,
+        dimensions=dimensions,
+        most=CANDIDATES,
+    )
     return Statement(
-        f"recall.few_{table}",
-        f"""
-        WITH bound AS MATERIALIZED (
-            SELECT greatest(%(exact_rows)s, 25 * sqrt(greatest(reltuples, 0)))::bigint AS rows
-            FROM pg_class WHERE oid = '{table}'::regclass
-        )
-        SELECT NOT EXISTS (SELECT FROM {table} WHERE user_id = %(user_id)s AND embedder_id = %(embedder_id)s
-                           OFFSET (SELECT rows FROM bound)) AS few
-        """,  # noqa: S608 (constants)
+        f"recall.find_messages_{embedder_id}",
+        _MESSAGES.format(words=_MESSAGES_WORDS, near=near, unseen=_UNSEEN_OR_NONE, half=_HALF),
         writes=False,
     )
 
 
-FEW_MESSAGES = _few("message_vectors")
-FEW_MEMORIES = _few("memory_vectors")
-
-# An exact search over the user's rows.
-MESSAGES_NEAR = Statement(
-    "recall.messages_near",
-    f"""
-    SELECT w.session_id::text, w.seq, 1 - (w.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
-    FROM message_vectors AS w
-    WHERE w.user_id = %(user_id)s AND w.embedder_id = %(embedder_id)s AND w.vector IS NOT NULL AND {_UNSEEN_OR_NONE}
-    ORDER BY similarity DESC, w.session_id, w.seq LIMIT %(most)s
-    """,  # noqa: S608 (constants)
-    writes=False,
-)
+# --- memories by vectors and by time -----------------------------------------------------
 
 # An exact search over the user's rows. It sorts before it looks up `archived_at`, so that it looks up as few memories
 # as possible.
@@ -172,77 +300,35 @@ MEMORIES_NEAR = Statement(
     writes=False,
 )
 
-# The HNSW index returns the rows of all users, nearest first, until enough rows satisfy the conditions. This requires
-# `hnsw.iterative_scan`, which the connection turns on.
-#
-# CASE keeps the planner from using the index on users. It also makes the planner assume that half of all rows match.
-# With a better estimate, the planner would read and sort the whole table.
-#
-# The index stores vectors in half precision. The query therefore fetches a third more rows than needed, and sorts them
-# again by their full vectors.
-#
-# The parameter's first cast must be `::vector`. With `::halfvec` first, both distances would be computed in half
-# precision.
-_NEAR_BY_INDEX = """
-    WITH near AS MATERIALIZED (
-        SELECT {columns}, w.vector FROM {table} AS w
-        WHERE w.embedder_id = {embedder_id} AND w.vector IS NOT NULL
-          AND CASE WHEN w.user_id = %(user_id)s THEN {condition} ELSE false END
-        ORDER BY w.vector::@vector.halfvec({dimensions})
-                 OPERATOR(@vector.<=>) %(vector)s::@vector.vector::@vector.halfvec({dimensions})
-        LIMIT %(most)s * 4 / 3
-    )
-    SELECT {shown}, 1 - (w.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
-    FROM near AS w
-    ORDER BY similarity DESC, {columns} LIMIT %(most)s
-"""
-
-
-@functools.cache
-def messages_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """A variant of `MESSAGES_NEAR` that uses the embedder's HNSW index, for a user with many messages."""
-    return Statement(
-        f"recall.messages_near_{embedder_id}",
-        _NEAR_BY_INDEX.format(
-            table="message_vectors",
-            columns="w.session_id, w.seq",
-            shown="w.session_id::text, w.seq",
-            condition=_UNSEEN_OR_NONE,
-            embedder_id=embedder_id,
-            dimensions=dimensions,
-        ),
-        writes=False,
-    )
-
 
 @functools.cache
 def memories_near_by_index(embedder_id: int, dimensions: int) -> Statement:
-    """A variant of `MEMORIES_NEAR` that uses the embedder's HNSW index, for a user with many memories."""
+    """A variant of `MEMORIES_NEAR` that uses the embedder's HNSW index, for a user with many memories.
+
+    The index stores vectors in half precision. The query therefore fetches a third more rows than needed, and sorts
+    them again by their full vectors. The parameter's first cast must be `::vector`. With `::halfvec` first, both
+    distances would be computed in half precision.
+    """
     return Statement(
         f"recall.memories_near_{embedder_id}",
-        _NEAR_BY_INDEX.format(
-            table="memory_vectors",
-            columns="w.memory_id",
-            shown="w.memory_id",
-            condition="(SELECT m.archived_at IS NULL FROM memories AS m WHERE m.memory_id = w.memory_id)",
-            embedder_id=embedder_id,
-            dimensions=dimensions,
-        ),
+        f"""
+        WITH near AS MATERIALIZED (
+            SELECT v.memory_id, v.vector FROM memory_vectors AS v
+            WHERE v.embedder_id = {embedder_id} AND v.vector IS NOT NULL
+              AND CASE WHEN v.user_id = %(user_id)s
+                       THEN (SELECT m.archived_at IS NULL FROM memories AS m WHERE m.memory_id = v.memory_id)
+                       ELSE false END
+            ORDER BY v.vector::@vector.halfvec({dimensions})
+                     OPERATOR(@vector.<=>) %(vector)s::@vector.vector::@vector.halfvec({dimensions})
+            LIMIT %(most)s * 4 / 3
+        )
+        SELECT memory_id, 1 - (vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
+        FROM near
+        ORDER BY similarity DESC, memory_id LIMIT %(most)s
+        """,  # noqa: S608 (constants)
         writes=False,
     )
 
-
-# --- by time, and neighbours -------------------------------------------------------------
-
-MESSAGES_WITHIN = Statement(
-    "recall.messages_within",
-    f"""
-    SELECT w.session_id::text, w.seq FROM message_words AS w
-    WHERE w.user_id = %(user_id)s AND w.occurred_at >= %(start)s AND w.occurred_at < %(end)s AND {_UNSEEN_OR_NONE}
-    ORDER BY w.occurred_at DESC, w.session_id, w.seq DESC LIMIT %(most)s
-    """,  # noqa: S608 (constants)
-    writes=False,
-)
 
 MEMORIES_WITHIN = Statement(
     "recall.memories_within",
@@ -254,34 +340,7 @@ MEMORIES_WITHIN = Statement(
     writes=False,
 )
 
-# The messages within the given ranges, which do not overlap. Each message has its similarity and the number of its
-# range (`stretch`).
-AROUND = Statement(
-    "recall.around",
-    f"""
-    SELECT w.session_id::text, w.seq, found.stretch, w.occurred_at,
-           1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity
-    FROM unnest(%(session_ids)s::text[]::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
-      WITH ORDINALITY AS found (session_id, first, last, stretch)
-    JOIN message_words AS w ON w.session_id = found.session_id AND w.seq BETWEEN found.first AND found.last
-    LEFT JOIN message_vectors AS v
-      ON v.session_id = w.session_id AND v.seq = w.seq AND v.embedder_id = %(embedder_id)s
-    WHERE w.user_id = %(user_id)s AND {_UNSEEN_OR_NONE}
-    """,  # noqa: S608 (constants)
-    writes=False,
-)
-
-MESSAGES = Statement(
-    "recall.messages",
-    """
-    SELECT m.session_id, m.seq, m.role, m.author, m.content, m.channel, m.message_id, w.occurred_at
-    FROM unnest(%(session_ids)s::text[]::uuid[], %(seqs)s::bigint[]) AS found (session_id, seq)
-    JOIN messages AS m USING (session_id, seq)
-    JOIN message_words AS w USING (session_id, seq)
-    WHERE w.user_id = %(user_id)s
-    """,
-    writes=False,
-)
+# --- the rows that were found ------------------------------------------------------------
 
 MEMORIES = Statement(
     "recall.memories",

@@ -16,12 +16,10 @@ Called for each prompt, and by the tool `recall`, `POST /v1/memory/search` and `
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from itertools import islice
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -33,8 +31,9 @@ from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable,
 from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
+from perdure.memory.recall.queries import CANDIDATES
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
-from perdure.models.embedders.protocol import Embedder, embedded_text
+from perdure.models.embedders.protocol import Embedder, Vector, embedded_text
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
 from perdure.text.untrusted import storable
@@ -43,19 +42,15 @@ log = logging.getLogger(__name__)
 
 MAX_K = 100
 
-CANDIDATES = 60
-"""Maximum rows that one search by words or by vectors returns."""
-
 _MOST_WITHIN_SPAN = 20
 _MOST_TERMS = 32
-_MOST_ROWS = 500
+_MOST_ROWS = 200
 _MOST_FOUND = 200
 _COMMON_SHARE = 0.1
 """A term in more than this fraction of a user's newest rows is not looked up among the older rows."""
 
-_REACH = 2
 _SEQ_REACH = 6
-_MOST_WITH_NEIGHBOURS = 20
+_MOST_BEST = 20
 """Number of best word matches, and of best vector matches, whose neighbours are examined.
 
 If a search has a greater `k`, `k` is used instead of this number.
@@ -169,7 +164,7 @@ class Recall:
 
         Used by benchmarks.
         """
-        return self._prepare(user_id, query, None).near(queries.MEMORIES_NEAR)
+        return self._prepare(user_id, query, None).near_memories()
 
     def _prepare(
         self,
@@ -179,33 +174,39 @@ class Recall:
         in_prompt: PromptWindow | None = None,
         exclude_sessions: Sequence[UUID] = (),
     ) -> _Query:
-        text = embedded_text(query)
-        time_spans = find_spans(text, self.clock.now(), ZoneInfo(self.timezone))
+        owner, text = UserKey(storable(user_id)), embedded_text(query)
+        values = self._embed(text, call)
+        available = self.database.run(
+            queries.AVAILABLE,
+            {
+                "user_id": owner,
+                "name": None if values is None or self.embedder is None else self.embedder.name,
+                "dimensions": 0 if values is None else len(values),
+                "exact_rows": self.settings.exact_rows,
+            },
+        )[0]
         return _Query(
             self,
-            UserKey(storable(user_id)),
+            owner,
             text,
-            time_spans,
-            self._vector(text, call),
+            find_spans(text, self.clock.now(), ZoneInfo(self.timezone)),
+            available,
+            None if values is None or available.embedder_id is None else vector_literal(values),
             in_prompt,
             tuple(exclude_sessions),
         )
 
-    def _vector(self, text: str, call: ModelCall | None) -> _Vector | None:
+    def _embed(self, text: str, call: ModelCall | None) -> Vector | None:
         if self.embedder is None:
             return None
         try:
-            vector = self.embedder.embed([text], call)[0]
+            return self.embedder.embed([text], call)[0]
         except Abandoned:
             raise
         except PerdureError as error:
             name, why = self.embedder.name, loggable(error)
             log.warning("the embedder %s is unavailable, so recall searches by words alone: %s", name, why)
             return None
-        known = self.database.run(queries.EMBEDDER, {"name": self.embedder.name, "dimensions": len(vector)})
-        if not known:
-            return None
-        return _Vector(known[0].embedder_id, len(vector), known[0].indexed, vector_literal(vector))
 
     def _record(self, user_id: UserKey, found: Sequence[Recalled]) -> None:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
@@ -219,61 +220,56 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Vector:
-    embedder_id: int
-    dimensions: int
-    indexed: bool
-    parameter: str
-
-
-_Place = tuple[str, int]
-"""A session's id and a message's `seq`."""
-
-_Range = tuple[str, int, int]
-"""A session's id, and the first and last `seq` of consecutive messages."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Query:
-    """One prepared query: its text, time spans, vector and exclusions."""
+    """One prepared query: its text, time spans, vector and exclusions.
+
+    `available` is the row of `queries.AVAILABLE`. `vector` is `None` if no stored vector can be compared with it.
+    """
 
     recall: Recall
     user_id: UserKey
     text: str
     time_spans: tuple[TimeSpan, ...]
-    vector: _Vector | None
+    available: Any
+    vector: str | None
     in_prompt: PromptWindow | None
     exclude_sessions: tuple[UUID, ...]
 
     def messages(self, k: int) -> list[Recalled]:
         """The `k` best messages, best first."""
         weights = self.recall.settings
-        by_words = _normalised(self._by_words(queries.MESSAGES_BY_WORDS), _place)
-        near = [_place(row) for row in self.near(queries.MESSAGES_NEAR)]
-        within = [_place(row) for row in self._within(queries.MESSAGES_WITHIN)]
-        with_neighbours = max(_MOST_WITH_NEIGHBOURS, k)
-        leading = {*islice(by_words, with_neighbours), *near[:with_neighbours], *within}
-        around = self._around(_ranges(leading, {*by_words, *near} - leading))
-        similar = _rescaled({_place(row): row.similarity for row in around})
-        in_time = {_place(row): _is_within(row.occurred_at, self.time_spans) for row in around}
-        direct = {
-            place: weights.recall_text * by_words.get(place, 0.0) + weights.recall_vector * similar.get(place, 0.0)
-            for place in in_time
-        }
-        scores = _with_neighbours(direct, _by_range(around), weights.recall_neighbours)
         total = weights.recall_text + weights.recall_vector
-        if self.time_spans:
-            scores = {place: score + weights.recall_time * total * in_time[place] for place, score in scores.items()}
-        best = sorted(scores, key=lambda place: (-scores[place], place))[:k]
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
-        return self._recalled(best, {place: min(1.0, scores[place] / highest) if highest else 0.0 for place in best})
+        recalled = []
+        for row in self._find_messages(k, weights.recall_time * total):
+            message_id = row.message_id or f"{row.session_id}:{row.seq}"
+            recalled.append(
+                Recalled(
+                    Layer.EPISODIC,
+                    message_id,
+                    row.content,
+                    min(1.0, row.score / highest) if highest else 0.0,
+                    (message_id,),
+                    row.occurred_at,
+                    role=row.role,
+                    author=row.author,
+                    channel=row.channel,
+                    session_id=row.session_id,
+                    seq=row.seq,
+                )
+            )
+        return recalled
 
     def memories(self, k: int) -> list[Recalled]:
         """The `k` best memories, best first."""
+        if not self.available.has_memories:
+            return []
         weights = self.recall.settings
-        by_words = _normalised(self._by_words(queries.MEMORIES_BY_WORDS), lambda row: row.memory_id)
-        ids = {*by_words, *(row.memory_id for row in self.near(queries.MEMORIES_NEAR))}
-        ids |= {row.memory_id for row in self._within(queries.MEMORIES_WITHIN)}
+        by_words = _normalised(self._run(queries.MEMORIES_BY_WORDS))
+        ids = {*by_words, *(row.memory_id for row in self.near_memories())}
+        for span in self.time_spans:
+            within = self._run(queries.MEMORIES_WITHIN, start=span.start, end=span.end, most=_MOST_WITHIN_SPAN)
+            ids |= {row.memory_id for row in within}
         if not ids:
             return []
         rows = self._run(queries.MEMORIES, memory_ids=list(ids))
@@ -303,6 +299,38 @@ class _Query:
             for fused, row in best
         ]
 
+    def near_memories(self) -> Sequence[Any]:
+        """The memories whose vectors are nearest to the query's vector."""
+        if self.vector is None:
+            return ()
+        if not self.available.few_memories:
+            found = self._run(queries.memories_near_by_index(self.available.embedder_id, self.available.dimensions))
+            if len(found) == CANDIDATES:
+                return found
+        return self._run(queries.MEMORIES_NEAR)
+
+    def _find_messages(self, k: int, time_weight: float) -> Sequence[Any]:
+        weights = self.recall.settings
+        given = {
+            "k": k,
+            "most_best": max(_MOST_BEST, k),
+            "most_within": _MOST_WITHIN_SPAN,
+            "seq_reach": _SEQ_REACH,
+            "preceding": _PRECEDING_FACTOR,
+            "starts": [span.start for span in self.time_spans],
+            "ends": [span.end for span in self.time_spans],
+            "text_weight": weights.recall_text,
+            "vector_weight": weights.recall_vector,
+            "neighbours_weight": weights.recall_neighbours,
+            "time_weight": time_weight,
+        }
+        if not self.available.few_messages:
+            by_index = queries.find_messages_by_index(self.available.embedder_id, self.available.dimensions)
+            found = self._run(by_index, **given)
+            if found and found[0].near == CANDIDATES:
+                return found
+        return self._run(queries.FIND_MESSAGES, **given)
+
     def _run(self, statement: Statement, **parameters: Any) -> Sequence[Any]:
         in_prompt = self.in_prompt
         return self.recall.database.run(
@@ -310,73 +338,23 @@ class _Query:
             {
                 "user_id": self.user_id,
                 "query": self.text,
-                "vector": None if self.vector is None else self.vector.parameter,
-                "embedder_id": None if self.vector is None else self.vector.embedder_id,
+                "vector": self.vector,
+                "embedder_id": self.available.embedder_id,
                 "seen_session": None if in_prompt is None else in_prompt.session_id,
                 "seen_from": None if in_prompt is None else in_prompt.from_seq,
                 "exclude_sessions": list(self.exclude_sessions),
                 "most": CANDIDATES,
+                "most_rows": _MOST_ROWS,
+                "most_found": _MOST_FOUND,
+                "most_terms": _MOST_TERMS,
+                "common": _COMMON_SHARE,
                 **parameters,
             },
         )
 
-    def _by_words(self, statement: Statement) -> Sequence[Any]:
-        bounds = {"most_rows": _MOST_ROWS, "most_found": _MOST_FOUND, "most_terms": _MOST_TERMS}
-        return self._run(statement, common=_COMMON_SHARE, **bounds)
 
-    def near(self, exact: Statement) -> Sequence[Any]:
-        """The rows whose vectors are nearest to the query's vector. `exact` is the statement for an exact search."""
-        if self.vector is None:
-            return ()
-        messages = exact is queries.MESSAGES_NEAR
-        few = queries.FEW_MESSAGES if messages else queries.FEW_MEMORIES
-        if not self.vector.indexed or self._run(few, exact_rows=self.recall.settings.exact_rows)[0].few:
-            return self._run(exact)
-        by_index = queries.messages_near_by_index if messages else queries.memories_near_by_index
-        found = self._run(by_index(self.vector.embedder_id, self.vector.dimensions))
-        return found if len(found) == CANDIDATES else self._run(exact)
-
-    def _within(self, statement: Statement) -> Iterable[Any]:
-        for span in self.time_spans:
-            yield from self._run(statement, start=span.start, end=span.end, most=_MOST_WITHIN_SPAN)
-
-    def _around(self, ranges: Sequence[_Range]) -> Sequence[Any]:
-        if not ranges:
-            return ()
-        session_ids, firsts, lasts = (list(each) for each in zip(*ranges, strict=True))
-        return self._run(queries.AROUND, session_ids=session_ids, firsts=firsts, lasts=lasts)
-
-    def _recalled(self, best: Sequence[_Place], scores: Mapping[_Place, float]) -> list[Recalled]:
-        if not best:
-            return []
-        rows = self._run(queries.MESSAGES, session_ids=[each[0] for each in best], seqs=[each[1] for each in best])
-        recalled = []
-        for row in rows:
-            message_id = row.message_id or f"{row.session_id}:{row.seq}"
-            recalled.append(
-                Recalled(
-                    Layer.EPISODIC,
-                    message_id,
-                    row.content,
-                    scores[str(row.session_id), row.seq],
-                    (message_id,),
-                    row.occurred_at,
-                    role=row.role,
-                    author=row.author,
-                    channel=row.channel,
-                    session_id=row.session_id,
-                    seq=row.seq,
-                )
-            )
-        return recalled
-
-
-def _place(row: Any) -> _Place:
-    return row.session_id, row.seq
-
-
-def _normalised(rows: Sequence[Any], key: Any) -> dict[Any, float]:
-    return {key(row): row.score / rows[0].score for row in rows}
+def _normalised(memories: Sequence[Any]) -> dict[UUID, float]:
+    return {row.memory_id: row.score / memories[0].score for row in memories}
 
 
 def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
@@ -387,50 +365,6 @@ def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
     low, high = min(known.values()), max(known.values())
     reach = high - low
     return {key: (value - low) / reach if reach > 0 else 0.0 for key, value in known.items()}
-
-
-def _ranges(with_neighbours: Iterable[_Place], alone: Iterable[_Place]) -> list[_Range]:
-    """Non-overlapping ranges of messages that contain all given places.
-
-    For a place in `with_neighbours`, the range also contains the `_SEQ_REACH` messages before the place and after it.
-    A place in `alone` needs no neighbours.
-    """
-    reach = [(session_id, seq - _SEQ_REACH, seq + _SEQ_REACH) for session_id, seq in with_neighbours]
-    ranges: list[_Range] = []
-    for session_id, first, last in sorted([*reach, *((session_id, seq, seq) for session_id, seq in alone)]):
-        if ranges and ranges[-1][0] == session_id and first <= ranges[-1][2] + 1:
-            _, first, before = ranges.pop()  # noqa: PLW2901
-            last = max(last, before)  # noqa: PLW2901
-        ranges.append((session_id, first, last))
-    return ranges
-
-
-def _by_range(rows: Iterable[Any]) -> list[list[_Place]]:
-    """Group the places of messages by range. Each group is in the order of `seq`."""
-    ranges: defaultdict[int, list[_Place]] = defaultdict(list)
-    for row in rows:
-        ranges[row.stretch].append(_place(row))
-    return [sorted(places) for places in ranges.values()]
-
-
-def _with_neighbours(
-    direct: Mapping[_Place, float], ranges: Iterable[Sequence[_Place]], share: float
-) -> dict[_Place, float]:
-    """Add to each message's direct score a fraction of its best neighbour's score.
-
-    The fraction decreases with the distance between the two messages.
-    """
-    scores = {}
-    for places in ranges:
-        direct_scores = [direct[place] for place in places]
-        for at, place in enumerate(places):
-            borrowed = 0.0
-            for other in range(max(0, at - _REACH), min(len(places), at + _REACH + 1)):
-                if other != at and abs(places[other][1] - place[1]) <= _SEQ_REACH:
-                    nearness = (1 if other < at else _PRECEDING_FACTOR) / abs(other - at)
-                    borrowed = max(borrowed, direct_scores[other] * share * nearness)
-            scores[place] = direct_scores[at] + borrowed
-    return scores
 
 
 def _is_within(moment: datetime, time_spans: Sequence[TimeSpan]) -> bool:

@@ -85,7 +85,7 @@ class RedisMemory:
         rows = database.run(queries.ENDING_SESSION, fence.on(session_id))
         if not rows:
             return False
-        if not rows[0].is_fork:  # the channel's events belong to the session that was forked
+        if not rows[0].is_fork:  # the channel's events belong to another session
             self.stream.trim_session(UserKey(rows[0].user_id), rows[0].channel, rows[0].end_requested_at)
         self.working.forget(session_id)
         return True

@@ -81,7 +81,7 @@ FLUSH = Statement(
 ENDING_SESSION = Statement(
     "memory.ending",
     f"""
-    SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL AS is_fork
+    SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL OR depth > 0 AS is_fork
     FROM sessions
     WHERE {HELD} AND ended_at IS NULL AND end_requested_at IS NOT NULL
     """,  # noqa: S608 (constants)

@@ -28,6 +28,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.messages import ModelRequest as Request
 from pydantic_ai.usage import RequestUsage
 
+from perdure.models.notes import placed
 from perdure.models.protocol import Attachment, Message, Opaque, Role, ToolCall
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.text import untrusted
@@ -74,7 +75,10 @@ def prompt(
     ids = WireIds(PLAIN_CHARACTERS)
     called: Mapping[str, str] = {}
     found: list[ModelMessage] = []
-    for is_reply, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
+    given = placed(messages)
+    notes = [replace(each, role=Role.USER) if each.role is Role.SYSTEM else each for each in given.messages]
+    spoken = [*(Message(Role.SYSTEM, each) for each in given.system), *notes]
+    for is_reply, group in groupby(spoken, key=lambda message: message.role is Role.ASSISTANT):
         if not is_reply:
             found.append(Request(parts=[_asked(each, ids, called, reads) for each in group]))
             continue

@@ -64,12 +64,12 @@ def check(name: str, settings: Settings, clock: Clock) -> None:
 
 def _factory(name: str, settings: Settings) -> EmbedderFactory:
     scheme, _, rest = name.partition(":")
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    endpoints.check(settings, found.names)
+    endpoints.check(settings, lambda: entry_points(group=ENTRY_POINT_GROUP).names)
     if scheme in _BUILT_IN and rest:
         return _BUILT_IN[scheme]
     if rest and (given := endpoints.find(name, settings)) is not None:
         return _of_endpoint(name, *given)
+    found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
         return _load(name, found[scheme])
     accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY"]

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.models import endings
+from perdure.models.notes import placed
 from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
-from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
+from perdure.models.providers.endpoint import CACHE_KEY, NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
 from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
 from perdure.models.providers.wire_names import ANY_CHARACTERS, WireIds, WireNames
@@ -40,15 +41,19 @@ _RETURNED = "[The files that the tools returned]"
 def request_body(
     model: str, request: ModelRequest, quirks: Quirks = NO_QUIRKS, origin: Origin = NO_ORIGIN
 ) -> dict[str, Any]:
-    """The body of a streaming request to `/chat/completions`. Opaque parts are sent back to their `origin` only."""
+    """The body of a streaming request to `/chat/completions`. Opaque parts are sent back to their `origin` only.
+
+    The messages are last: what is the same in the next prompt stands before what is not.
+    """
     names = names_of(request)
     body: dict[str, Any] = {
         "model": model,
-        "messages": list(_wire_messages(request, names, quirks, origin)),
         "stream": True,
         "stream_options": {"include_usage": True},
         **_options(request.settings),
     }
+    if quirks.caches and request.cache_key is not None:
+        body[CACHE_KEY] = request.cache_key
     if request.output is not None:
         form = {"name": "reply", "schema": request.output, "strict": _is_strict(request.output)}
         body[OUTPUT] = {"type": "json_schema", "json_schema": form}
@@ -63,6 +68,7 @@ def request_body(
         ]
         body["tools"] = [{"type": "function", "function": each} for each in functions]
         body |= _offered(request.settings, names)
+    body["messages"] = list(_wire_messages(request, names, quirks, origin))
     body |= request.settings.get("extra_body", {})
     renamed = {quirks.renames.get(name, name): value for name, value in body.items()}
     return {name: value for name, value in renamed.items() if name not in quirks.omits}
@@ -118,7 +124,10 @@ def _is_strict(schema: Any) -> bool:
 def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, origin: Origin) -> Iterator[dict[str, Any]]:
     ids = WireIds(quirks.ids or ANY_CHARACTERS)
     returned = list[Attachment]()
-    for message in request.messages:
+    prompt = placed(request.messages, within=quirks.notes_within)
+    if prompt.system:
+        yield {"role": Role.SYSTEM.value, "content": "\n\n".join(prompt.system)}
+    for message in prompt.messages:
         wire: dict[str, Any] = {"role": message.role.value, "content": message.content}
         if message.role is Role.TOOL:
             yield {**wire, "tool_call_id": ids.of_result(message.tool_call_id)}

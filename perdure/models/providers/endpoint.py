@@ -21,6 +21,11 @@ from perdure.models.providers.errors import ProviderFailure
 from perdure.models.providers.wire_names import NINE_CHARACTERS, IdForm
 from perdure.settings import EndpointSettings, check_server_url
 
+CACHE_KEY = "prompt_cache_key"
+"""The option of Chat Completions that names the prompts of one conversation."""
+CACHE_MARK = "cache_control"
+"""The member of Messages' blocks up to which the provider caches a prompt."""
+
 _NO_KEY = "none"
 
 
@@ -32,7 +37,8 @@ class Quirks:
     options. `ids` is the form of call ids that it accepts, if it is not the protocol's. `translates_own_ids`: it
     refuses ids that it gave itself. `message_members` and `call_members` complete the messages with calls, and the
     calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
-    out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads.
+    out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads. `caches`:
+    it accepts the protocol's option about its prompt cache. `notes_within`: it refuses a system message behind others.
     """
 
     omits: frozenset[str] = frozenset()
@@ -44,6 +50,8 @@ class Quirks:
     thinks_first: bool = False
     forgets: bool = False
     reads: frozenset[str] = frozenset()
+    caches: bool = False
+    notes_within: bool = False
 
     def __or__(self, more: Quirks) -> Quirks:
         pairs = {each.name: (getattr(self, each.name), getattr(more, each.name)) for each in fields(self)}
@@ -69,8 +77,8 @@ _VENDOR_HEADERS = {OPENAI: {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJ
 class Endpoint:
     """A server: its name, such as `openai` or `vllm`, its URL, key and protocol, and what differs there.
 
-    `thinks`, `show_received` and `reads` are those of `perdure.settings.EndpointSettings`. `headers` are sent with each
-    request.
+    `thinks`, `show_received`, `reads` and `caches` are those of `perdure.settings.EndpointSettings`. `headers` are sent
+    with each request.
     """
 
     name: str
@@ -82,6 +90,7 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     quirks: Quirks = NO_QUIRKS
     reads: tuple[str, ...] | None = None
+    caches: bool | None = None
 
     @property
     def authorization(self) -> Mapping[str, str]:
@@ -115,7 +124,12 @@ class Endpoint:
         """The quirks known in advance for the models of `family`; those of the endpoint's own settings come first."""
         of_host = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
         of_family = Quirks(ids=NINE_CHARACTERS) if family.startswith(_FAMILIES_OF_MISTRAL) else NO_QUIRKS
-        return of_host | of_family | self.quirks | Quirks(thinks_first=self.thinks, reads=self._reads())
+        given = Quirks(thinks_first=self.thinks, reads=self._reads(), caches=self._caches())
+        return of_host | of_family | self.quirks | given
+
+    def _caches(self) -> bool:
+        """As the setting says, else whether the server is the vendor's own: others may refuse unknown options."""
+        return self.base_url.startswith(VENDORS[self.kind]) if self.caches is None else self.caches
 
     def _reads(self) -> frozenset[str]:
         """As the setting says, else what the protocol has: PDFs are no part of what most servers of OpenAI's read."""
@@ -163,7 +177,9 @@ def named_endpoint(name: str, given: EndpointSettings) -> Endpoint:
     key = given.key.get_secret_value().strip() if given.key is not None else ""
     kind = given.kind if given.kind in OWN_KINDS else OPENAI
     key = _sendable(key, endpoints.variable(name, "KEY"))
-    return Endpoint(name, given.url or "", key, given.thinks, given.show_received, kind, reads=given.reads)
+    return Endpoint(
+        name, given.url or "", key, given.thinks, given.show_received, kind, reads=given.reads, caches=given.caches
+    )
 
 
 def _sendable(key: str, variable: str) -> str:
@@ -186,7 +202,11 @@ _REFUSALS = frozenset({None, 400, 404, 422})
 """The statuses with which servers refuse an option. `None`: an error under status 200."""
 _FAILURES = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.NOT_IMPLEMENTED})
 """The statuses with which some servers, such as llama.cpp's two, refuse an option. The message must say so."""
-_REFUSES = ("unsupported", "not support", "validation error")
+_ABOUT_ROLES = (
+    "alternate", "system message", "system role", "role 'system'", 'role "system"', "unexpected role", "roles must",
+)  # fmt: skip
+"""Parts of messages that refuse the places of messages, as templates of models for chats do."""
+_REFUSES = ("unsupported", "not support", "validation error", *_ABOUT_ROLES)
 _UNSUPPORTED = (
     "support", "permitted", "allowed", "recogni", "unknown", "unexpected", "extra", "additional", "invalid parameter",
     "invalid argument", "cannot find", "not implemented", "deprecated", "not available", "forbidden",
@@ -200,7 +220,7 @@ _ATTACHED = {
     "pdf": ({"document", "file"}, ("pdf", "document", "file", "content")),
 }
 """By kind of files: the types of their parts in a body, and parts of messages that refuse them."""
-_UNREQUESTED = frozenset({"stream_options", "response_format", "output_config"})
+_UNREQUESTED = frozenset({"stream_options", "response_format", "output_config", CACHE_KEY, CACHE_MARK})
 """The options that perdure adds to those that agents set."""
 _PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
 _LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
@@ -225,8 +245,14 @@ def adapted(
     said = failure.said
     if failure.status not in _REFUSALS and not (failure.status in _FAILURES and any(each in said for each in _REFUSES)):
         return None
+    if not quirks.notes_within and _has_notes(body) and any(each in said for each in _ABOUT_ROLES):
+        return Adaptation(replace(quirks, notes_within=True), "a system message behind others")
     kinds = [kind for kind, (types, _) in _ATTACHED.items() if types & _types_of_parts(body)]
     return without_files(quirks, said, kinds) or _without_members(quirks, said, body, required)
+
+
+def _has_notes(body: Mapping[str, Any]) -> bool:
+    return any(message["role"] == "system" for message in body["messages"][1:])
 
 
 def kinds_of(types: Iterable[str]) -> list[str]:
@@ -295,5 +321,6 @@ def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:
     """
     parts: list[Mapping[str, Any]] = list(body["messages"])
     parts += [call for message in body["messages"] for call in message.get("tool_calls", ())]
-    options = set(body) if any(each in said for each in _UNSUPPORTED) else set(body) & _UNREQUESTED
+    sent = {*body, CACHE_MARK} if isinstance(body.get("system"), list) else set(body)
+    options = sent if any(each in said for each in _UNSUPPORTED) else sent & _UNREQUESTED
     return options | {name for part in parts for name in part if name not in _MEMBERS}

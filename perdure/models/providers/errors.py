@@ -145,10 +145,13 @@ class Exchange:
             self.received += chunk[:_QUOTED]
 
     def log_success(self) -> None:
-        _log.info("%s answered: request id %s", self.name, _line(self.request_id))
+        _log.debug("%s answered: request id %s", self.name, _line(self.request_id))
 
     def log_failure(self, error: PerdureError, failure: ProviderFailure | None = None) -> PerdureError:
-        """Log the details of a failed request, add them to `error` as a note, and return `error`."""
+        """Log the details of a failed request, add them to `error` as a note, and return `error`.
+
+        The error keeps what the server sent, if it may be quoted. A turn's row is erased with its user, unlike the log.
+        """
         status, code = (None, None) if failure is None else (failure.status, failure.code)
         details = f"{self.name}: {error.code}: status {status}, code {_line(code)}, request id {_line(self.request_id)}"
         if failure is not None and failure.param:
@@ -157,6 +160,7 @@ class Exchange:
         if said := failure.message if failure is not None else self.received.decode(errors="replace"):
             may_quote = self.quotes and (self.quotes_refusals or failure is None or failure.status is None)
             details += f", the server sent: {_line(said)}" if may_quote else ""
+            error.received = _line(said) if self.quotes else None
         _log.warning("%s", details)
         return error
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidResponse
 from perdure.models import endings
+from perdure.models.notes import Placed, placed
 from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
-from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
+from perdure.models.providers.endpoint import CACHE_MARK, NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
 from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
@@ -38,6 +39,7 @@ _REFUSED = "refusal"
 """The provider's classifiers ended the reply. A refusal in the model's own words ends with `end_turn`."""
 
 _READ_OF_CALLS = frozenset({"type", "id", "name", "input"})
+_UNMARKED = frozenset({"thinking", "redacted_thinking"})
 _READ_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 Block = dict[str, Any]
@@ -54,21 +56,44 @@ _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 def request_body(
     model: str, request: ModelRequest, quirks: Quirks = NO_QUIRKS, origin: Origin = NO_ORIGIN
 ) -> dict[str, Any]:
-    """The body of a streaming request to `/v1/messages`. Opaque parts are sent back to their `origin` only."""
-    names = names_of(request)
-    system = "\n\n".join(each.content for each in request.messages if each.role is Role.SYSTEM and each.content.strip())
+    """The body of a streaming request to `/v1/messages`. Opaque parts are sent back to their `origin` only.
+
+    Tools, system prompt and messages are in the order in which the provider caches a prompt.
+    """
+    names, prompt = names_of(request), placed(request.messages)
+    spoken = list(_blocks(prompt.messages, names, quirks, origin))
+    system: str | list[Block] = "\n\n".join(prompt.system)
+    if system and quirks.caches and CACHE_MARK not in quirks.omits:
+        system = [block for each in prompt.system for block in _text_blocks(each)]
+        _mark(system, spoken, prompt, goes_on=bool(request.tools))
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": MAX_TOKENS,
-        "messages": _turns(_blocks(request.messages, names, quirks, origin)),
         "stream": True,
         **_options(request),
         **_tools(request, names),
+        **({"system": system} if system else {}),
+        "messages": _turns(spoken),
         **request.settings.get("extra_body", {}),
     }
-    if system:
-        body["system"] = system
     return {name: value for name, value in body.items() if name not in quirks.omits}
+
+
+def _mark(system: list[Block], spoken: Sequence[tuple[str, list[Block]]], prompt: Placed, *, goes_on: bool) -> None:
+    """Mark the ends of what later prompts begin with: at most four blocks, as the provider allows.
+
+    These are the instructions with the tools, the whole system prompt, the messages of earlier turns, and, if the turn
+    may have another step (`goes_on`), the whole prompt. The provider finds a prefix that an earlier prompt has marked.
+    """
+    ends = [system[:1], system[1:], _sendable(spoken[: prompt.lasting]), _sendable(spoken) if goes_on else []]
+    for each in ends:
+        if each:
+            each[-1][CACHE_MARK] = {"type": "ephemeral"}
+
+
+def _sendable(spoken: Sequence[tuple[str, list[Block]]]) -> list[Block]:
+    """The blocks that may have a mark: thoughts may not."""
+    return [block for _, blocks in spoken for block in blocks if block["type"] not in _UNMARKED]
 
 
 def _options(request: ModelRequest) -> dict[str, Any]:
@@ -114,18 +139,16 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
 def _blocks(
     messages: Sequence[Message], names: WireNames, quirks: Quirks, origin: Origin
 ) -> Iterator[tuple[str, list[Block]]]:
-    """The role and the content blocks of each message but those of the system."""
+    """The role and the content blocks of each message."""
     ids = WireIds(quirks.ids or PLAIN_CHARACTERS)
     for message in messages:
         match message.role:
-            case Role.SYSTEM:
-                pass
             case Role.TOOL:
                 said = _content(message, quirks) if message.files else message.content
                 content = {"content": said} if message.content.strip() else {}
                 result = {"type": "tool_result", "tool_use_id": ids.of_result(message.tool_call_id), **content}
                 yield "user", [result]
-            case Role.USER:
+            case Role.USER | Role.SYSTEM:
                 yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
             case Role.ASSISTANT:
                 members, sent = sent_back(message, ids, origin, quirks)
@@ -164,7 +187,7 @@ def _in_order(kept: Sequence[Block], content: str, calls: Sequence[Block]) -> li
     return [*blocks, *_text_blocks(content[at:]), *rest]
 
 
-def _turns(spoken: Iterator[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
+def _turns(spoken: Iterable[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
     """Merge consecutive messages of one role, so that user and assistant messages alternate.
 
     Also inserts a short user message at the beginning and at the end, unless a user message is already there.

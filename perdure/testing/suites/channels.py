@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pytest
 
-from perdure.channels.services.protocol import Button, Channel, Place, Said, Update
+from perdure.channels.services.protocol import MOST_NOTE_CHARS, Button, Channel, Place, Said, Update
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
@@ -43,6 +44,10 @@ class ChannelHarness(Protocol):
 
     def sent(self) -> list[str]:
         """The texts of the messages that the service has accepted, oldest first."""
+        ...
+
+    def shown(self) -> list[str]:
+        """The texts of the messages that the chat shows: as edited, and without the deleted ones. Oldest first."""
         ...
 
     def fail(self) -> None:
@@ -122,6 +127,41 @@ class ChannelSuite:
         with pytest.raises(NotAsked) as refused:
             harness.channel.send(harness.place, "hello", (), "key")
         assert refused.value.retry_s >= 30
+
+    def test_a_note_changes_in_place(self, harness: ChannelHarness) -> None:
+        """A note is one message, however often it changes. After its removal, the chat has the reply only."""
+        channel, place = harness.channel, harness.place
+        note = channel.show_note(place, "1 of 2", None)
+        assert channel.show_note(place, "2 of 2", note) == note
+        assert harness.shown() == ["2 of 2"]
+        channel.send(place, "hello", (), "key")
+        channel.remove_note(place, note)
+        assert harness.shown() == ["hello"]
+
+    @pytest.mark.parametrize("text", [*TEXTS, "&" * MOST_NOTE_CHARS, "<@" * (MOST_NOTE_CHARS // 2)])
+    def test_a_note_has_any_text(self, harness: ChannelHarness, text: str) -> None:
+        """The text is a tool's: the service must not refuse it because of markup or its length."""
+        note = harness.channel.show_note(harness.place, text, None)
+        harness.channel.show_note(harness.place, f"{text[:-1]}…", note)
+        assert len(harness.shown()) == 1
+
+    def test_a_note_waits_for_no_pause(self, harness: ChannelHarness) -> None:
+        """If the service asks for a pause, `show_note` reports its length at once: a note is not urgent."""
+        harness.pause(3)
+        began = time.monotonic()
+        with pytest.raises(NotAsked) as refused:
+            harness.channel.show_note(harness.place, "1 of 2", None)
+        assert refused.value.retry_s >= 3
+        assert time.monotonic() - began < 2
+
+    def test_a_deleted_note_is_undeliverable(self, harness: ChannelHarness) -> None:
+        """A note that a person has deleted can be neither changed nor removed, whatever the number of attempts."""
+        note = harness.channel.show_note(harness.place, "1 of 2", None)
+        harness.channel.remove_note(harness.place, note)
+        with pytest.raises(Undeliverable):
+            harness.channel.show_note(harness.place, "2 of 2", note)
+        with pytest.raises(Undeliverable):
+            harness.channel.remove_note(harness.place, note)
 
     def test_threads_may_share_a_channel(self, harness: ChannelHarness) -> None:
         """One channel object serves all deliveries of a worker."""

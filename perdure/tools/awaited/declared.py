@@ -79,6 +79,29 @@ class DeclaredTool:
         )
 
 
+def parse_text(arguments: str, member: str, refusal: Callable[[str], ToolError]) -> dict[str, Any]:
+    """The arguments that a model wrote, if they are a strict JSON object with the text `member` and no other key.
+
+    Raises:
+        ToolError: they are anything else. `refusal` makes it from the reason, which is for the model.
+    """
+    try:
+        given = untrusted.load_object(arguments)
+    except (ValueError, OverflowError) as error:
+        raise refusal(str(error)) from None
+    if set(given) != {member} or not isinstance(given[member], str) or not given[member].strip():
+        raise refusal(f"a string `{member}`, and nothing else, is expected")
+    return given
+
+
+def refusal_of(outcome: str, reason: str, parameters: Mapping[str, Any]) -> ToolError:
+    """The refusal of arguments. `outcome` begins it, such as `Not asked`."""
+    return ToolError(
+        f"{outcome}: {untrusted.storable(untrusted.cut(reason, 500))}. "
+        f"Expected a JSON object that fits this schema: {json.dumps(parameters)}"
+    )
+
+
 def signature_of(name: str, parameters: Parameters | None) -> Tool | None:
     """The function in `parameters` as a tool named `name`; `None` if `parameters` is no function.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
+from perdure.tools.awaited.declared import parse_text, refusal_of
 from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
 
 LONGEST = timedelta(days=30)
@@ -82,13 +82,7 @@ class SleepUntil:
         Raises:
             ToolError: the arguments are anything else; the message is for the model.
         """
-        try:
-            given = untrusted.load_object(arguments)
-        except (ValueError, OverflowError) as error:
-            raise _refusal(str(error)) from None
-        if set(given) != {"moment"} or not isinstance(given["moment"], str):
-            raise _refusal("a string `moment`, and nothing else, is expected")
-        return given
+        return parse_text(arguments, "moment", _refusal)
 
     def wait_s(self, arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> float:
         """Seconds from `now` until the `moment` in `arguments`. A moment without an offset is in the time zone `zone`.
@@ -128,10 +122,7 @@ sleep_until = SleepUntil()
 
 
 def _refusal(reason: str) -> ToolError:
-    return ToolError(
-        f"Not waited: {untrusted.storable(untrusted.cut(reason, 500))}. "
-        f"Expected a JSON object that fits this schema: {json.dumps(_PARAMETERS)}"
-    )
+    return refusal_of("Not waited", reason, _PARAMETERS)
 
 
 def _shown(span: timedelta) -> str:

@@ -1,8 +1,9 @@
 """Filters the messages of a server before they reach the SDK.
 
-The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers and the few
-notifications that perdure uses. The filter itself answers a server's requests, one at a time. A server that sends
-many requests, or does not read the answers, delays only its own connection.
+The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers, the few
+notifications that perdure uses, and at most `_MOST_PROGRESS` notifications a second of the progress of calls. The
+filter itself answers a server's requests, one at a time. A server that sends many requests, or does not read the
+answers, delays only its own connection.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from mcp_types import (
 TOOLS_CHANGED = "notifications/tools/list_changed"
 
 _WANTED = frozenset({TOOLS_CHANGED, "notifications/subscriptions/acknowledged", "notifications/cancelled"})
+_PROGRESS = "notifications/progress"
+_MOST_PROGRESS = 50
 _ANSWER_S = 5
 """The most seconds for sending an answer to a server's request."""
 
@@ -43,7 +46,7 @@ class FilteredTransport:
     async def __aenter__(self) -> Streams:
         """Connect; returns the streams to read from and to write to."""
         read, write = await self._transport.__aenter__()
-        return _FilteredStream(read, write, self._ended), write
+        return FilteredStream(read, write, self._ended), write
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -52,13 +55,16 @@ class FilteredTransport:
         return await self._transport.__aexit__(kind, error, traceback)
 
 
-class _FilteredStream:
+class FilteredStream:
     """The stream of messages that pass the filter."""
 
     def __init__(self, read: ReadStream[Item], write: WriteStream[SessionMessage], ended: anyio.Event) -> None:
         self._read = read
         self._write = write
         self._ended = ended
+        self._second = 0
+        self._progress = 0
+        """The number of notifications of progress that passed in the second `_second`."""
 
     async def receive(self) -> Item:
         """The next message that passes the filter.
@@ -77,10 +83,18 @@ class _FilteredStream:
             match item.message:
                 case JSONRPCRequest():
                     await self._answer(item.message)
-                case JSONRPCNotification(method=method) if method not in _WANTED:
+                case JSONRPCNotification(method=method) if not self._is_wanted(method):
                     continue
                 case _:
                     return item
+
+    def _is_wanted(self, method: str) -> bool:
+        if method != _PROGRESS:
+            return method in _WANTED
+        second = int(anyio.current_time())
+        self._progress = self._progress + 1 if second == self._second else 1
+        self._second = second
+        return self._progress <= _MOST_PROGRESS
 
     async def _answer(self, request: JSONRPCRequest) -> None:
         """Answer a ping; reject any other request."""

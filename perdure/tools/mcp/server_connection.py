@@ -21,6 +21,7 @@ import anyio
 from mcp import Client, ClientSession, MCPError
 from mcp.client import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
@@ -174,7 +175,7 @@ class ServerConnection:
         context: ToolContext,
         until: float,
     ) -> CallToolResult | MCPError:
-        sending = session.send_request(request, CallToolResult)
+        sending = session.send_request(request, CallToolResult, progress_callback=_reporting(context))
         try:
             future = asyncio.run_coroutine_threadsafe(sending, loop)
         except RuntimeError as error:  # the loop is closed: the process is ending
@@ -353,3 +354,12 @@ def _first(error: BaseException) -> BaseException:
 
 def _describe(error: BaseException) -> str:
     return first_line(f"{type(error).__name__}: {error}").removesuffix(":")
+
+
+def _reporting(context: ToolContext) -> ProgressFnT:
+    """Passes on the progress that a server reports of a call: its message, or its numbers."""
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        context.progress(message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}"))
+
+    return report

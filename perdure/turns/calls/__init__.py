@@ -6,6 +6,7 @@ ledger.py         the calls' rows, written under the session's fence, and the ca
 execute.py        executes calls in threads; if a message has several calls, records each result in the call's row
 awaited.py        calls that wait for a Celery task, a client or a time
 outside.py        results that a client brings
+hastening.py      shortens the wait for a client while a newer message waits
 fan_out.py        Celery calls with a list of arguments: one task per element
 approvals.py      calls that wait for a person
 hooked.py         the agent's hooks around a call

@@ -1,4 +1,4 @@
-"""Calls that wait for a Celery task, a client or a time. The wait occupies no worker.
+"""Calls that wait for a Celery task, a client, an agent or a time. The wait occupies no worker.
 
 The intent of such a call is committed like that of any other call. The worker then sends the task, if there is one, and
 records that the task was sent. The effect's id is the task's id. Finally the worker releases the session. The turn is
@@ -13,8 +13,11 @@ The task's link callback delivers the result. If the callback is lost, the sweep
 backend (`probe_due`). A task that has not ended by its time limit counts as lost: the model is shown that the outcome
 is unknown, and the sweeper revokes the task.
 
+The call of an agent is answered by a turn in another session (`children`). The sweeper's probe reads its answer, and
+cancels the turn if no turn waits for it any more.
+
 A client's call is one that someone outside runs. A request brings its result (`outside`); the first result counts. At
-its time limit, the model is shown that the outcome is unknown.
+its time limit, the model is shown that the outcome is unknown. A question to the user waits in the same way (`asked`).
 
 Recording a result, parking a turn, ending the session and cancelling a turn each lock the session's row first, so they
 are serialised.
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -34,16 +38,17 @@ from sqlalchemy import Row
 
 from perdure.agents import Agents
 from perdure.database.engine import Database
-from perdure.errors import Unavailable
+from perdure.errors import NotFound, Unavailable
 from perdure.ids import part_task_id
 from perdure.runtime import Runtime, Waker
 from perdure.text import untrusted
 from perdure.tools.awaited.port import TaskCall, TaskCalls, TaskEnded, TaskRuns, TaskSent
 from perdure.tools.awaited.task import CeleryTool
+from perdure.tools.delegation import AgentTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
-from perdure.turns.calls import fan_out, queries
+from perdure.turns.calls import children, fan_out, queries
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import Result, unknown_result
+from perdure.turns.calls.result_values import Result, unknown_result, used_in
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 
 log = logging.getLogger(__name__)
@@ -58,9 +63,12 @@ LEAST_PROBE_S = 1.0
 MOST_PROBE_S = 60.0
 """The longest pause between two probes of a task, in seconds. The shortest pause is `LEAST_PROBE_S`.
 
-Between these bounds, the pause is a quarter of the task's age. Each worker calls `probe_due` every `LEAST_PROBE_S`
+Between these bounds, the pause is a quarter of the task's age. Each worker calls `probe_due` every `probe_pause_s`
 seconds, so that the progress of a task of a few seconds is seen.
 """
+
+FOLLOWED_S = 0.5
+"""The pause between two probes of a task whose turn a client follows."""
 
 _SEND_S = 5.0
 """Seconds allowed for sending or probing one task."""
@@ -108,7 +116,7 @@ def resume(
 
     Returns `None` if the call still waits, and the planned call if its task must be sent.
     """
-    is_task, position = row.waits_for == "task", planned.position
+    position = planned.position
     if row.undecided_s <= 0:
         limit = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
         return _due(runtime, scope, row, position, limit)
@@ -117,15 +125,22 @@ def resume(
         if row.waits_for == "timer":
             return Result(position, "denied", ENDED, row.effect_id)
         return unknown_result(position, row)
-    if is_task and not row.sent:
+    return None if row.sent else _unsent(runtime, row, planned)
+
+
+def _unsent(runtime: Runtime, row: Row[Any], planned: Planned) -> Planned | None:
+    """The call, if its task must be sent or its agent asked. A task that may have been sent is sent again if it may."""
+    if row.waits_for == "task" and row.effect == Effect.UNSAFE:
         # A call with a list of arguments stores its parts before it sends a task: without parts, no task was sent.
         is_list = isinstance(planned.tool, CeleryTool) and planned.tool.max_parallel is not None
-        in_doubt = row.parts is not None or not is_list
-        if row.effect == Effect.UNSAFE and in_doubt:
+        if row.parts is not None or not is_list:
             note_sent(runtime, row.effect_id)  # the task may have been sent: its result can still arrive
-        elif planned.refusal is None and isinstance(planned.tool, CeleryTool):
-            return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
-    return None
+            return None
+    if planned.refusal is not None or not isinstance(planned.tool, CeleryTool | AgentTool):
+        return None
+    if planned.tool.waits_for != row.waits_for:  # the agent has another tool of this name now
+        return None
+    return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
 
 
 def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
@@ -134,8 +149,9 @@ def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
     for result in results:
         text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
         stored = None if result.status == "unknown" else untrusted.storable(text)
+        used = None if result.used is None else result.used.to_dict()
         if result.effect_id is not None:
-            dicts.append({"effect_id": result.effect_id, "status": result.status, "result": stored})
+            dicts.append({"effect_id": result.effect_id, "status": result.status, "result": stored, "used": used})
     return dicts
 
 
@@ -147,6 +163,7 @@ def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None
     row = record(runtime.database, runtime.wake, runtime.agents, effect_id, ended, part)
     if row is not None and row.parts is not None and row.waits:
         fan_out.advance(runtime, effect_id)
+        _announce(runtime, row.turn_id)
     return row is not None
 
 
@@ -186,16 +203,39 @@ def record(  # noqa: PLR0917 (as `finish`, without the rest of a runtime)
     return row
 
 
-def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Probe the result backend for due tasks, and revoke tasks for which no turn waits.
+def report(runtime: Runtime, effect_id: UUID) -> None:
+    """Record the answer of the agent that answers a call, if it has answered. It may be recorded already."""
+    ended = children.answer_of(runtime.database, effect_id)
+    if ended is not None:
+        record(runtime.database, runtime.wake, runtime.agents, effect_id, ended)
 
-    Returns the number of calls whose tasks were due.
+
+def report_now(runtime: Runtime, effect_id: UUID) -> None:
+    """As `report`, behind the commit that settled the agent's turn. The sweeper repeats what fails here."""
+    try:
+        report(runtime, effect_id)
+    except Unavailable as error:
+        log.warning("the answer to the call %s is reported later: %s", effect_id, error.message)
+
+
+def probe_due(
+    runtime: Runtime, cancel: Callable[[Runtime, UUID], None], stopped: Callable[[], bool] = lambda: False
+) -> int:
+    """Probe due tasks and agents, revoke the tasks and `cancel` the turns of agents for which no turn waits.
+
+    Returns the number of calls that were due.
     """
     if runtime.calls is None:
         return 0
-    limits = {"most": MOST_PROBES, "least_s": LEAST_PROBE_S, "most_s": MOST_PROBE_S}
+    limits = {
+        "most": MOST_PROBES,
+        "least_s": LEAST_PROBE_S,
+        "most_s": MOST_PROBE_S,
+        "followed": [] if runtime.events is None else runtime.events.followed(),
+        "followed_s": FOLLOWED_S,
+    }
     rows = runtime.database.run(queries.PROBE_DUE, limits)
-    unwanted = [row for row in rows if not row.waits]
+    unwanted = [row for row in rows if not row.waits and row.waits_for != "agent"]
     task_ids = [task_id for row in unwanted for task_id in _task_ids(row)]
     if unwanted and (not task_ids or runtime.calls.revoke(task_ids)):
         runtime.database.run(queries.REVOKED, {"effect_ids": [row.effect_id for row in unwanted]})
@@ -205,6 +245,10 @@ def probe_due(runtime: Runtime, stopped: Callable[[], bool] = lambda: False) -> 
         try:
             if row.waits:
                 _probe(runtime, runtime.calls, row)
+            elif row.waits_for == "agent":
+                with suppress(NotFound):  # the intent was committed, and the agent was not asked
+                    cancel(runtime, row.effect_id)
+                runtime.database.run(queries.REVOKED, {"effect_ids": [row.effect_id]})
         except Unavailable as error:  # later rounds probe these tasks; the sweep continues
             log.warning("tasks are probed later: %s", error.message)
             break
@@ -219,7 +263,10 @@ def _task_ids(row: Row[Any]) -> list[UUID]:
 
 
 def _probe(runtime: Runtime, calls: TaskCalls, row: Row[Any]) -> None:
-    """Record the results and the progress of a call's tasks that are in the result backend."""
+    """Record the results and the progress of a call's tasks that are in the result backend, or an agent's answer."""
+    if row.waits_for == "agent":
+        report(runtime, row.effect_id)
+        return
     if row.parts is not None:
         for number in fan_out.running(fan_out.load(row.parts)):
             part = calls.ask(part_task_id(row.effect_id, number))
@@ -234,12 +281,23 @@ def _probe(runtime: Runtime, calls: TaskCalls, row: Row[Any]) -> None:
             shown = _as_progress(progress)
             if shown != row.progress:
                 runtime.database.run(queries.NOTE_PROGRESS, {"effect_id": row.effect_id, "progress": shown})
+                _announce(runtime, row.turn_id)
         case _:
             pass
 
 
+def _announce(runtime: Runtime, turn_id: UUID) -> None:
+    if runtime.events is not None:
+        runtime.events.announce(turn_id)
+
+
+def probe_pause_s(runtime: Runtime) -> float:
+    """Seconds until the next call of `probe_due`: less while a client follows a turn."""
+    return FOLLOWED_S if runtime.events is not None and runtime.events.followed() else LEAST_PROBE_S
+
+
 def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit: int) -> Result:
-    """The result of a call at its time limit, or of a timer at its time. An unfinished task is probed once more."""
+    """The result of a call at its time limit, or of a timer at its time. Tasks and agents are probed once more."""
     if row.waits_for == "timer":
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
@@ -254,11 +312,14 @@ def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit
             if isinstance(part, TaskEnded):
                 parts[number] = fan_out.Part(*_rendered(part, fan_out.most_chars(limit, len(parts))))
         return Result(position, "done", fan_out.rendered(parts), row.effect_id)
-    found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
+    if row.waits_for == "agent":
+        found: TaskEnded | TaskRuns | None = children.answer_of(runtime.database, row.effect_id) if row.sent else None
+    else:
+        found = None if runtime.calls is None else runtime.calls.ask(row.effect_id)
     if isinstance(found, TaskEnded):
         status, text = _rendered(found, limit)
-        return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id)
-    log.warning("the task %s has not ended within its time limit: its outcome is unknown", row.effect_id)
+        return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id, used_in(row))
+    log.warning("the %s %s has not ended within its time limit: its outcome is unknown", row.waits_for, row.effect_id)
     return unknown_result(position, row)
 
 

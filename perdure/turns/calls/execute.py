@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
@@ -23,7 +24,7 @@ from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
 from perdure.timetable.user_reminders import UserReminders
-from perdure.tools import event_loop, guarded
+from perdure.tools import event_loop, guarded, progress
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     DidNotHappen,
@@ -86,7 +87,9 @@ class CallThread:
         self.outcome: Any = None
         self._work = work
         self._done = done
-        self.thread = threading.Thread(target=self._go, name=f"perdure-tool-{planned.call.name[:40]}", daemon=True)
+        self.thread = threading.Thread(
+            target=copy_context().run, args=(self._go,), name=f"perdure-tool-{planned.call.name[:40]}", daemon=True
+        )
         self.thread.start()
 
     @property
@@ -104,9 +107,11 @@ class CallThread:
         except NotBegun as error:
             self.outcome = error
         except ToolError as error:
-            # The error's own message is not logged: it may quote a user's text.
-            kind = type(error.__cause__ or error).__name__
-            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(error.__cause__))
+            # The error's own message is not logged: it may quote a user's text. A `ToolError` that the tool itself
+            # raised is an answer to the model, and has no traceback.
+            cause = error.__cause__
+            kind, unexpected = type(cause or error).__name__, None if isinstance(cause, ToolError) else cause
+            log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(unexpected))
             self.outcome = error
         except BaseException as error:
             log.exception("tool %s raised an unexpected error: its call failed", self.planned.call.name)
@@ -144,6 +149,17 @@ def outcome_result(run: CallThread) -> Result:
     return Result(planned.position, "done", str(run.outcome), planned.effect_id)
 
 
+def result_of(status: str, text: str) -> str:
+    """The text of a recorded result.
+
+    Raises:
+        ToolError, OutcomeUnknown: the call failed, or its outcome was unknown.
+    """
+    if status == "done":
+        return text
+    raise OutcomeUnknown(text) if status == "unknown" else ToolError(text)
+
+
 class CallExecutor:
     """Runs the calls of one message concurrently, for the turn at hand."""
 
@@ -172,8 +188,11 @@ class CallExecutor:
         Raises:
             LeaseLost: another worker has the session.
         """
+        with self._runtime.measures.timed("tools", self._runtime.clock):
+            return self._run(calls, record=record or len(calls) > 1)
+
+    def _run(self, calls: Sequence[Planned], *, record: bool) -> list[Result]:
         done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
-        record = record or len(calls) > 1
         waiting = {each.position: self._start(each, done, record=record) for each in calls}
         repeated: set[int] = set()
         results: list[Result] = []
@@ -217,7 +236,7 @@ class CallExecutor:
         tool = planned.tool
         answer: ProbeOutcome = Unknown()
         if tool is not None and tool.probe is not None:
-            probe, context = tool.probe, self._context(planned)
+            probe, context = tool.probe, self._context(planned, threading.Event())
             done: queue.SimpleQueue[CallThread] = queue.SimpleQueue()
             ask = partial(
                 event_loop.call,
@@ -277,8 +296,8 @@ class CallExecutor:
         tool = planned.runnable
         if not self._may_begin(planned):
             self._ledger.extend(planned)
-        context, until = self._context(planned), self._ledger.until(planned)
-        arrived = threading.Event()
+        arrived, ended = threading.Event(), threading.Event()
+        context, until = self._context(planned, ended), self._ledger.until(planned)
 
         def record_result(status: str, text: str) -> None:
             in_time = self._now() < until
@@ -295,6 +314,8 @@ class CallExecutor:
             except ToolError as error:
                 record_result("failed", error.message)
                 raise
+            finally:
+                ended.set()
             record_result("done", text)
             return text
 
@@ -307,20 +328,27 @@ class CallExecutor:
             ToolError: the tool failed, or a required hook rejects the call or its result.
             NotBegun: the lease or the time limit had expired before the function was called.
         """
-        self._hooks.check_call(planned)
+        checked = self._hooks.check_call(planned)
         # Checked immediately before the tool runs: if the process was paused, another worker may have the session.
         if not self._may_begin(planned):
             raise NotBegun
-        text = guarded.call(
-            tool,
-            planned.arguments,
-            context,
-            self._runtime.breakers,
-            lease_s=until - self._now(),
-            is_over=lambda: self._now() >= until,
-        )
-        self._hooks.check_result(planned, text)
-        return text
+        if checked is not planned and not self._ledger.change(checked):
+            raise NotBegun
+        progress.reporter.set(context.report)
+        recording = self._runtime.recording
+        recorded = None if recording is None else recording.answer(tool.name, checked.call.arguments)
+        if recorded is not None:
+            text = result_of(*recorded)
+        else:
+            text = guarded.call(
+                tool,
+                checked.arguments,
+                context,
+                self._runtime.breakers,
+                lease_s=until - self._now(),
+                is_over=lambda: self._now() >= until,
+            )
+        return self._hooks.check_result(checked, text)
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
         self._ledger.extend(planned)
@@ -371,7 +399,9 @@ class CallExecutor:
                 "the result of tool %s was not recorded in its effect row: %s", planned.call.name, loggable(error)
             )
 
-    def _context(self, planned: Planned) -> ToolContext:
+    def _context(self, planned: Planned, ended: threading.Event) -> ToolContext:
+        """The context of a call. Once it has `ended`, it reports no progress."""
+        variables = WorkingVariables(self._variables)
         return ToolContext(
             user_id=user_of(self._turn.user_id),
             tenant=tenant_of(self._turn.user_id),
@@ -380,20 +410,27 @@ class CallExecutor:
             effect_id=planned.effect_id,
             channel=self._turn.channel,
             cancelled=self._scope.unwanted,
-            working_variables=WorkingVariables(self._variables),
+            working_variables=variables,
             memory=memory_of_call(self._runtime, self._turn, planned.effect_id),
             reminders=UserReminders(
                 self._runtime.database,
                 self._runtime.clock,
                 self._runtime.settings,
                 self._turn.user_id,
+                self._turn.zone(self._runtime.settings.timezone).key,
                 self._turn.turn_id,
                 planned.effect_id,
             ),
             metadata=self._turn.own_metadata(),
             attach=partial(self._runtime.files.attach, self._turn.user_id),
             deps=self._scope.deps,
+            report=None if self._scope.report is None else partial(self._report, planned, variables, ended),
         )
+
+    def _report(self, planned: Planned, variables: WorkingVariables, ended: threading.Event, text: str) -> None:
+        """Pass on a call's report of its progress, unless the call is over."""
+        if self._scope.report is not None and not variables.revoked and not ended.is_set():
+            self._scope.report(planned.call.id, planned.call.name, text)
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()

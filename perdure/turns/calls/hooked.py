@@ -3,11 +3,14 @@
 `before` and `after` are for a call that runs outside the worker: before its task is sent, and before its result enters
 the transcript. `check_call` and `check_result` are for a call that runs in the worker, native or adapted: they run in
 the call's thread and count towards its time limit. After a crash, a hook may run again.
+
+Arguments that a hook has changed are checked like those of a model, and recorded before the call begins
+(`ledger.CallLedger.change`). What a person approves are the arguments before this change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -20,7 +23,7 @@ from perdure.errors import PerdureError, ToolError
 from perdure.hooks import ApprovalWaiting, Hooks, Seen, ToolCalled, ToolCalling, call_hooks
 from perdure.runtime import Runtime
 from perdure.text.untrusted import load_object, storable
-from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.plan import Planned, with_arguments
 from perdure.turns.calls.result_values import Result
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.transcript import Entry
@@ -41,46 +44,69 @@ class ToolHooks:
         user, tenant, metadata = user_of(turn.user_id), tenant_of(turn.user_id), turn.own_metadata()
         return ToolCalling(user, turn.session_id, turn.turn_id, effect_id, tool, arguments, tenant, metadata)
 
-    def before(self, planned: Planned) -> Result | None:
-        """Call the `before_tool` hooks. Returns a failed result if a required hook rejects the call, else `None`."""
-        refused = self._call(
-            self.agent.before_tool, lambda: self.calling(planned.effect_id, planned.call.name, planned.arguments)
-        )
-        return None if refused is None else Result(planned.position, "failed", f"Error: {refused}", planned.effect_id)
+    def before(self, planned: Planned) -> Planned | Result:
+        """Call the `before_tool` hooks.
+
+        Returns the call, with the arguments as the hooks changed them, or a failed result if a required hook rejects
+        it.
+        """
+        hooks, within_s = self.agent.before_tool, self.runtime.settings.turn.hook_timeout_s
+        if not hooks:
+            return planned
+        self.scope.step_within(within_s * len(hooks))
+        try:
+            changed = call_hooks(hooks, self._seen(planned), within_s, self.runtime.leaks)
+            return with_arguments(planned, changed.arguments, self.runtime)
+        except PerdureError as error:
+            return Result(planned.position, "failed", f"Error: {storable(error.message)}", planned.effect_id)
 
     def after(self, planned: Planned, result: Result) -> Result:
-        """Call the `after_tool` hooks. Returns `result`, or a failed result if a required hook rejects it."""
-        if result.status != "done":
-            return result
-        refused = self._call(
-            self.agent.after_tool,
-            lambda: ToolCalled(self.calling(planned.effect_id, planned.call.name, planned.arguments), result.text),
-        )
-        return result if refused is None else replace(result, status="failed", text=f"Error: {refused}")
+        """Call the `after_tool` hooks.
 
-    def check_call(self, planned: Planned) -> None:
-        """Call the `before_tool` hooks in the call's thread.
+        Returns the result as the hooks changed it, or a failed result if a required hook rejects it.
+        """
+        hooks, within_s = self.agent.after_tool, self.runtime.settings.turn.hook_timeout_s
+        if result.status != "done" or not hooks:
+            return result
+        self.scope.step_within(within_s * len(hooks))
+        try:
+            seen = ToolCalled(self._seen(planned), result.text)
+            return replace(result, text=call_hooks(hooks, seen, within_s, self.runtime.leaks).result)
+        except PerdureError as error:
+            return replace(result, status="failed", text=f"Error: {storable(error.message)}")
+
+    def check_call(self, planned: Planned) -> Planned:
+        """Call the `before_tool` hooks in the call's thread; returns the call with the arguments as they changed them.
+
+        Raises:
+            ToolError: a required hook rejects the call, or the changed arguments are invalid.
+        """
+        return with_arguments(planned, self.changed_arguments(planned), self.runtime)
+
+    def changed_arguments(self, planned: Planned) -> Mapping[str, Any]:
+        """The arguments as the `before_tool` hooks changed them; `planned.arguments` itself if they changed none.
 
         Raises:
             ToolError: a required hook rejects the call.
         """
-        seen = self.calling(planned.effect_id, planned.call.name, planned.arguments)
-        self._check(planned, self.agent.before_tool, seen)
+        return self._check(planned, self.agent.before_tool, self._seen(planned)).arguments
 
-    def check_result(self, planned: Planned, text: str) -> None:
-        """Call the `after_tool` hooks in the call's thread.
+    def check_result(self, planned: Planned, text: str) -> str:
+        """Call the `after_tool` hooks in the call's thread; returns the result as they changed it.
 
         Raises:
             ToolError: a required hook rejects the result.
         """
-        seen = self.calling(planned.effect_id, planned.call.name, planned.arguments)
-        self._check(planned, self.agent.after_tool, ToolCalled(seen, text))
+        return self._check(planned, self.agent.after_tool, ToolCalled(self._seen(planned), text)).result
 
-    def _check(self, planned: Planned, hooks: Hooks[Seen], seen: Seen) -> None:
+    def _seen(self, planned: Planned) -> ToolCalling:
+        return self.calling(planned.effect_id, planned.call.name, planned.arguments)
+
+    def _check(self, planned: Planned, hooks: Hooks[Seen], seen: Seen) -> Seen:
         # A hook that hangs must not use up the call's time limit.
         within_s = min(self.runtime.settings.turn.hook_timeout_s, planned.timeout_s / 2)
         try:
-            call_hooks(hooks, seen, within_s, self.runtime.leaks)
+            return call_hooks(hooks, seen, within_s, self.runtime.leaks)
         except ToolError:
             raise
         except PerdureError as error:
@@ -99,14 +125,3 @@ class ToolHooks:
                 self.scope.step_within(within_s * len(hooks))
                 seen = self.calling(row.effect_id, call.name, load_object(call.arguments))
                 call_hooks(hooks, ApprovalWaiting(seen, call.id, row.approver), within_s, self.runtime.leaks)
-
-    def _call(self, hooks: Hooks[Seen], seen: Callable[[], Seen]) -> str | None:
-        if not hooks:
-            return None
-        within_s = self.runtime.settings.turn.hook_timeout_s
-        self.scope.step_within(within_s * len(hooks))
-        try:
-            call_hooks(hooks, seen(), within_s, self.runtime.leaks)
-        except PerdureError as error:
-            return storable(error.message)
-        return None

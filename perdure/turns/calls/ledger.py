@@ -11,9 +11,12 @@ from uuid import UUID
 
 from perdure.database.engine import Statement, as_json
 from perdure.runtime import Runtime
+from perdure.text.untrusted import storable
+from perdure.tools.delegation import AgentTool
 from perdure.turns.calls import queries
 from perdure.turns.calls.approvals import ENDED, EXPIRED
 from perdure.turns.calls.plan import Planned
+from perdure.turns.calls.result_values import Result
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 
@@ -54,6 +57,44 @@ class CallLedger:
             raise LeaseLost
         self._tenure.renewed(asked_at)
         self._intended_at[planned.effect_id] = asked_at
+
+    def delegate(self, planned: Planned, tool: AgentTool, probe_s: float) -> Result | None:
+        """Ask the agent of a call whose intent is committed, unless it was asked before. Probe it after `probe_s`.
+
+        Returns a failed result if too many agents have delegated above this one, otherwise `None`.
+
+        Raises:
+            LeaseLost: another worker has the session; nothing was written.
+        """
+        most = self._runtime.settings.turn.delegation_depth
+        rows = self._runtime.database.run(
+            queries.DELEGATE,
+            {
+                **self._tenure.fenced,
+                "effect_id": planned.effect_id,
+                "turn_id": self._tenure.at_hand.turn_id,
+                "agent": tool.agent_name,
+                "task": storable(planned.arguments["task"]),
+                "most": most,
+                "probe_s": probe_s,
+            },
+        )
+        if not rows:
+            raise LeaseLost
+        if rows[0].too_deep:
+            text = f"Error: {tool.name} was not asked: agents delegate to one another at most {most} times in a chain."
+            return Result(planned.position, "failed", text, planned.effect_id)
+        if rows[0].is_new:
+            self._runtime.wake.session(planned.effect_id, rows[0].priority)
+        return None
+
+    def change(self, planned: Planned) -> bool:
+        """Record the arguments that a hook has changed, before the call begins.
+
+        Returns False if another worker has the session, or the call has a result. Nothing is written then.
+        """
+        given = {"effect_id": planned.effect_id, "arguments": planned.call.arguments}
+        return bool(self._runtime.database.run(queries.CHANGE_ARGUMENTS, {**self._tenure.fenced, **given}))
 
     def begin(self, message_seq: int, calls: Sequence[Planned]) -> bool:
         """Begin the approved calls among `calls`, and start their time limits.

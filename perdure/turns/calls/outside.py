@@ -1,5 +1,7 @@
 """Results of calls that someone outside runs: an `external_tool`, or a deferred call of an adapted agent.
 
+The answer to a question of `ask_user` may come in the same way, as a value (`asked`).
+
 The first result of a call counts; a repeated one changes nothing. `awaited.record` records it and wakes the session.
 """
 
@@ -18,7 +20,7 @@ from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.runtime import Runtime, Waker
 from perdure.text.untrusted import what_is_invalid
 from perdure.tools.awaited.port import TaskEnded
-from perdure.turns.calls import awaited, queries
+from perdure.turns.calls import asked, awaited, queries
 
 _ENDED = frozenset({"done", "failed"})
 
@@ -74,12 +76,15 @@ def bring(database: Database, wake: Waker | None, agents: Agents | None, turn_id
     if not found:
         raise NotFound("There is no such call in this turn.")
     row = found[0]
-    if row.waits_for != "client":
+    if row.waits_for not in {"client", "user"}:
         raise Conflict("That call is not run outside, so nobody brings its result.")
     if row.status in _ENDED:
         return
     if row.status != "intended":
         raise Conflict("That call waits for no result: it has not begun, or its turn no longer waits for it.")
     failed = given.error is not None
+    if row.waits_for == "user" and not failed:
+        asked.bring(database, wake, row.effect_id, given.result)
+        return
     ended = TaskEnded(failed=failed, value=given.error if failed else given.result)
     awaited.record(database, wake, agents, row.effect_id, ended)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from perdure.agents import Agent
 from perdure.errors import ToolError
@@ -14,7 +16,9 @@ from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
 from perdure.tools.awaited.timer import SleepUntil
+from perdure.tools.registry import STAFF
 from perdure.tools.sources import RunnableTool, Toolset
+from perdure.turns.additions import Additions
 from perdure.turns.lease.tenure import TurnScope
 
 MAX_CALLS = 32
@@ -81,11 +85,16 @@ class Planned:
         }
 
 
-def equip(runtime: Runtime, scope: TurnScope, agent: Agent) -> Toolset:
-    """The agent's tools for the next step. Connects its MCP servers concurrently, and waits for them."""
+def equip(runtime: Runtime, scope: TurnScope, agent: Agent, additions: Additions) -> Toolset:
+    """The tools for the next step: the agent's, and those that the turn's client runs.
+
+    Connects the agent's MCP servers concurrently, and waits for them.
+    """
     if agent.servers:
         scope.step_within(max(server.connect_timeout_s for server in agent.servers))
-    return agent.toolset(runtime.connections)
+    tools = agent.toolset(runtime.connections)
+    tools.add(additions.tools)
+    return tools
 
 
 def plan(tools: Toolset, calls: Sequence[ToolCall], runtime: Runtime) -> list[Planned]:
@@ -111,10 +120,41 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
     return Planned(position, call, effect_id, tool, arguments, timeout_s, approver)
 
 
+def with_arguments(planned: Planned, arguments: Mapping[str, Any], runtime: Runtime) -> Planned:
+    """The call with the arguments that a hook has changed; `planned` itself if they are the same.
+
+    Raises:
+        ToolError: they do not fit the tool, or need an approval that the call did not need: any, or that of staff in
+            place of the user's.
+    """
+    if arguments is planned.arguments:
+        return planned
+    tool = planned.runnable
+    try:
+        text = to_json(dict(arguments)).decode()
+    except (PydanticSerializationError, ValueError) as error:
+        raise ToolError(f"A hook changed the arguments of {tool.name} to values without a JSON form.") from error
+    parsed = tool.parse(text)
+    if tool.needs_approval(parsed):
+        if not tool.needs_approval(planned.arguments):
+            raise ToolError(f"A hook changed the arguments of {tool.name} to some that need an approval.")
+        if tool.approver_of(parsed) == STAFF != tool.approver_of(planned.arguments):
+            raise needs_staff(tool.name)
+    timeout_s = planned.timeout_s
+    if isinstance(tool, SleepUntil):
+        timeout_s = _time_limit(tool, parsed, runtime)
+    return replace(planned, call=replace(planned.call, arguments=text), arguments=parsed, timeout_s=timeout_s)
+
+
+def needs_staff(tool: str) -> ToolError:
+    return ToolError(f"A hook changed the arguments of {tool} to some that need the approval of staff.")
+
+
 def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime) -> float:
     """The call's time limit in seconds. For a timer, the seconds until the timer's time.
 
-    A call that a client runs has the time limit of an approval, unless its tool declares another.
+    A call that a client runs, and a question to the user, have the time limit of an approval, unless the tool declares
+    another.
 
     Raises:
         ToolError: the timer's time is invalid.
@@ -124,4 +164,4 @@ def _time_limit(tool: RunnableTool, arguments: dict[str, Any], runtime: Runtime)
     if tool.timeout_s is not None:
         return tool.timeout_s
     settings = runtime.settings
-    return settings.approval.expires_s if tool.waits_for == "client" else settings.turn.tool_timeout_s
+    return settings.approval.expires_s if tool.waits_for in {"client", "user"} else settings.turn.tool_timeout_s

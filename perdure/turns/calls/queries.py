@@ -1,4 +1,4 @@
-"""The statements of tool calls, of approvals and of calls that wait for a task, a client or a time."""
+"""The statements of tool calls, of approvals and of calls that wait for a task, a client, an agent or a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from perdure.access.tenants import OF_TENANT, WITHOUT_TENANT
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
+
+
+def sum_of(count: str) -> str:
+    """The sum of one count of the messages' usage; NULL if no message reports it."""
+    number = f"CASE jsonb_typeof(usage -> '{count}') WHEN 'number' THEN (usage ->> '{count}')::numeric END"
+    return f"sum({number})::bigint"
+
+
+_TOKENS = f"""
+    'input_tokens', coalesce({sum_of("input_tokens")}, 0), 'output_tokens', coalesce({sum_of("output_tokens")}, 0),
+    'cached_tokens', {sum_of("cached_tokens")}, 'reasoning_tokens', {sum_of("reasoning_tokens")}
+""".strip()
+
 
 # Records the result of one of several concurrent calls; `payload` is the result as an adapted agent returns it. Not
 # fenced: a result may be recorded after the lease was lost. Only STEP, which is fenced, adds results to the transcript.
@@ -37,12 +50,27 @@ EXTEND_EFFECT = Statement(
     """,
 )
 
-# `undecided_s`: seconds until `decide_at`; at most the call's time limit, even if the clock was set back.
+# Replaces a call's arguments by those that a hook made of them, before the call begins.
+CHANGE_ARGUMENTS = Statement(
+    "turns.change_arguments",
+    f"""
+    UPDATE tool_effects SET arguments = %(arguments)s
+    WHERE effect_id = %(effect_id)s AND finished_at IS NULL AND EXISTS (SELECT FROM sessions WHERE {HELD})
+    RETURNING effect_id
+    """,
+)
+
+# `undecided_s`: seconds until `decide_at`; at most the call's time limit, even if the clock was set back. `used`: the
+# tokens that another agent has used for its answer so far, or guards for the refused answers to a question.
 EFFECTS_OF_STEP = Statement(
     "turns.effects_of_step",
-    """
+    f"""
     SELECT effect_id, position, arguments, effect, status, result, payload, variables, waits_for,
            sent_at IS NOT NULL AS sent, parts, approver,
+           CASE WHEN waits_for = 'agent' THEN (
+                SELECT jsonb_build_object({_TOKENS}) FROM messages
+                WHERE session_id = effect_id AND usage IS NOT NULL HAVING count(*) > 0)
+                WHEN waits_for = 'user' THEN payload -> 'used' END AS used,
            extract(epoch FROM least(decide_at - perdure_now(), decide_at - intended_at))::float AS undecided_s
     FROM tool_effects
     WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s
@@ -160,10 +188,10 @@ WAITING_OF_USER = _waiting("waiting_of_user", "s.user_id = %(user_id)s AND s.uns
 
 WAITING_OF_TURN = Statement("turns.waiting_of_turn", f"{_WAITING} AND t.turn_id = %(turn_id)s", writes=False)
 
-# --- calls that wait for a task, a client or a time ----------------------------------------
+# --- calls that wait for a task, a client, an agent or a time -------------------------------
 
 # Results come from outside for these.
-_AWAITED = "e.waits_for IN ('task', 'client')"
+_AWAITED = "e.waits_for IN ('task', 'client', 'agent', 'user')"
 
 # Records that a task was, or may have been, sent. From then on, the sweeper probes the task (see PROBE_DUE).
 NOTE_SENT = Statement(
@@ -234,8 +262,110 @@ RESUME_PARKED = Statement(
     """,
 )
 
+# --- questions to the user -----------------------------------------------------------------
+
+NEW_ANSWER = "jsonb_array_length(coalesce(e.payload -> 'said', '[]')) > coalesce((e.payload ->> 'judged')::int, 0)"
+
+# The question for which a session's turn waits, if the user has not answered it: the first of the reply.
+QUESTION = f"""
+    SELECT e.effect_id, t.turn_id, t.seq, t.status FROM turns AS t JOIN tool_effects AS e USING (turn_id)
+    WHERE t.session_id = {{session_id}} AND t.settled_at IS NULL AND t.status <> 'accepted'
+      AND t.cancel_requested_at IS NULL AND t.channel = %(channel)s AND t.agent = coalesce(%(agent)s, t.agent)
+      AND e.waits_for = 'user' AND e.status = 'intended' AND NOT {NEW_ANSWER}
+""".strip()
+
+_SAID = """
+    payload = coalesce(e.payload, '{}') || jsonb_build_object(
+        'said', coalesce(e.payload -> 'said', '[]') || %(said)s::jsonb)
+""".strip()
+
+_WAKE_ANSWERED = """
+        UPDATE sessions AS s
+        SET not_before = CASE WHEN s.lease_until IS NULL AND s.not_before IS NOT NULL AND s.queued_at IS NULL
+                              THEN perdure_now() ELSE s.not_before END,
+            woken_at = CASE WHEN s.lease_until IS NULL THEN perdure_now() ELSE s.woken_at END,
+            wakes = CASE WHEN s.lease_until IS NULL THEN 0 ELSE s.wakes END, last_activity_at = perdure_now()
+        FROM answered WHERE s.session_id = answered.session_id
+        RETURNING s.session_id, s.lease_until IS NULL AS wakes
+""".strip()
+
+# Records a message of a locked session as the answer to its question. The message's row belongs to the waiting turn,
+# and the members of its metadata are added to the turn's.
+ANSWER_QUESTION = Statement(
+    "turns.answer_question",
+    f"""
+    WITH question AS (
+        {QUESTION.format(session_id="%(session_id)s")}
+        ORDER BY e.message_seq, e.position LIMIT 1
+    ), answered AS (
+        UPDATE tool_effects AS e SET {_SAID}
+        FROM question WHERE e.effect_id = question.effect_id
+        RETURNING %(session_id)s::uuid AS session_id
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
+        SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
+               (SELECT max(position) + 1 FROM inbox WHERE turn_id = question.turn_id), %(text)s, %(parts)s::jsonb,
+               perdure_now()
+        FROM question
+    ), told AS (
+        UPDATE turns AS t SET metadata = coalesce(t.metadata, '{{}}') || %(metadata)s::jsonb
+        FROM question WHERE t.turn_id = question.turn_id AND %(metadata)s::jsonb IS NOT NULL
+    ), woken AS (
+        {_WAKE_ANSWERED}
+    )
+    SELECT turn_id, seq, status, (SELECT wakes FROM woken) AS wakes FROM question
+    """,
+)
+
+# Records a value as the answer to a question, unless it has one. Run after LOCK_OF_CALL.
+ANSWER_BY_VALUE = Statement(
+    "turns.answer_by_value",
+    f"""
+    WITH answered AS (
+        UPDATE tool_effects AS e SET {_SAID}
+        FROM turns AS t
+        WHERE e.effect_id = %(effect_id)s AND t.turn_id = e.turn_id AND e.status = 'intended' AND NOT {NEW_ANSWER}
+        RETURNING t.session_id, t.priority
+    ), woken AS (
+        {_WAKE_ANSWERED}
+    )
+    SELECT session_id, priority, wakes FROM answered JOIN woken USING (session_id)
+    """,
+)
+
+# Records that an answer does not fit. The question is to be sent again (`sent_at`; see WAIT_CALLS).
+REFUSE_ANSWER = Statement(
+    "turns.refuse_answer",
+    """
+    UPDATE tool_effects SET payload = payload || %(refused)s::jsonb, sent_at = NULL
+    WHERE effect_id = %(effect_id)s AND status = 'intended'
+      AND coalesce((payload ->> 'judged')::int, 0) = %(judged)s::int - 1
+    """,
+)
+
+# Records the tokens of guards that refuse the answer number `judged`.
+CHARGE_QUESTION = Statement(
+    "turns.charge_question",
+    """
+    UPDATE tool_effects SET payload = payload || %(used)s::jsonb
+    WHERE effect_id = %(effect_id)s AND status = 'intended'
+      AND coalesce((payload ->> 'judged')::int, 0) = %(judged)s::int
+    """,
+)
+
+# Ends a question without an answer. Changes nothing if it has one. Run after LOCK_OF_CALL.
+CLOSE_QUESTION = Statement(
+    "turns.close_question",
+    f"""
+    UPDATE tool_effects AS e SET status = %(status)s, result = %(result)s, finished_at = perdure_now()
+    WHERE effect_id = %(effect_id)s AND status = 'intended' AND NOT {NEW_ANSWER}
+    RETURNING effect_id
+    """,
+)
+
 # Takes the calls whose tasks are due, longest due first. If a turn waits for a call, the call's tasks must be probed;
-# otherwise they must be revoked. The pause until the next probe grows with the age of the call. If a `probe_at` is
+# otherwise they must be revoked. The pause until the next probe grows with the age of the call,
+# unless a client follows the turn (`followed`). If a `probe_at` is
 # further in the future than the longest pause, the server's clock was ahead when it was written: it counts as past.
 PROBE_DUE = Statement(
     "sweep.probe_due",
@@ -243,9 +373,14 @@ PROBE_DUE = Statement(
     WITH due AS (
         (SELECT effect_id FROM tool_effects WHERE probe_at <= perdure_now()
          ORDER BY probe_at LIMIT (SELECT %(most)s::bigint))
-        UNION ALL
+        UNION
         (SELECT effect_id FROM tool_effects WHERE probe_at > perdure_now() + interval '1 hour'
          ORDER BY probe_at LIMIT (SELECT %(most)s::bigint))
+        UNION
+        (SELECT effect_id FROM tool_effects
+         WHERE turn_id = ANY (%(followed)s::uuid[]) AND status = 'intended'
+           AND probe_at > perdure_now() + make_interval(secs => %(followed_s)s)
+         LIMIT (SELECT %(most)s::bigint))
         LIMIT %(most)s
     ), locked AS (
         SELECT effect_id FROM tool_effects WHERE effect_id = ANY (ARRAY(SELECT effect_id FROM due))
@@ -253,9 +388,11 @@ PROBE_DUE = Statement(
     )
     UPDATE tool_effects AS e
     SET probe_at = perdure_now() + make_interval(
-            secs => least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s), %(most_s)s))
+            secs => CASE WHEN e.turn_id = ANY (%(followed)s::uuid[]) THEN %(followed_s)s
+                         ELSE least(greatest(extract(epoch FROM perdure_now() - e.intended_at) / 4, %(least_s)s),
+                                    %(most_s)s) END)
     FROM locked WHERE e.effect_id = locked.effect_id
-    RETURNING e.effect_id, e.status = 'intended' AS waits, e.progress, e.parts
+    RETURNING e.effect_id, e.turn_id, e.status = 'intended' AS waits, e.progress, e.parts, e.waits_for
     """,
 )
 
@@ -270,6 +407,167 @@ REVOKED = Statement(
 NOTE_PROGRESS = Statement(
     "turns.note_progress",
     "UPDATE tool_effects SET progress = %(progress)s WHERE effect_id = %(effect_id)s AND status = 'intended'",
+)
+
+# --- calls and questions for the client of a request ----------------------------------------
+
+# The messages of a turn at which it waits, or has waited, for the client of a request: for the results of the tools
+# that the client brought (`additions`), or for the user's answer. `number` counts the turn's messages from 1.
+_FOR_CLIENT = f"""
+    SELECT e.effect_id, t.turn_id, t.user_id, e.message_seq - t.first_seq + 1 AS number, e.position, e.tool,
+           e.arguments, e.waits_for, e.payload ->> 'problem' AS problem,
+           e.status NOT IN ('asked', 'approved', 'denied') AS is_begun,
+           e.status = 'intended' AND NOT (e.waits_for = 'user' AND {NEW_ANSWER}) AS is_open
+    FROM turns AS t JOIN tool_effects AS e USING (turn_id)
+    WHERE (e.waits_for = 'user' OR e.waits_for = 'client' AND t.additions -> 'names' ? e.tool)
+""".strip()
+
+# Whether the turn `t` waits for the client of a request.
+STOPPED = f"""
+        SELECT FROM tool_effects AS e
+        WHERE e.turn_id = t.turn_id AND e.status = 'intended'
+          AND (e.waits_for = 'client' AND t.additions -> 'names' ? e.tool OR e.waits_for = 'user' AND NOT {NEW_ANSWER})
+""".strip()
+
+STOPS = Statement(
+    "turns.stops", f"{_FOR_CLIENT} AND t.turn_id = %(turn_id)s ORDER BY e.message_seq, e.position", writes=False
+)
+
+# The last stop before the message of `turn_id` in the turn that it has joined (`steer`); no row if there is none.
+STOP_BEFORE = Statement(
+    "turns.stop_before",
+    """
+    SELECT max(e.message_seq - t.first_seq + 1)::int AS number
+    FROM unrouted AS u JOIN turns AS t ON t.turn_id = u.routed_to
+    JOIN messages AS m ON m.session_id = t.session_id AND m.turn_id = t.turn_id AND m.role = 'user'
+        AND m.message_id = u.message ->> 'message_id'
+    JOIN tool_effects AS e ON e.turn_id = t.turn_id AND e.message_seq < m.seq
+        AND (e.waits_for = 'user' OR e.waits_for = 'client' AND t.additions -> 'names' ? e.tool)
+    WHERE u.turn_id = %(turn_id)s
+    HAVING count(*) > 0
+    """,
+    writes=False,
+)
+
+CLIENT_CALLS = Statement(
+    "turns.client_calls",
+    f"{_FOR_CLIENT} AND e.effect_id = ANY (%(effect_ids)s::uuid[]) AND e.waits_for = 'client'",
+    writes=False,
+)
+
+# Shortens the time limit of the calls for whose results a session's turn waits, while a newer turn waits behind it:
+# a client may have ended its run with a call. They are due `grace_s` seconds after they were made, or now.
+HASTEN = Statement(
+    "turns.hasten",
+    """
+    WITH locked AS (
+        SELECT session_id FROM sessions WHERE session_id = %(session_id)s AND unsettled > 1 FOR NO KEY UPDATE
+    ), hastened AS (
+        UPDATE tool_effects AS e
+        SET decide_at = greatest(perdure_now(), e.intended_at + make_interval(secs => %(grace_s)s))
+        FROM locked JOIN turns AS t ON t.session_id = locked.session_id AND t.settled_at IS NULL AND t.status = 'parked'
+        WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for = 'client'
+          AND t.additions -> 'names' ? e.tool
+          AND e.decide_at > greatest(perdure_now(), e.intended_at + make_interval(secs => %(grace_s)s))
+        RETURNING locked.session_id, e.decide_at
+    )
+    UPDATE sessions AS s SET not_before = least(s.not_before, due.at)
+    FROM (SELECT session_id, min(decide_at) AS at FROM hastened GROUP BY session_id) AS due
+    WHERE s.session_id = due.session_id AND s.lease_until IS NULL AND s.not_before IS NOT NULL AND s.queued_at IS NULL
+    """,
+)
+
+# Replaces what a turn's client adds to the agent, by the additions of the request that brings results.
+SET_ADDITIONS = Statement(
+    "turns.set_additions",
+    "UPDATE turns SET additions = %(additions)s::jsonb WHERE turn_id = %(turn_id)s AND settled_at IS NULL",
+)
+
+# Nothing of an unsettled turn may be remembered from now on: also what was said before is no longer searched.
+FORGET_TURN = Statement(
+    "turns.forget_turn",
+    """
+    WITH forgotten AS (
+        UPDATE turns SET additions = coalesce(additions, '{}') || '{"remember": false}'
+        WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+        RETURNING session_id, turn_id, first_seq
+    ), said AS (
+        SELECT m.session_id, m.seq FROM forgotten AS f JOIN messages AS m USING (session_id)
+        WHERE m.seq >= f.first_seq AND m.turn_id = f.turn_id
+    ), queued AS (
+        DELETE FROM unembedded AS u USING said WHERE u.kind = 'message' AND u.id = said.session_id AND u.seq = said.seq
+    )
+    DELETE FROM message_words AS w USING said WHERE w.session_id = said.session_id AND w.seq = said.seq
+    """,
+)
+
+ADDITIONS = Statement("turns.additions", "SELECT additions FROM turns WHERE turn_id = %(turn_id)s", writes=False)
+
+# The tokens of a turn's messages after the first `after`, up to the number `until` (NULL: the last).
+USED_BETWEEN = Statement(
+    "turns.used_between",
+    f"""
+    SELECT jsonb_build_object({_TOKENS}) AS used
+    FROM (SELECT m.usage FROM messages AS m JOIN turns AS t ON t.session_id = m.session_id AND t.turn_id = m.turn_id
+          WHERE t.turn_id = %(turn_id)s AND m.usage IS NOT NULL AND m.seq >= t.first_seq + %(after)s
+            AND (%(until)s::int IS NULL OR m.seq < t.first_seq + %(until)s::int)) AS said
+    HAVING count(*) > 0
+    """,
+    writes=False,
+)
+
+# --- calls of another agent ----------------------------------------------------------------
+
+# Opens the session in which another agent answers a call, with its only turn. Both have the id of the call, so that the
+# statement may be repeated, and each can be found from the other. The task is the turn's message; its `position` 0 says
+# that no user wrote it. The turn has the user, the channel, the priority and the metadata of the caller's turn.
+# Opens nothing if the call does not wait, or if `most` agents have delegated above it already (`too_deep`).
+DELEGATE = Statement(
+    "turns.delegate",
+    f"""
+    WITH caller AS (
+        SELECT session_id, user_id, depth FROM sessions WHERE {HELD} FOR NO KEY UPDATE
+    ), call AS (
+        UPDATE tool_effects AS e
+        SET sent_at = coalesce(e.sent_at, perdure_now()),
+            probe_at = perdure_now() + make_interval(secs => %(probe_s)s)
+        FROM caller
+        WHERE e.effect_id = %(effect_id)s AND e.status = 'intended' AND e.finished_at IS NULL
+          AND caller.depth < %(most)s
+        RETURNING e.effect_id
+    ), asking AS (
+        SELECT channel, priority, metadata FROM turns WHERE turn_id = %(turn_id)s
+    ), opened AS (
+        INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at,
+                              channels, last_turn_seq, unsettled, woken_at, priority, depth)
+        SELECT call.effect_id, caller.user_id, '>' || call.effect_id, false, %(agent)s,
+               {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
+               ARRAY[asking.channel], 1, 1, perdure_now(), asking.priority, caller.depth + 1
+        FROM call, caller, asking
+        ON CONFLICT (session_id) DO NOTHING
+        RETURNING session_id, user_id
+    ), turn AS (
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, accepted_at)
+        SELECT session_id, session_id, 1, user_id, %(agent)s, channel, priority, metadata, 'accepted', perdure_now()
+        FROM opened, asking
+    ), input AS (
+        INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)
+        SELECT user_id, channel, session_id::text, session_id, 0, %(task)s, perdure_now() FROM opened, asking
+    )
+    SELECT caller.depth >= %(most)s AS too_deep, asking.priority, EXISTS (SELECT FROM opened) AS is_new
+    FROM caller, asking
+    """,
+)
+
+# The turn that answers a call, with its reply.
+ANSWER = Statement(
+    "turns.answer_of_call",
+    """
+    SELECT t.agent, t.status, t.settled_at IS NOT NULL AS is_settled, t.error_message, t.data, r.content AS reply
+    FROM turns AS t LEFT JOIN messages AS r ON r.session_id = t.session_id AND r.seq = t.reply_seq
+    WHERE t.turn_id = %(effect_id)s
+    """,
+    writes=False,
 )
 
 # --- calls with a list of arguments --------------------------------------------------------

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.database.engine import Executor
-from perdure.models.protocol import ToolCall
+from perdure.models.protocol import ToolCall, Usage
 from perdure.tools.variables import Change
 from perdure.turns.calls import approvals, queries
 from perdure.turns.calls.plan import Planned
@@ -35,18 +35,32 @@ UNANSWERED = (
     "Its outcome is unknown: it may have taken effect. Check before you call it again."
 )
 
-_UNKNOWN = {"task": LOST, "client": UNANSWERED}
+ABANDONED = (
+    "The agent has not answered, and this conversation no longer waits for it. "
+    "Its outcome is unknown: what it did until it was cancelled has taken effect. Check before you call it again."
+)
+
+_UNKNOWN = {
+    "task": LOST,
+    "client": UNANSWERED,
+    "agent": ABANDONED,
+    "user": "The user has not answered, and is no longer asked.",
+}
 """The texts of unknown outcomes, by what the call waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a call: a status (`done`, `failed`, `denied` or `unknown`), and a text for the model."""
+    """The result of a call: a status (`done`, `failed`, `denied` or `unknown`), and a text for the model.
+
+    `used` are the tokens of another agent that answered the call, or of the guards that judged the user's answers.
+    """
 
     position: int
     status: str
     text: str
     effect_id: UUID | None = None
+    used: Usage | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The values to write to the ended call's effect row. `result` is `None`: the transcript holds the text."""
@@ -80,12 +94,16 @@ def calls_as_decided(open_reply: Entry, rows: Mapping[int, Row[Any]]) -> list[To
 
 
 def with_edited_arguments(open_reply: Entry, rows: Mapping[int, Row[Any]], results: Iterable[Result]) -> list[Result]:
-    """The results. If a person edited a call's arguments, the text of its result begins with the new arguments."""
+    """The results. If a person edited a call's arguments, the text of its result begins with the new arguments.
+
+    The model does not read the arguments that a hook has changed, of a call that no person approved.
+    """
     noted = []
     for result in results:
         row = rows.get(result.position)
-        if row is not None and row.arguments != open_reply.tool_calls[result.position].arguments:
-            text = f"A person changed the arguments of this call to {row.arguments}\n{result.text}"
+        call = open_reply.tool_calls[result.position]
+        if row is not None and row.approver is not None and row.arguments != call.arguments:
+            text = f"The arguments of this call were changed to {row.arguments}\n{result.text}"
             noted.append(replace(result, text=text))
         else:
             noted.append(result)
@@ -114,14 +132,20 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
     """The result that the call's effect row records; without a row, a failed result."""
     if row is None:
         return Result(position, *outcome_of(None, None))
-    if row.status == "unknown" and row.waits_for in _UNKNOWN:
+    open_question = row.status == "intended" and row.waits_for == "user"
+    if (row.status == "unknown" or open_question) and row.waits_for in _UNKNOWN:
         return unknown_result(position, row)
-    return Result(position, *outcome_of(row.status, row.result), row.effect_id)
+    return Result(position, *outcome_of(row.status, row.result), row.effect_id, used_in(row))
 
 
 def unknown_result(position: int, row: Row[Any]) -> Result:
-    """The result of a call that waited for a task or a client, and for which the turn no longer waits."""
-    return Result(position, "unknown", _UNKNOWN[row.waits_for], row.effect_id)
+    """The result of a call that waited for someone or something outside, and for which the turn no longer waits."""
+    return Result(position, "unknown", _UNKNOWN[row.waits_for], row.effect_id, used_in(row))
+
+
+def used_in(row: Row[Any]) -> Usage | None:
+    """The tokens of another agent that answers the call, or of the guards that refused answers to a question."""
+    return None if row.used is None else Usage.from_dict(row.used)
 
 
 def outcome_of(status: str | None, result: str | None) -> tuple[str, str]:

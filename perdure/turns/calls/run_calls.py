@@ -19,10 +19,11 @@ from sqlalchemy import Row
 from perdure.agents import Agent
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime import Runtime
+from perdure.tools.delegation import AgentTool
 from perdure.tools.registry import Effect
 from perdure.tools.sources import Toolset
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls import approvals, awaited
+from perdure.turns.calls import approvals, asked, awaited
 from perdure.turns.calls.execute import CallExecutor
 from perdure.turns.calls.hooked import ToolHooks
 from perdure.turns.calls.ledger import CallLedger
@@ -40,7 +41,7 @@ from perdure.turns.calls.result_values import (
     unbegun_result,
     with_edited_arguments,
 )
-from perdure.turns.lease.tenure import Tenure, TurnScope
+from perdure.turns.lease.tenure import LeaseLost, Tenure, TurnScope
 from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, Failed, Lacking
 from perdure.turns.transcript import Entry
 
@@ -52,8 +53,11 @@ class Interrupted(Exception):
 class CallRunner:
     """Runs and resumes the tool calls of the turn at hand, one message at a time."""
 
-    def __init__(self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet) -> None:
+    def __init__(
+        self, runtime: Runtime, tenure: Tenure, agent: Agent, variables: VariableSet, *, screen: asked.Screen
+    ) -> None:
         self._runtime = runtime
+        self._screen = screen
         self._scope: TurnScope = tenure
         self._turn = tenure.at_hand
         self._is_overdue = tenure.overdue
@@ -123,21 +127,35 @@ class CallRunner:
         """Run the calls in `begun`; returns their results together with `results`, in the order of the calls.
 
         `rows` are the rows of resumed calls, whose arguments a person may have edited. `still_wait` tells whether a
-        call that an earlier worker began still waits for a task, a client or a time.
+        call that an earlier worker began still waits for a task, a client, an agent or a time.
         """
         here = [each for each in begun if each.waits_for is None]
         if len(here) == len(begun) and not still_wait:
             return in_call_order(with_edited_arguments(open_reply, rows or {}, results + self._executor.run(here)))
         for each in begun:
             if each.waits_for is not None:
-                failed = self._hooks.before(each)
-                if failed is None:
-                    if not self._scope.still_valid():
-                        self._ledger.extend(each)
-                    failed = awaited.send(self._runtime, self._scope, each)
-                results += [failed] if failed else []
+                results += self._send(each)
         results += self._executor.run(here, record=True)
         return AwaitsCalls(open_reply.seq or 0, awaited.results_to_dicts(results))
+
+    def _send(self, planned: Planned) -> list[Result]:
+        """Begin a call that waits for a task, a client, an agent or a time; returns its result if it has failed.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        checked = self._hooks.before(planned)
+        if isinstance(checked, Result):
+            return [checked]
+        if checked is not planned and not self._ledger.change(checked):
+            raise LeaseLost
+        if checked.timeout_s != planned.timeout_s or not self._scope.still_valid():
+            self._ledger.extend(checked)
+        if isinstance(checked.tool, AgentTool):
+            failed = self._ledger.delegate(checked, checked.tool, awaited.LEAST_PROBE_S)
+        else:
+            failed = awaited.send(self._runtime, self._scope, checked)
+        return [failed] if failed else []
 
     def _begin(
         self, open_reply: Entry, rows: Mapping[int, Row[Any]]
@@ -207,6 +225,8 @@ class CallRunner:
             return recorded_result(fresh.position, None) if fresh.refusal is None else refused_result(fresh)
         if row.status != "intended":
             return recorded_result(fresh.position, row)
+        if row.waits_for == "user":
+            return asked.resume(self._runtime, self._turn, row, fresh, self._screen)
         if row.waits_for is not None:
             return awaited.resume(self._runtime, self._scope, self._turn, row, fresh)
         if fresh.tool is None:
@@ -215,11 +235,14 @@ class CallRunner:
         return self._executor.decide(same, Effect(row.effect)) or same
 
     def _tools(self) -> Toolset:
-        return equip(self._runtime, self._scope, self._agent)
+        return equip(self._runtime, self._scope, self._agent, self._turn.additions)
 
 
 def _needs_tool(row: Row[Any]) -> bool:
     """Whether a call must run, be probed or be sent. The result of a task that was sent arrives without its tool."""
     if row.status == "approved":
         return True
-    return bool(row.status == "intended" and (row.waits_for is None or (row.waits_for == "task" and not row.sent)))
+    if row.waits_for == "user":
+        return bool(row.status == "intended" and row.payload)
+    is_unsent = row.waits_for in {"task", "agent"} and not row.sent
+    return bool(row.status == "intended" and (row.waits_for is None or is_unsent))

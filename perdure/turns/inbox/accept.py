@@ -3,8 +3,9 @@
 Accepting is idempotent by `(user_id, channel, message_id)`. In the common case, a message to an existing session is
 accepted by one statement. In these cases, a transaction that locks the session's row is needed:
 
-- The session is new or was idle for too long, or it is busy and `on_busy` is not `enqueue`.
+- The session is new or was idle for too long, or it is busy and `on_busy` is neither `enqueue` nor `steer`.
 - The message was accepted before.
+- The session's turn may wait for the message, as the answer to a question.
 - A rate limit is set (`rate_limit`).
 - The message has files. They are stored before, and referred to in this transaction.
 - The message comes from a stored row (`Source`).
@@ -34,8 +35,12 @@ from perdure.network.queues import reply_queue
 from perdure.runtime import AcceptingRuntime
 from perdure.sessions import queries as sessions
 from perdure.sessions.ending import IDLE
-from perdure.sessions.routing import scope_of, title_of
+from perdure.sessions.routing import scope_of
 from perdure.settings import OnBusy, Settings
+from perdure.text.titles import title_of
+from perdure.turns.additions import NO_ADDITIONS, Additions
+from perdure.turns.calls import queries as calls
+from perdure.turns.calls.hastening import hasten
 from perdure.turns.inbox import queries, rate_limit
 from perdure.turns.inbox.incoming import Incoming, ReplyTo
 
@@ -50,21 +55,29 @@ _CHANGED = "The session changed while the message was being accepted; please sen
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The turn of an accepted message. `duplicate` tells that the message had been accepted before."""
+    """The turn of an accepted message. `duplicate` tells that the message had been accepted before.
+
+    `joined` tells that the turn had an earlier message: this one answers its question, or was merged into it.
+    """
 
     turn_id: UUID
     session_id: UUID
     seq: int
     status: str
     duplicate: bool
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """The result of an accepting transaction, and the wake-ups to publish after it."""
+    """The result of an accepting transaction, and the wake-ups to publish after it.
+
+    `drains`: any drain takes the session, so that it needs no wake-up of its own (`lease.queries.DRAINABLE`).
+    """
 
     accepted: Accepted
     wake: bool
+    drains: bool = False
     deliveries: tuple[UUID, ...] = ()
     ending: UUID | None = None
 
@@ -101,14 +114,21 @@ def accept(
     turn_id: UUID | None = None,
     source: Source | None = None,
     any_agent: bool = False,
+    answers: bool = True,
+    answer: str | None = None,
+    additions: Additions = NO_ADDITIONS,
 ) -> Accepted:
     """Accept a message: commit its row, so that the message is answered even after a crash.
 
     `any_agent` is for messages whose sender does not wait for this call: an agent that this process does not know is no
     reason to refuse the message, because another worker may know the agent. The turn waits for such a worker.
 
+    The user's next message is the answer to a question for which the session's turn waits (`calls.asked`), unless
+    `answers` is false or the message interrupts: the message's turn then is the one that waits. `answer` is the text of
+    the answer; by default, that of the message.
+
     `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id of the new
-    turn; by default, a new id.
+    turn; by default, a new id. `additions` are what the message's client adds to the agent, for the new turn.
 
     Raises:
         SourceTaken: another process accepts the message of `source`, or the row of `source` was changed or erased.
@@ -123,12 +143,18 @@ def accept(
     if not any_agent:
         _check_agent(runtime, message)
     parameters = _parameters(runtime, message, target, turn_id)
+    parameters["answers"] = answers and parameters["on_busy"] is not OnBusy.INTERRUPT
+    parameters["answer"] = message.text if answer is None else answer
+    added = replace(additions, remember=additions.remember and message.remember).to_dict()
+    parameters["additions"] = None if added is None else as_json(added)
     parameters["file_ids"] = take_in(runtime.files, message.user, files_in(message.parts or ()))
+    parameters["remember"] = additions.remember
     commit = _retried(runtime, message, parameters, source)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
-        runtime.wake.session(commit.accepted.session_id, message.priority)
+        wake = runtime.wake.drain if commit.drains else runtime.wake.session
+        wake(commit.accepted.session_id, message.priority)
     if commit.ending is not None:
         runtime.wake.ending(commit.ending)
     return commit.accepted
@@ -203,7 +229,7 @@ def _parameters(
         "agent": message.agent,
         "agents": [agent.name for agent in runtime.agents],
         "default_agent": runtime.agents.default.name,
-        "on_busy": message.on_busy or runtime.settings.turn.on_busy,
+        "on_busy": OnBusy(message.on_busy or runtime.settings.turn.on_busy),
         "sweep_s": runtime.settings.turn.sweep_s,
         "max_chars": runtime.settings.guard.max_chars,
         "user_concurrency": runtime.settings.turn.user_concurrency,
@@ -212,6 +238,7 @@ def _parameters(
         "reply_to": as_json(reply_to) if reply_to else None,
         "metadata": as_json(message.metadata) if message.metadata is not None else None,
         "parts": None,
+        "additions": None,
     }
 
 
@@ -225,7 +252,7 @@ def _retried(
     needs_lock = source is not None or message.parts is not None or rate_limit.is_on(runtime.settings.guard)
     for tries_left in reversed(range(_TRIES)):
         try:
-            at_once = None if needs_lock else _enqueue(runtime.database, parameters)
+            at_once = None if needs_lock else _enqueue(runtime.database, {**parameters, "alone": True})
             return at_once or _accept_in_transaction(runtime, message, parameters, source)
         except IntegrityError:
             if not tries_left:
@@ -243,9 +270,8 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
     if not rows:
         return None
     row = rows[0]
-    return _Commit(
-        Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False), wake=not row.is_woken
-    )
+    accepted = Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False)
+    return _Commit(accepted, wake=not row.is_woken, drains=row.is_drainable)
 
 
 def _accept_in_transaction(
@@ -285,15 +311,21 @@ def _accept_under_lock(
         raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
     parameters = {**parameters, "parts": _used(runtime, transaction, message, parameters["file_ids"])}
     if targets[0].unsettled:
-        return _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
+        answered = _answer_question(transaction, targets[0].session_id, parameters) if parameters["answers"] else None
+        if answered is not None:
+            return answered
+        commit = _accept_into_busy(runtime, transaction, targets[0].session_id, parameters)
+        hasten(transaction, targets[0].session_id)
+        return commit
     return replace(_enqueue_locked(transaction, parameters), ending=ending)
 
 
 def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
-    if row.text != parameters["text"]:
+    # A text that a hook changed is no longer in the inbox: the message is recognized by its id.
+    if row.text and row.text != parameters["text"]:
         raise Conflict(f"message_id {parameters['message_id']!r} was used for another text.")
     mine = row.turn_id == parameters["turn_id"]  # committed by an earlier try of this call
-    accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine)
+    accepted = Accepted(row.turn_id, row.session_id, row.seq, row.status, duplicate=not mine, joined=row.position > 1)
     return _Commit(accepted, wake=row.status == "accepted" and not row.is_woken)
 
 
@@ -327,6 +359,19 @@ def _open_session(
     transaction.run(sessions.OPEN, opened)
 
 
+def _answer_question(transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit | None:
+    """Record the message as the answer to the question for which the session's turn waits, if it asks one."""
+    said = as_json([{"text": parameters["answer"]}])
+    rows = transaction.run(calls.ANSWER_QUESTION, {**parameters, "session_id": session_id, "said": said})
+    if not rows:
+        return None
+    row = rows[0]
+    if not parameters["remember"]:
+        transaction.run(calls.FORGET_TURN, {"turn_id": row.turn_id})
+    accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False, joined=True)
+    return _Commit(accepted, wake=bool(row.wakes))
+
+
 def _accept_into_busy(
     runtime: AcceptingRuntime, transaction: Transaction, session_id: UUID, parameters: dict[str, Any]
 ) -> _Commit:
@@ -337,18 +382,20 @@ def _accept_into_busy(
             rows = transaction.run(queries.MERGE, {**parameters, "session_id": session_id})
             if rows:
                 row = rows[0]
-                accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False)
+                accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False, joined=True)
                 return _Commit(accepted, wake=not row.is_woken)
             return _enqueue_locked(transaction, parameters)
         case OnBusy.INTERRUPT:
             deliveries = _interrupt(runtime, transaction, session_id)
             return replace(_enqueue_locked(transaction, parameters), deliveries=deliveries)
+        case OnBusy.STEER:
+            return _enqueue_locked(transaction, parameters, OnBusy.STEER)
         case OnBusy.ENQUEUE:
             return _enqueue_locked(transaction, parameters)
 
 
-def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any]) -> _Commit:
-    commit = _enqueue(transaction, {**parameters, "on_busy": OnBusy.ENQUEUE})
+def _enqueue_locked(transaction: Transaction, parameters: dict[str, Any], on_busy: OnBusy = OnBusy.ENQUEUE) -> _Commit:
+    commit = _enqueue(transaction, {**parameters, "on_busy": on_busy, "answers": False, "alone": False})
     if commit is None:
         raise Unavailable(_CHANGED)
     return commit
@@ -368,7 +415,7 @@ def _interrupt(runtime: AcceptingRuntime, transaction: Transaction, session_id: 
     [seized] = transaction.run(queries.SEIZE, {"session_id": session_id})
     fence = Fence(seized.token, seized.nonce)
     settled = [
-        settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, row)).delivery_id
+        settle_begun(transaction, runtime.clock, fence, TurnRow.begun(session_id, row), runtime.agents).delivery_id
         for row in transaction.run(queries.BEGUN, {"session_id": session_id})
     ]
     owing = [row.turn_id for row in transaction.run(queries.OWING, {"session_id": session_id})]

@@ -97,7 +97,7 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
         following = quiet.over(following, zone)
     due = _Due(row, following, slot)
     try:
-        accept(runtime, _message(row, slot), target=row.reply_to, source=due)
+        accept(runtime, _message(row, slot), target=row.reply_to, source=due, answers=False)
     except (Unavailable, RateLimited):
         raise
     except PerdureError as refused:
@@ -143,6 +143,6 @@ def _message(row: Row[Any], slot: datetime) -> Incoming:
         "conversation": row.conversation,
         "agent": row.agent,
         "on_busy": OnBusy.ENQUEUE,
-        "metadata": {"schedule_id": str(row.schedule_id), "slot": slot.isoformat()},
+        "metadata": {"schedule_id": str(row.schedule_id), "slot": slot.isoformat(), "timezone": row.timezone},
     }
     return stored_incoming(UserKey(row.user_id), fields)

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    StrictBool,
     StrictInt,
     ValidationError,
     ValidationInfo,
@@ -119,7 +120,10 @@ def _text_or_parts(schema: dict[str, Any]) -> None:
 
 
 class MessageFields(BaseModel):
-    """The fields of a message, without its user. `text` is that of the `parts`, if a message has parts."""
+    """The fields of a message, without its user. `text` is that of the `parts`, if a message has parts.
+
+    With `remember` false, nothing of the message's turn becomes a memory, or is recalled in other conversations.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_text_or_parts)
 
@@ -133,6 +137,7 @@ class MessageFields(BaseModel):
     priority: Annotated[StrictInt, Field(ge=0, le=9), BeforeValidator(whole)] = DEFAULT_PRIORITY
     on_busy: OnBusy | None = None
     reply_to: ReplyTo | None = None
+    remember: StrictBool = True
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="before")

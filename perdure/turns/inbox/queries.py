@@ -5,7 +5,8 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.sessions.states import State, Trigger, sql
-from perdure.turns.lease.queries import ADMITTED
+from perdure.turns.calls.queries import QUESTION
+from perdure.turns.lease.queries import ADMITTED, DRAINABLE
 
 # Whether a wake-up for the session was published recently. If so, the next message publishes no wake-up: a second one
 # would only lengthen the queue, and the sweeper replaces a lost one. Both the time that counts as recent and the pause
@@ -19,9 +20,19 @@ _WOKEN = """
 # Whether the session has failed attempts (see STRIKE) and only the sweeper wakes it: messages do not shorten the pause.
 _STRUCK = "s.lease_until IS NULL AND s.strikes > 0 AND s.woken_at IS NOT NULL"
 
+# The turn's additions: the message's, and that nothing of a session is remembered whose conversation is left out.
+_ADDITIONS = """
+    CASE WHEN {remember} THEN %(additions)s::jsonb
+         ELSE coalesce(%(additions)s::jsonb, '{{}}') || '{{"remember": false}}' END
+""".strip()
+_REMEMBER = "(SELECT remember FROM sessions WHERE session_id = %(session_id)s)"
+
 # Accepts a message into an existing session. If this installation no longer has the session's agent, the default agent
 # is used. Returns no row if the message needs a decision first: the session does not exist, has ended, was idle for too
-# long, or is busy while `on_busy` is not `enqueue`; or the message was accepted before.
+# long, or is busy while `on_busy` is neither `enqueue` nor `steer`; the message may answer a question (`answers`) for
+# which the session's turn waits; the statement runs `alone`, and the session's turn may wait for its client, which
+# HASTEN in the same transaction shortens; or the message was accepted before. The turn of a message that steers
+# (`steers`) waits like any other, until the turn that runs takes its message in (see STEP).
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -52,38 +63,48 @@ ENQUEUE = Statement(
                 %(session_id)s::uuid,
                 (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
           AND s.user_id = %(user_id)s
-          AND s.end_requested_at IS NULL
+          AND s.end_requested_at IS NULL AND s.depth = 0
           AND (%(session_id)s::uuid IS NOT NULL
                OR s.routable
                   AND (s.unsettled > 0
                        OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
-          AND (%(on_busy)s = 'enqueue' OR s.unsettled = 0)
+          AND (%(on_busy)s IN ('enqueue', 'steer') OR s.unsettled = 0)
+          AND NOT (%(answers)s AND s.unsettled > 0 AND EXISTS (
+                {QUESTION.format(session_id="s.session_id")}))
+          AND NOT (%(alone)s AND s.unsettled > 0 AND coalesce(s.not_before > perdure_now(), false))
           AND NOT EXISTS (
                 SELECT FROM inbox
                 WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s)
-        RETURNING s.session_id, s.last_turn_seq,
+        RETURNING s.session_id, s.remember, s.last_turn_seq, s.unsettled > 1 AS busy,
                   s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
                   OR {_STRUCK} AS is_woken,
+                  {DRAINABLE} AS is_drainable,
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
-                           status, accepted_at)
+                           additions, status, steers, accepted_at)
         SELECT %(turn_id)s::uuid, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
-               %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb, 'accepted', perdure_now()
+               %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb,
+               {_ADDITIONS.format(remember="remember")}, 'accepted', busy AND %(on_busy)s = 'steer', perdure_now()
         FROM target
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
         SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, %(parts)s::jsonb, perdure_now()
         FROM target
     )
-    SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken FROM target
+    SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken, is_drainable FROM target
     """,
 )
 
+# A message that steered keeps the id of its own turn.
 FIND_ACCEPTED = Statement(
     "turns.find_accepted",
     f"""
-    SELECT i.turn_id, i.text, i.parts, t.session_id, t.seq, t.status,
+    SELECT CASE WHEN i.position > 1 THEN coalesce((
+               SELECT u.turn_id FROM unrouted AS u
+               WHERE u.user_id = i.user_id AND u.routed_to = i.turn_id
+                 AND u.message ->> 'channel' = i.channel AND u.message ->> 'message_id' = i.message_id), i.turn_id)
+               ELSE i.turn_id END AS turn_id, i.text, i.parts, i.position, t.session_id, t.seq, t.status,
            {_WOKEN} OR s.not_before > perdure_now() OR {_STRUCK} AS is_woken
     FROM inbox AS i JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE i.user_id = %(user_id)s AND i.channel = %(channel)s AND i.message_id = %(message_id)s
@@ -91,9 +112,10 @@ FIND_ACCEPTED = Statement(
     writes=False,
 )
 
-# Adds a message to the newest turn of a locked session. The turn must not have begun, and must have the message's
-# agent, channel and receiver. Its messages together may have at most `max_chars` characters. Otherwise returns no row.
-# The members of the message's metadata are added to the turn's; the newer value of a member replaces the older.
+# Adds a message to the newest turn of a locked session. The turn must not have begun or steer, and must have the
+# message's agent, channel, receiver and additions. Its messages together may have at most `max_chars` characters.
+# Otherwise returns no row. The members of the message's metadata are added to the turn's; the newer value of a member
+# replaces the older.
 MERGE = Statement(
     "turns.merge",
     f"""
@@ -107,11 +129,13 @@ MERGE = Statement(
             metadata = CASE WHEN %(metadata)s::jsonb IS NULL THEN t.metadata
                             ELSE coalesce(t.metadata, '{{}}') || %(metadata)s::jsonb END
         FROM newest
-        WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND t.channel = %(channel)s
+        WHERE t.turn_id = newest.turn_id AND t.status = 'accepted' AND NOT t.steers
+          AND t.channel = %(channel)s
           AND t.agent = coalesce(%(agent)s::text, (
                 SELECT CASE WHEN agent = ANY (%(agents)s::text[]) THEN agent ELSE %(default_agent)s END
                 FROM sessions WHERE session_id = %(session_id)s))
           AND t.reply_to IS NOT DISTINCT FROM %(reply_to)s::jsonb
+          AND t.additions IS NOT DISTINCT FROM {_ADDITIONS.format(remember=_REMEMBER)}
           AND (SELECT sum(length(text)) FROM inbox WHERE turn_id = newest.turn_id) + length(%(text)s::text)
               <= %(max_chars)s
         RETURNING t.turn_id, t.seq, t.status
@@ -144,7 +168,8 @@ QUEUE_UP = Statement(
 
 # Seconds until both sliding windows (minute and hour) have room. A full window has room when its `most`-th newest
 # message leaves it. A timestamp more than 10 s in the future was written while the clock was ahead, and is not counted.
-# A timestamp less than 10 s in the future is counted: transactions may commit out of order.
+# A timestamp less than 10 s in the future is counted: transactions may commit out of order. A task that an agent gives
+# to another (`position` 0) is no message of the user.
 FULL_FOR = Statement(
     "turns.full_for",
     """
@@ -154,7 +179,7 @@ FULL_FOR = Statement(
          LATERAL (
              SELECT accepted_at FROM (
                  (SELECT accepted_at FROM inbox
-                  WHERE user_id = %(user_id)s
+                  WHERE user_id = %(user_id)s AND position > 0
                     AND accepted_at BETWEEN perdure_now() - make_interval(secs => rate.within_s)
                                         AND perdure_now() + interval '10 seconds'
                   ORDER BY accepted_at DESC LIMIT rate.most)

@@ -60,7 +60,9 @@ ROUTED = Statement(
 JOINED = Statement(
     "unrouted.joined",
     """
-    UPDATE unrouted SET routed_to = %(routed_to)s::uuid, settled_at = perdure_now(), message = '{}'
+    UPDATE unrouted
+    SET routed_to = coalesce((SELECT routed_to FROM unrouted WHERE turn_id = %(routed_to)s::uuid), %(routed_to)s::uuid),
+        settled_at = perdure_now(), message = '{}'
     WHERE turn_id = %(turn_id)s AND settled_at IS NULL
     RETURNING turn_id
     """,

@@ -13,25 +13,31 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
+
+from sqlalchemy import Row
 
 from perdure.database.engine import Database, Statement
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
+from perdure.observe.measures import Measures
 from perdure.runtime import Runtime
 from perdure.settings import TurnSettings
 from perdure.turns.lease import death_queries, queries
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 
 log = logging.getLogger(__name__)
-
-ISOLATE_FROM_CLAIM = 2
-"""After this number of claims of a turn, only a dedicated process may claim it."""
 
 CHILD_S = 60.0
 """Seconds for which a worker remembers that a child of it has left a session: the start of a child is expensive."""
 
 _NO_LIMIT = 2**31 - 1
+_NO_SESSION = UUID(int=0)
+
+_CHOSEN = 16
+"""How many due sessions a claim of the next one first chooses from. As many workers can claim at the same moment."""
 
 _LOCKED_TRIES = 5
 _LOCKED_PAUSE_S = 0.02
@@ -42,6 +48,8 @@ class Ran:
     """This process claimed the session, and settled `settled` turns before it released the session."""
 
     settled: int
+    outcomes: tuple[str, ...] = field(default=(), compare=False)
+    """Of each settled turn, its status and the code of its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,18 @@ Refusal = NotNeeded | NeedsIsolation | Queued | Unequipped
 """Why this process does not run a session."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What `Claims.draw` found: the tenure of a session, or why this process does not run it; `None`: none is due.
+
+    `next_due` is another session that is due, with its effective priority.
+    """
+
+    session_id: UUID
+    found: Tenure | Refusal | None
+    next_due: tuple[UUID, int] | None = None
+
+
 def claim(
     runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Sequence[str] | None = None
 ) -> Tenure | Refusal:
@@ -91,15 +111,7 @@ def claim(
     If the session's last holder has died, the death is first charged to one of the turns that the holder ran.
     """
     database, limits, asked_at = runtime.database, runtime.settings.turn, runtime.clock.monotonic()
-    parameters = {
-        "session_id": session_id,
-        "owner": owner,
-        "lease_s": limits.lease_s,
-        "user_concurrency": limits.user_concurrency,
-        "max_attempts": limits.max_attempts,
-        "unknown_agent_s": limits.unknown_agent_s,
-        "agents": None if agents is None else list(agents),
-    }
+    parameters = _parameters(runtime, session_id, owner, agents)
     isolate_from = _NO_LIMIT if alone else ISOLATE_FROM_CLAIM
     rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
     if rows and not rows[0].blamed:
@@ -110,17 +122,46 @@ def claim(
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
     if not rows or not rows[0].blamed:  # not blamed: the session's row was locked
         return NotNeeded()
-    row = rows[0]
+    return _claimed(runtime, session_id, rows[0], asked_at, alone=alone)
+
+
+def _parameters(runtime: Runtime, session_id: UUID, owner: str, agents: Sequence[str] | None) -> dict[str, Any]:
+    limits = runtime.settings.turn
+    return {
+        "session_id": session_id,
+        "owner": owner,
+        "lease_s": limits.lease_s,
+        "user_concurrency": limits.user_concurrency,
+        "max_attempts": limits.max_attempts,
+        "unknown_agent_s": limits.unknown_agent_s,
+        "agents": None if agents is None else list(agents),
+    }
+
+
+def _claimed(
+    runtime: Runtime, session_id: UUID, row: Row[Any], asked_at: float, *, alone: bool = False
+) -> Tenure | Refusal:
+    """What a row of a claiming statement, sent at `asked_at` of the monotonic clock, tells about the session."""
     if not row.equipped:
         return Unequipped(f"the agent {row.agent_wanted!r}", row.priority)
     if not row.free:
         return Queued()
     if row.token is None:
         return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
-    tenure = Tenure.claimed(session_id, row, runtime.clock, limits.lease_s)
+    tenure = Tenure.claimed(session_id, row, runtime.clock, runtime.settings.turn.lease_s)
     tenure.renewed(asked_at)
     tenure.alone, tenure.overdue = alone, row.overdue
+    _measure(runtime.measures, row)
     return tenure
+
+
+def _measure(measures: Measures, row: Row[Any]) -> None:
+    if row.waited_s is not None:
+        measures.stage("claim", row.waited_s)
+    if row.taken_over:
+        measures.lease_taken_over()
+    if row.strikes_before:
+        measures.step_repeated()
 
 
 def claim_patiently(
@@ -188,11 +229,48 @@ class Claims:
             rows = self._runtime.database.run(queries.IS_UNEQUIPPED, given)
             if rows and rows[0].unequipped:
                 return NotNeeded()
-        agents = [each.name for each in self._runtime.agents]
-        found = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=agents)
+        found = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=self._agents())
         if isinstance(found, Unequipped):
             self.leave(session_id, found, publish=not alone)
         return found
+
+    def draw(self, named: UUID | None) -> Drawn:
+        """Claim the session `named` if it needs the wake-up that names it, else the next due session.
+
+        See `queries.DRAINABLE`. While other transactions hold the locks of all sessions from which a claim chooses,
+        tries again for a moment, each time among four times as many.
+        """
+        runtime = self._runtime
+        given = {
+            **_parameters(runtime, named or _NO_SESSION, self._owner, self._agents()),
+            "isolate_from": ISOLATE_FROM_CLAIM,
+            "aging_s": runtime.settings.turn.priority_aging_s,
+        }
+        for tried in range(_LOCKED_TRIES + 1):
+            asked_at = runtime.clock.monotonic()
+            [row] = runtime.database.run(queries.CLAIM_DUE, {**given, "most": _CHOSEN << 2 * tried})
+            next_due = None if row.next_id is None else (row.next_id, row.next_priority)
+            if row.is_special and named is not None:
+                return Drawn(named, self.claim(named), next_due)
+            if row.session_id is not None:
+                found = _claimed(runtime, row.session_id, row, asked_at)
+                if isinstance(found, Unequipped):
+                    self.leave(row.session_id, found, publish=True)
+                return Drawn(row.session_id, found, next_due)
+            if not row.due:
+                break
+            if tried < _LOCKED_TRIES:
+                time.sleep(_LOCKED_PAUSE_S)
+        return Drawn(named or _NO_SESSION, None)
+
+    def next_due(self) -> tuple[UUID, int] | None:
+        """The session that the next draw would claim, with its effective priority."""
+        given = {"aging_s": self._runtime.settings.turn.priority_aging_s}
+        rows = self._runtime.database.run(queries.NEXT_DUE, given)
+        return (rows[0].session_id, rows[0].priority) if rows else None
+
+    def _agents(self) -> list[str]:
+        return [each.name for each in self._runtime.agents]
 
     def leave(self, session_id: UUID, unequipped: Unequipped, *, publish: bool) -> None:
         """Record that this process has left the session, and publish its wake-up; or that a child of it has left it."""

@@ -63,9 +63,13 @@ def _stopping(
 
 SHUT_DOWN = _stopping("shut_down", "woken_at = NULL")
 
-# The sweeper wakes the session after a pause that grows with `wakes` (see WAKE_DUE).
+# The sweeper wakes the session after a pause of `sweep_s` seconds that doubles with `wakes`. The session counts as
+# woken, so that no drain takes it before (see DRAINABLE), and so much earlier that the pause of WAKE_DUE is as long.
 POSTPONE = _stopping(
-    "postpone", f"woken_at = {_NOW}, wakes = %(wakes)s", turn="status = 'parked', unsaved_error = %(error)s"
+    "postpone",
+    f"""wakes = %(wakes)s::int + 1,
+            woken_at = {_NOW} - make_interval(secs => %(sweep_s)s * 2 ^ %(wakes)s::int)""",
+    turn="status = 'parked', unsaved_error = %(error)s",
 )
 
 # The claim stays counted as a failed attempt (`strikes`). The sweeper's pause before the next claim doubles with each
@@ -105,7 +109,8 @@ _CANCELLED = "AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND 
 _OVER = f"AND end_requested_at IS NULL {_CANCELLED}"
 _OPEN = "FROM tool_effects WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status ="
 
-# Until the calls are decided or expire. For a turn with a receiver, also writes the delivery of the request.
+# Until the calls are decided or expire. For a turn with a receiver, also writes the delivery of the request. If the
+# turn answers a call of another agent, the receiver is that of the conversation's turn.
 WAIT_APPROVAL = _stopping(
     "wait_approval",
     f"""woken_at = {_NOW}, wakes = 0, paced = false,
@@ -113,11 +118,21 @@ WAIT_APPROVAL = _stopping(
     turn="status = 'waiting_approval'",
     state=f"CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END",
     unless=_OVER,
-    delivery=f""", asked AS (
+    delivery=f""", receiver AS (
+        WITH RECURSIVE above (turn_id, reply_to) AS (
+            SELECT turn_id, reply_to FROM stopped
+            UNION ALL
+            SELECT t.turn_id, t.reply_to
+            FROM above JOIN tool_effects AS e ON e.effect_id = above.turn_id AND e.waits_for = 'agent'
+            JOIN turns AS t ON t.turn_id = e.turn_id
+            WHERE above.reply_to IS NULL
+        )
+        SELECT reply_to FROM above WHERE reply_to IS NOT NULL
+    ), asked AS (
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"approval": true}}',
-               'pending', {_NOW}, {_NOW}
-        FROM stopped WHERE reply_to IS NOT NULL
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s,
+               receiver.reply_to || '{{"approval": true}}', 'pending', {_NOW}, {_NOW}
+        FROM stopped, receiver
         ON CONFLICT DO NOTHING
         RETURNING delivery_id
     )""",
@@ -130,16 +145,20 @@ RECORD_RESULTS = Statement(
     """
     UPDATE tool_effects AS t
     SET status = r.status, result = r.result,
+        payload = CASE WHEN t.waits_for = 'user' AND r.used IS NOT NULL
+                       THEN coalesce(t.payload, '{}') || jsonb_build_object('used', r.used) ELSE t.payload END,
         finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for = 'task' OR t.parts IS NOT NULL
-                        THEN perdure_now() END  -- the sweeper revokes its tasks
-    FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
+        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for IN ('task', 'agent') OR t.parts IS NOT NULL
+                        THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
+    FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text, used jsonb)
     WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
       AND t.finished_at IS NULL
     """,
 )
 
 # Until the first of the waiting calls is due, or until it is time to send a task again that the broker did not accept.
+# The turn goes on at once if the user has answered a question. For a turn with a receiver, also writes the delivery of
+# the first question that is not sent yet, in place of that of an earlier one of the same reply.
 WAIT_CALLS = _stopping(
     "wait_calls",
     f"""woken_at = {_NOW}, wakes = 0, paced = false,
@@ -147,7 +166,26 @@ WAIT_CALLS = _stopping(
                 SELECT min(CASE WHEN waits_for = 'task' AND sent_at IS NULL
                                 THEN least(decide_at, {_NOW} + make_interval(secs => %(retry_s)s)) ELSE decide_at END)
                 {_OPEN} 'intended' AND waits_for IS NOT NULL)""",
-    unless=f"{_OVER} AND EXISTS (SELECT {_OPEN} 'intended' AND waits_for IS NOT NULL)",
+    unless=f"""{_OVER} AND EXISTS (SELECT {_OPEN} 'intended' AND waits_for IS NOT NULL)
+          AND NOT EXISTS (SELECT {_OPEN} 'intended' AND waits_for = 'user' AND
+                          jsonb_array_length(payload -> 'said') > coalesce((payload ->> 'judged')::int, 0))""",
+    delivery=f""", question AS (
+        UPDATE tool_effects SET sent_at = {_NOW}
+        WHERE effect_id = (SELECT effect_id {_OPEN} 'intended' AND waits_for = 'user' ORDER BY position LIMIT 1)
+          AND sent_at IS NULL AND EXISTS (SELECT FROM stopped)
+        RETURNING effect_id
+    ), asked AS (
+        INSERT INTO deliveries AS d (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at,
+                                     created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"question": true}}',
+               'pending', {_NOW}, {_NOW}
+        FROM stopped, question WHERE reply_to IS NOT NULL
+        ON CONFLICT (turn_id, asking_seq) DO UPDATE
+        SET delivery_id = excluded.delivery_id, target = excluded.target, status = 'pending', attempts = 0,
+            due_at = excluded.due_at, last_error = NULL, created_at = excluded.created_at, delivered_at = NULL,
+            wake_at = NULL, wakes = 0
+        RETURNING delivery_id
+    )""",
 )
 
 # Until a model may answer. Records the error and the number of steps in the turn's row. The API shows the turn as
@@ -181,7 +219,7 @@ WITH_MESSAGES = """
 # the session has more turns. `unsettled` is read from the locked row, so that a concurrently accepted turn is counted.
 # `saved`: the snapshot store already has the snapshot of the tick that this statement commits. Inserts a row for each
 # use of a case, and locks no case. `tick`, if not null, must equal the session's tick, so that a repeated statement has
-# no effect.
+# no effect. A session that answers a call of another agent (`depth`) ends with its turn.
 SETTLE = Statement(
     "turns.settle",
     f"""
@@ -205,10 +243,12 @@ SETTLE = Statement(
             last_activity_at = perdure_now(),
             lease_until = CASE WHEN %(keep)s AND unsettled > 1
                                THEN perdure_now() + make_interval(secs => %(lease_s)s) END,
-            lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END
+            lease_owner = CASE WHEN %(keep)s AND unsettled > 1 THEN lease_owner END,
+            end_requested_at = CASE WHEN depth > 0 THEN coalesce(end_requested_at, perdure_now())
+                                    ELSE end_requested_at END
         WHERE {HELD} AND tick = coalesce(%(tick)s::bigint, tick)
         RETURNING session_id, user_id, scope, token, tick, message_count - %(added)s AS base, unsettled,
-                  end_requested_at, lease_until
+                  end_requested_at, lease_until, depth
     ), {WITH_MESSAGES}, settled AS (
         UPDATE turns AS t
         SET status = %(status)s, steps = %(steps)s, usage = %(usage)s::jsonb, data = %(data)s::jsonb,
@@ -220,7 +260,8 @@ SETTLE = Statement(
     ), doubtful AS (
         UPDATE tool_effects AS e
         SET status = CASE e.status WHEN 'intended' THEN 'unknown' WHEN 'asked' THEN 'denied' ELSE 'failed' END,
-            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for = 'task' THEN perdure_now() END  -- to revoke
+            probe_at = CASE WHEN e.status = 'intended' AND e.waits_for IN ('task', 'agent')
+                            THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
     ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
@@ -229,7 +270,7 @@ SETTLE = Statement(
         RETURNING delivery_id
     )
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
-           (SELECT delivery_id FROM owed) AS delivery_id,
+           (SELECT delivery_id FROM owed) AS delivery_id, fenced.depth > 0 AS answers_call,
            fenced.lease_until IS NULL AND EXISTS (
                SELECT FROM sessions AS q
                WHERE q.user_id = fenced.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others_wait

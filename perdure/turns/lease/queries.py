@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.pausing import PAUSED, PAUSED_SESSION
 from perdure.database.rounds import visiting
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import PRESENT_VARIABLES
 from perdure.turns.drain import DRAINING
 from perdure.turns.lease.aging import HIGHEST, effective
+
+ISOLATE_FROM_CLAIM = 2
+"""After this number of claims of a turn, only a dedicated process may claim it."""
 
 # A session is *admitted* while one of its turns runs or may run. An admitted session takes one of its user's
 # `user_concurrency` places. If all places are taken, the user's other sessions that have unsettled turns are *queued*:
@@ -21,9 +25,22 @@ from perdure.turns.lease.aging import HIGHEST, effective
 # A session takes no place while it waits for a person, a task, a time or a model (`not_before`), for a worker that has
 # its agent and tools (`unequipped_since`), or after an error (`strikes`). The index `sessions_admitted_idx` has the
 # admitted sessions. The index stays short, because queued sessions are not in it.
+#
+# A session in which an agent answers a call of another (`depth`) takes no place and is not queued for want of one: its
+# caller's turn waits for it.
+#
+# A session whose turn is paused (see `turns.pauses`) is queued, too, and not admitted before the pause ends.
 ADMITTED = """
-        unsettled > 0 AND not_before IS NULL
+        unsettled > 0 AND not_before IS NULL AND depth = 0
         AND (lease_until IS NOT NULL OR strikes = 0 AND unequipped_since IS NULL)
+""".strip()
+
+# The sessions that any worker may take without a wake-up of their own, in the order of CLAIM_DUE. The others need the
+# wake-up that names them: those that were woken already (`wakes`), failed or ended a process (`strikes`, `claims`),
+# were left by a worker without their agent, or whose holder has died. `accept` and the sweeper then publish it.
+DRAINABLE = f"""
+    unsettled > 0 AND not_before IS NULL AND wakes = 0 AND lease_until IS NULL AND strikes = 0
+    AND claims < {ISOLATE_FROM_CLAIM} AND unequipped_since IS NULL
 """.strip()
 
 # Queues a session. Because `not_before` is one hour ahead, the sweeper's WAKE_DUE does not wake the session. The hour
@@ -41,6 +58,7 @@ _NEXT = f"""
     SELECT found.session_id FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
         SELECT session_id, priority, queued_at FROM sessions
         WHERE user_id = {{user_id}} AND unsettled > 0 AND queued_at IS NOT NULL AND priority = rank
+              AND NOT {PAUSED_SESSION.format(session="sessions")}
         ORDER BY queued_at LIMIT {{most}}) AS found
     ORDER BY {effective("found.priority", "found.queued_at")} DESC, found.queued_at
 """.strip()
@@ -49,7 +67,8 @@ _ADMIT = f"""
     UPDATE sessions AS s
     SET queued_at = NULL, not_before = NULL, woken_at = perdure_now(), wakes = 0
     FROM locked WHERE s.session_id = locked.session_id
-    RETURNING s.session_id, {effective("s.priority", "locked.queued_at")} AS priority
+    RETURNING s.session_id, {effective("s.priority", "locked.queued_at")} AS priority,
+              {DRAINABLE} AS is_drainable
 """.strip()
 
 # Admits one queued session of a user, if the user has a free place. If two places become free concurrently, two
@@ -128,7 +147,8 @@ _IN_TIME = """
 _BEFORE = f"""
            {{held}}.previous_session_id, previous.summary AS previous_summary,
            coalesce(
-               (SELECT channel FROM turns WHERE session_id = %(session_id)s AND seq = begun.seq - 1),
+               (SELECT channel FROM turns WHERE session_id = {{held}}.session_id AND seq < begun.seq
+                ORDER BY seq DESC LIMIT 1),
                (SELECT channel FROM turns WHERE session_id = {{held}}.previous_session_id ORDER BY seq DESC LIMIT 1)
            ) AS previous_channel,
            {{held}}.tick, {{held}}.saved_token, {{held}}.saved_tick, {{held}}.variables_tick,
@@ -147,31 +167,28 @@ _BEFORE = f"""
 # waited for `unknown_agent_s`. A refused session keeps a short pause between two wake-ups (`wakes`), so that it soon
 # reaches a worker that knows the agent.
 #
-# If leased sessions of the user take all places, the session is queued instead, and no attempt is counted. No lock
-# protects the count of leased sessions: concurrent claims for one user do not see each other. So the user may exceed
-# the limit until enough of these turns are settled. A turn that is cancelled or out of attempts needs no place, because
-# the turn is not run, only settled.
+# If leased sessions of the user take all places, or the turn is paused, the session is queued instead, and no attempt
+# is counted. No lock protects the count of leased sessions: concurrent claims for one user do not see each other. So
+# the user may exceed the limit until enough of these turns are settled. A turn that is cancelled or out of attempts
+# needs no place, because the turn is not run, only settled.
 #
 # `may_overtake`: turns of other sessions wait for a model and are due, and this turn was not returned to its model (see
 # OVERTAKES).
-CLAIM = Statement(
-    "turns.claim",
-    f"""
-    WITH candidate AS (
-        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, paced, priority, token, nonce,
+#
+# `_CLAIMING` is common to CLAIM, which takes the session with a given id, and CLAIM_DUE. Each has its own `candidate`.
+_CANDIDATE = """
+        SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, paced, priority, token, nonce, depth,
                lease_until IS NULL OR lease_owner IS NULL OR blamed_token IS NOT DISTINCT FROM token AS blamed,
                unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue,
                lease_until IS NULL AS unleased
         FROM sessions
-        WHERE session_id = %(session_id)s AND unsettled > 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
-          AND {_IN_TIME}
-          AND NOT {DRAINING}
-        FOR NO KEY UPDATE SKIP LOCKED
-    ), oldest AS (
-        SELECT agent, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled FROM turns
-        WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1
+""".strip()
+
+_CLAIMING = f"""
+    oldest AS (
+        SELECT agent, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled,
+               CASE WHEN started_at IS NULL THEN extract(epoch FROM perdure_now() - accepted_at)::float END AS waited_s
+        FROM turns WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1
     ), known AS (
         SELECT %(agents)s::text[] IS NULL OR candidate.strikes >= %(max_attempts)s
                OR coalesce((SELECT agent = ANY (%(agents)s::text[]) OR unsaved OR cancelled FROM oldest), true)
@@ -185,12 +202,15 @@ CLAIM = Statement(
         WHERE s.session_id = candidate.session_id AND candidate.blamed AND NOT known.equipped
           AND (s.unequipped_since IS NULL OR s.wakes > 1 OR s.woken_at IS NULL)
     ), share AS (
-        SELECT count(*) < %(user_concurrency)s
+        SELECT (count(*) < %(user_concurrency)s OR (SELECT depth > 0 FROM candidate))
+               AND NOT coalesce((
+                   SELECT {PAUSED.format(user_id="candidate.user_id", agent="oldest.agent")} AND NOT oldest.unsaved
+                   FROM candidate, oldest), false)
                OR (SELECT strikes >= %(max_attempts)s FROM candidate)
                OR coalesce((SELECT cancelled FROM oldest), false) AS free
         FROM (
             SELECT FROM sessions
-            WHERE user_id = (SELECT user_id FROM candidate) AND unsettled > 0 AND not_before IS NULL
+            WHERE user_id = (SELECT user_id FROM candidate) AND unsettled > 0 AND not_before IS NULL AND depth = 0
               AND lease_until > perdure_now() AND lease_until <= perdure_now() + make_interval(secs => %(lease_s)s * 2)
             LIMIT (SELECT %(user_concurrency)s::bigint)) AS running
     ), queued AS (
@@ -226,12 +246,16 @@ CLAIM = Statement(
         FROM claimed
         WHERE t.turn_id = (
                 SELECT turn_id FROM turns
-                WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
+                WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.unsaved::text AS unsaved, t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
+                  t.unsaved::text AS unsaved, t.attempt_error
     )
-    SELECT candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
+""".strip()
+
+_CLAIMED = f"""
+           candidate.strikes AS strikes_before, candidate.claims AS claims_before, candidate.wakes AS wakes_before,
            NOT (candidate.paced AND candidate.not_before IS NOT NULL AND candidate.wakes > 0) AND EXISTS (
                SELECT FROM sessions
                WHERE unsettled > 0 AND not_before IS NOT NULL AND paced AND least(wakes, 6) = 0
@@ -241,11 +265,86 @@ CLAIM = Statement(
            coalesce(candidate.overdue, false) AS overdue,
            candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled,
            (SELECT agent FROM oldest) AS agent_wanted,
+           NOT candidate.unleased AS taken_over, (SELECT waited_s FROM oldest) AS waited_s,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
+""".strip()
+
+_UNLEASED = """
+          (lease_until IS NULL OR lease_until <= perdure_now()
+           OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+""".strip()
+
+CLAIM = Statement(
+    "turns.claim",
+    f"""
+    WITH candidate AS (
+        {_CANDIDATE}
+        WHERE session_id = %(session_id)s AND unsettled > 0 AND {_UNLEASED} AND {_IN_TIME} AND NOT {DRAINING}
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), {_CLAIMING.format(session="%(session_id)s")}
+    SELECT {_CLAIMED}
     FROM candidate CROSS JOIN known CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
+)
+
+_SINCE = "coalesce(woken_at, last_activity_at)"
+
+# Like CLAIM, for the next due session: highest effective priority first, then longest wait. If the session
+# `session_id`, which a wake-up has named, can be claimed and is not drainable, claims nothing and returns `is_special`:
+# the caller then runs CLAIM.
+#
+# For each priority, one range of `sessions_wake_idx` is read in index order, up to `most` sessions. Concurrent
+# statements choose the same sessions, and each claims the first one that no other has locked. `due` is the number of
+# chosen ones: if it is positive and no session is claimed, others have locked all of them. `next_id` is another due
+# session, with its effective priority.
+CLAIM_DUE = Statement(
+    "turns.claim_due",
+    f"""
+    WITH special AS (
+        SELECT FROM sessions
+        WHERE session_id = %(session_id)s::uuid AND unsettled > 0 AND {_UNLEASED} AND {_IN_TIME} AND NOT ({DRAINABLE})
+    ), due AS MATERIALIZED (
+        SELECT found.session_id, {effective("rank", "found.since")} AS level, found.since
+        FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
+            SELECT session_id, {_SINCE} AS since FROM sessions
+            WHERE {DRAINABLE} AND priority = rank AND least(wakes, 6) = 0
+            ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint)) AS found
+        WHERE NOT {DRAINING}
+        ORDER BY level DESC, since LIMIT %(most)s
+    ), candidate AS (
+        {_CANDIDATE}
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM due)) AND {DRAINABLE}
+              AND NOT EXISTS (SELECT FROM special)
+        ORDER BY {effective("priority", _SINCE)} DESC, {_SINCE}
+        LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+    ), {_CLAIMING.format(session="(SELECT session_id FROM candidate)")}
+    SELECT EXISTS (SELECT FROM special) AS is_special, (SELECT count(*) FROM due) AS due,
+           next.session_id AS next_id, next.level AS next_priority, candidate.session_id,
+           {_CLAIMED}
+    FROM (VALUES (true)) AS always LEFT JOIN (candidate CROSS JOIN known CROSS JOIN share) ON true
+         LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
+         LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
+         LEFT JOIN LATERAL (
+             SELECT session_id, level FROM due WHERE session_id IS DISTINCT FROM candidate.session_id
+             ORDER BY level DESC, since LIMIT 1) AS next ON true
+    """,
+)
+
+# The next session that a drain would claim.
+NEXT_DUE = Statement(
+    "turns.next_due",
+    f"""
+    SELECT found.session_id, {effective("rank", "found.since")} AS priority
+    FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
+        SELECT session_id, {_SINCE} AS since FROM sessions
+        WHERE {DRAINABLE} AND priority = rank AND least(wakes, 6) = 0
+        ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT 1::bigint)) AS found
+    WHERE NOT {DRAINING}
+    ORDER BY priority DESC, found.since LIMIT 1
+    """,
+    writes=False,
 )
 
 # Whether a session can be claimed. If it can, but CLAIM has just returned no row, CLAIM skipped a locked row.
@@ -261,8 +360,8 @@ CLAIMABLE = Statement(
 )
 
 # Begins the next turn of a session that the caller holds. If a turn is running, reads that turn again instead: its
-# runner may not know whether a commit succeeded. While the intake is closed, no turn begins, but a running turn
-# continues.
+# runner may not know whether a commit succeeded. While the intake is closed or the turn is paused, no turn begins, but
+# a running turn continues.
 BEGIN_NEXT = Statement(
     "turns.begin_next",
     f"""
@@ -284,9 +383,11 @@ BEGIN_NEXT = Statement(
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
           AND t.settled_at IS NULL
-          AND (t.status = 'running' OR NOT {DRAINING})
+          AND (t.status = 'running'
+               OR NOT {DRAINING} AND NOT {PAUSED.format(user_id="t.user_id", agent="t.agent")})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.unsaved::text AS unsaved, t.attempt_error
+                  t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
+                  t.unsaved::text AS unsaved, t.attempt_error
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}

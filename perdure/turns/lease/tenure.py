@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,11 +24,12 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey
 from perdure.clock import Clock
 from perdure.database.fencing import Fence
-from perdure.errors import loggable
+from perdure.errors import SettingsError, loggable
 from perdure.models.protocol import ModelCall
 from perdure.snapshots.store import Version
 from perdure.text.untrusted import load_object
 from perdure.text.zones import find_zone
+from perdure.turns.additions import NO_ADDITIONS, Additions
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,10 @@ class TurnRow:
     """The error of the last failed attempt."""
     may_overtake: bool = False
     """Whether other turns may wait for this turn's model."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The message's metadata."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The message's metadata. A message that joins the turn adds its own."""
+    additions: Additions = NO_ADDITIONS
+    """What the turn's client adds to the agent."""
 
     @property
     def language(self) -> str | None:
@@ -87,7 +90,7 @@ class TurnRow:
     def read(cls, session_id: UUID, row: Row[Any]) -> TurnRow | None:
         """The turn of a row of the statement `turns.claim` or `turns.begin_next`; `None` if no turn has begun.
 
-        The metadata is empty if this release cannot parse it.
+        The metadata and the additions are empty if this release cannot parse them.
         """
         if row.turn_id is None:
             return None
@@ -96,6 +99,11 @@ class TurnRow:
             metadata = {} if row.metadata is None else load_object(row.metadata)
         except ValueError as error:
             log.warning("turn %s runs without its metadata, which cannot be parsed: %s", row.turn_id, loggable(error))
+        additions = NO_ADDITIONS
+        try:
+            additions = Additions.from_dict(None if row.additions is None else load_object(row.additions))
+        except (ValueError, TypeError, LookupError, SettingsError) as error:
+            log.error("turn %s runs without what its client adds: %s", row.turn_id, loggable(error))  # noqa: TRY400
         return cls(
             turn_id=row.turn_id,
             session_id=session_id,
@@ -110,6 +118,7 @@ class TurnRow:
             started_at=row.started_at,
             attempt_error=row.attempt_error,
             metadata=metadata,
+            additions=additions,
             may_overtake=getattr(row, "may_overtake", False),
         )
 
@@ -133,6 +142,7 @@ class TurnScope:
         lost: Another claim has raised the session's fence.
         draining: The process takes no more steps.
         deps: What the agent's function `deps` made for this run of the turn.
+        report: Tells those who follow the turn the progress of a call: its id, its tool and a text.
     """
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
@@ -144,6 +154,7 @@ class TurnScope:
         self.lost = False
         self.draining = False
         self.deps: Any = None
+        self.report: Callable[[str, str, str], None] | None = None
         self._clock = clock
         self._began = clock.monotonic()
         self._call: ModelCall | None = None
@@ -323,7 +334,7 @@ class Tenure(TurnScope):
         with self._lock:
             self.running = self.at_hand.turn_id
             self.cancelled = False
-            self.deps = None
+            self.deps = self.report = None
             if not (self.lost or self.draining):
                 self.stopping.clear()
             if not self.lost:

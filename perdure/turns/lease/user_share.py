@@ -12,7 +12,9 @@ wake-up.
 from __future__ import annotations
 
 import logging
-from uuid import UUID
+from typing import Any
+
+from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Executor
@@ -36,13 +38,15 @@ def admit_next(runtime: Runtime, user_id: UserKey) -> None:
         log.warning("the user's next queued session is left to the sweeper: %s", error.message)
         return
     for row in rows:
-        runtime.wake.session(row.session_id, row.priority)
+        wake = runtime.wake.drain if row.is_drainable else runtime.wake.session
+        wake(row.session_id, row.priority)
 
 
-def admit_due(executor: Executor, user_concurrency: int, most: int, aging_s: float) -> list[tuple[UUID, int]]:
+def admit_due(executor: Executor, user_concurrency: int, most: int, aging_s: float) -> list[Row[Any]]:
     """Admit up to `most` queued sessions of users with free places, with an equal share for each user.
 
-    Returns the sessions with their effective priorities. The caller must wake the sessions.
+    Returns the sessions (`session_id`) with their effective `priority`, and whether any drain takes them
+    (`is_drainable`). The caller must wake the sessions.
     """
     given = {"user_concurrency": user_concurrency, "most": most, "most_users": MOST_USERS, "aging_s": aging_s}
-    return [(row.session_id, row.priority) for row in executor.run(queries.ADMIT_DUE, given)]
+    return list(executor.run(queries.ADMIT_DUE, given))

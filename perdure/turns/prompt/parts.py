@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate, takewhile
 from typing import TypeVar
 
@@ -21,9 +22,20 @@ _SCHEMA_TOKENS = 8
 Turn = TypeVar("Turn")
 
 
+class Place(StrEnum):
+    """Where a part stands in the prompt, in this order: what the next prompts have, too, before what they do not."""
+
+    PAST = "past"
+    """In the system prompt. It changes between sessions, and every few hours."""
+    SUMMARY = "summary"
+    """At the end of the system prompt. It changes when turns leave the prompt."""
+    TURN = "turn"
+    """Before the turn's message, in the prompts of this turn only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A quoted part of a system message: `pieces` of text, the most important first, within `budget` tokens.
+    """A quoted part of a prompt: `pieces` of text, the most important first, within `budget` tokens.
 
     `mark` is the kind of quotation. `backwards`: the text has the pieces in reverse order, the most important last.
     """
@@ -33,6 +45,7 @@ class Part:
     pieces: Sequence[str]
     budget: int
     backwards: bool = False
+    place: Place = Place.TURN
 
 
 def render(part: Part, quoter: Quoter) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perdure.agents import Agent
-from perdure.models import prices
-from perdure.models.protocol import Message, ToolSchema
+from perdure.models import endpoints, prices
+from perdure.models.protocol import Message, ToolSchema, name_of
+from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.tools import search
 from perdure.tools.sources import Toolset
@@ -33,15 +34,27 @@ class Offered:
     budget: int
 
 
-def budget(settings: Settings, agent: Agent) -> int:
-    """The tokens that the agent's tools may have in a prompt."""
+def budget(settings: Settings, tokens: int | None) -> int:
+    """The tokens that an agent's tools may have in a prompt, if the model's window has `tokens` (`None`: unknown)."""
     given = settings.memory.budget_tools
-    return given if given is not None else (window(settings, agent) or DEFAULT_WINDOW) // _SHARE
+    return given if given is not None else (tokens or DEFAULT_WINDOW) // _SHARE
 
 
 def window(settings: Settings, agent: Agent) -> int | None:
     """The tokens of the window of the agent's model: the agent's own number, or what is known of the model."""
-    return agent.window or prices.window(agent.model or settings.model, settings)
+    return agent.window or prices.window(agent.asked_model(settings.model), settings)
+
+
+def usable_window(runtime: Runtime, agent: Agent) -> int | None:
+    """The tokens of the window of the agent's model, or less, if a prompt of less was too long for the model.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    settings = runtime.settings
+    known = window(settings, agent)
+    learned = runtime.windows.of(endpoints.canonical(name_of(agent.asked_model(settings.model)), settings))
+    return min((each for each in (known, learned) if each is not None), default=None)
 
 
 def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offered:

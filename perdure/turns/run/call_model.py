@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 from perdure.agents import Agent
 from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
-from perdure.events.writer import TurnEvents
 from perdure.models import endpoints
 from perdure.models.endings import checked
 from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role, name_of, read_by
 from perdure.models.settings import of_call
+from perdure.models.windows import Lesson
 from perdure.runtime import Runtime
+from perdure.settings import MemorySettings
 from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.tools.sources import Toolset
@@ -21,7 +22,9 @@ from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt.build import Prompt, build, halved, within_window
 from perdure.turns.prompt.files import FileLimits
-from perdure.turns.prompt.tools import Offered, budget, offered, window
+from perdure.turns.prompt.parts import schema_tokens
+from perdure.turns.prompt.tools import Offered, budget, offered, usable_window
+from perdure.turns.run.parallel_guards import HeldText, ParallelGuards
 from perdure.turns.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class ModelCaller:
         name: The model's name.
         tools: The agent's tools at the last call.
         called_at_s: The turn's run time at the beginning of the last call.
+        prompt_tokens: An estimate of the tokens of the last prompt.
     """
 
     def __init__(
@@ -49,28 +53,39 @@ class ModelCaller:
         agent: Agent,
         transcript: Transcript,
         *,
-        events: TurnEvents,
+        text: HeldText,
+        guards: ParallelGuards,
         timeout_s: float,
         on_left_out: Callable[[Sequence[str]], None],
         instructions: Callable[[], str],
+        let_leave: Callable[[MemorySettings], None],
     ) -> None:
-        """`on_left_out` stores the names of tools that do not fit the prompts. `instructions` are the turn's."""
-        self.name = endpoints.canonical(name_of(agent.model or runtime.settings.model), runtime.settings)
+        """`on_left_out` stores the names of tools that do not fit the prompts. `instructions` are the turn's.
+
+        `let_leave` removes the turns from `transcript` that do not fit the limits.
+        """
+        asked = agent.asked_model(runtime.settings.model)
+        self.name = endpoints.canonical(name_of(asked), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
+        self.prompt_tokens = 0
         self._runtime = runtime
         self._scope = scope
         self._turn = turn
         self._agent = agent
         self._transcript = transcript
-        self._events = events
+        self._text = text
+        self._guards = guards
         self._timeout_s = timeout_s
         self._on_left_out = on_left_out
         self._instructions = cache(instructions)
-        self._model: Model = runtime.models(agent.model or runtime.settings.model)
-        self._limits = within_window(runtime.settings.memory, window(runtime.settings, agent))
+        self._let_leave = let_leave
+        self._model: Model = runtime.models(asked)
+        self._window: int | None = None
+        self._limits = runtime.settings.memory
         self._prompt: Prompt | None = None
         self._halvings = 0
+        self._lesson = Lesson(runtime.windows, self.name)
         self._fallback_waits = False
         self._left_out: tuple[str, ...] = ()
 
@@ -90,31 +105,43 @@ class ModelCaller:
         request = self._request()
         while True:
             try:
-                return self._respond(request)
+                reply = self._respond(request)
             except ContextTooLong as error:
-                self._events.rewind()
+                self._lesson.refused(size_of_request(request))
+                self._text.rewind()
                 log.info("turn %s: its prompt is too long: %s", self._transcript.turn_id, loggable(error))
                 request = self._smaller_request(request, error)
+                continue
+            if not reply.fallback:
+                self._lesson.accepted(partial(size_of_request, request))
+            return reply
 
     def _request(self) -> ModelRequest:
         if self._prompt is None:
+            if not self._halvings:
+                self._window = usable_window(self._runtime, self._agent)
+                self._limits = within_window(self._runtime.settings.memory, self._window)
+                self._let_leave(self._limits)
             self._prompt = build(
                 self._runtime, self._scope, self._turn, self._agent, self._transcript,
                 instructions=self._instructions(), limits=self._limits,
             )  # fmt: skip
         # Read before each call, because an MCP server's tools may change between two steps.
-        self.tools = equip(self._runtime, self._scope, self._agent)
+        self.tools = equip(self._runtime, self._scope, self._agent, self._turn.additions)
         present = self._transcript.present
-        tools = offered(self.tools, budget(self._runtime.settings, self._agent), (entry.message() for entry in present))
+        most = budget(self._runtime.settings, self._window)
+        tools = offered(self.tools, most, (entry.message() for entry in present))
         self._report(tools)
+        additions = self._turn.additions
         settings = of_call(
-            self._runtime.settings.model_settings, self._agent.settings,
+            {}, additions.over({**self._runtime.settings.model_settings, **self._agent.settings}),
             tools={each.name for each in tools.sent}, has_results=any(entry.role is Role.TOOL for entry in present),
         )  # fmt: skip
-        output = self._agent.output_type
+        output = self._agent.output_type or additions.output_type
         return ModelRequest(
             self._messages(self._prompt), tools.sent, settings,
             output=None if output is None else output.schema, requires_output=output is not None,
+            cache_key=str(self._turn.session_id),
         )  # fmt: skip
 
     def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
@@ -168,15 +195,23 @@ class ModelCaller:
         self.called_at_s = self._scope.spent_s
         # The time limit for the model and its fallbacks together. Each of them also has a time limit of its own.
         limit_s = max(self._timeout_s - self.called_at_s, 0.001)
-        # A reply that may be rejected is not shown before.
-        delta = None if self._agent.judges_replies else self._events.delta
-        call = ModelCall(self._runtime.clock, limit_s, delta, self._events.rewind)
+        call = ModelCall(self._runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._scope.step_within(limit_s)
-        with self._scope.calling(call):
+        self.prompt_tokens = sum(estimate_tokens(each.content) for each in request.messages)
+        with self._scope.calling(call), self._guards.over(call):
             try:
                 return checked(self._model.respond(request, call))
             except Unavailable as error:  # the loop would take `Unavailable` for a database error and retry
                 raise ProviderError(error.message) from error
             finally:
                 self._fallback_waits = call.fallback_waits
+
+
+def size_of_request(request: ModelRequest) -> int | None:
+    """An estimate of the tokens of a prompt; `None` if it has files, whose size each provider counts in its own way."""
+    if any(each.files for each in request.messages):
+        return None
+    calls = (call.name + call.arguments for each in request.messages for call in each.tool_calls)
+    texts = [*(each.content for each in request.messages), *calls]
+    return sum(map(estimate_tokens, texts)) + sum(map(schema_tokens, request.tools))

@@ -10,11 +10,12 @@ Each function that runs a statement raises `Unavailable` if the database cannot 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from perdure.database.fencing import Fence
+from perdure.observe.measures import Entry
 from perdure.runtime import Runtime
 from perdure.turns.lease import leave_queries, queries
 from perdure.turns.lease.claim import Unequipped
@@ -115,13 +116,16 @@ class ChildEnd:
 
     `error` is the reason if the child may have ended before it claimed the session. `None`: it ran, or it was stopped.
     The error counts as a failed attempt if it is `charged`. An error is not charged if a server cannot be reached.
-    `left`: the child left the session to another worker.
+    `left`: the child left the session to another worker. `outcomes`: see `Ran`. `measured`: what it
+    counted and timed.
     """
 
     seconds: float
     error: str | None = None
     charged: bool = True
     left: Unequipped | None = None
+    outcomes: tuple[str, ...] = ()
+    measured: Sequence[Entry] = field(default=(), compare=False)
 
 
 def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence: Fence, ended: ChildEnd) -> None:

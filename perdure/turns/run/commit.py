@@ -16,20 +16,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
-from perdure.database.engine import as_json
+from perdure.database.engine import Statement, as_json
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
+from perdure.text.titles import title_of
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.result_values import Result
 from perdure.turns.lease.claim import read_again
-from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.lease.leave_queries import LOCK
+from perdure.turns.lease.tenure import LeaseLost, Tenure, TurnRow
 from perdure.turns.run import queries
-from perdure.turns.transcript import Entry, Transcript
+from perdure.turns.transcript import Entry, Transcript, heard
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +44,36 @@ Committed = TypeVar("Committed")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The content of one commit, except working variables. `runs_tools`: the last entry requests tool calls."""
+    """The content of one commit, except working variables.
+
+    `runs_tools`: the last entry requests tool calls. `agent` is the agent to whom the step hands the session and the
+    turn over. `joins`: the commit also takes in the waiting messages that steer the turn.
+    """
 
     entries: Sequence[Entry]
     runs_tools: bool = False
+    joins: bool = False
     intents: Sequence[dict[str, object]] = ()
     results: Sequence[Result] = ()
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommit:
+    """A committed step. `joined` is the number of messages that joined the turn with it.
+
+    `sent_at` is the monotonic time at which the statement was sent; `None` if a try raised an error although it had
+    committed the step.
+    """
+
+    sent_at: float | None
+    joined: int = 0
 
 
 def commit_step(
     runtime: Runtime, tenure: Tenure, transcript: Transcript, variables: VariableSet, step: Step
-) -> float | None:
-    """Commit a step, and add it to the transcript.
-
-    Returns the monotonic time at which the statement was sent; `None` if a try raised an error although it had
-    committed the step.
+) -> StepCommit:
+    """Commit a step, and add it to the transcript, with the messages that joined the turn.
 
     Raises:
         LeaseLost: another worker has the session.
@@ -70,17 +87,28 @@ def commit_step(
         "turn_id": turn.turn_id,
         "channel": turn.channel,
         "runs_tools": step.runs_tools,
+        "joins": step.joins,
+        "max_chars": runtime.settings.guard.max_chars,
         "added": len(step.entries),
         "messages": as_json([entry.to_dict(position) for position, entry in enumerate(step.entries, start=1)]),
         "intents": as_json(list(step.intents)),
         "results": as_json([result.to_dict() for result in step.results if result.effect_id]),
         "variables": None if changed is None else as_json(changed),
     }
+    statement, more = _statement(transcript, step)
 
     def write() -> Row[Any]:
         nonlocal sent_at
         sent_at = runtime.clock.monotonic()
-        rows = runtime.database.run(queries.STEP, {**parameters, "spent_s": tenure.spent_s})
+        given = {**parameters, **more, "spent_s": tenure.spent_s}
+        if step.agent is None:
+            rows = runtime.database.run(statement, given)
+        else:
+            with runtime.database.transaction(statement.name) as transaction:
+                transaction.run(LOCK, tenure.fenced)  # so that the statement sees each turn that is queued before it
+                rows = transaction.run(statement, given)
+        if not rows and step.joins:
+            rows = runtime.database.run(queries.STEP_JOINING, given)
         if not rows:
             raise LeaseLost
         tenure.renewed(sent_at)
@@ -90,15 +118,44 @@ def commit_step(
     if row is not None:
         tenure.tick += 1
         base, cancelled_at = row.base, row.cancel_requested_at
+        tenure.turn = turn if step.agent is None else replace(turn, agent=step.agent)
     elif tenure.turn is None or tenure.turn.turn_id != turn.turn_id:
         raise LeaseLost  # another runner has settled the turn
     else:
         base, cancelled_at = transcript.last_seq(turn.first_seq), tenure.turn.cancel_requested_at
-    transcript.committed(step.entries, base)
+    joined = _joined(runtime, turn, row, base + len(step.entries)) if step.joins else []
+    transcript.committed([*step.entries, *joined], base)
     variables.committed(changed)
     if cancelled_at is not None:
         tenure.cancel(turn.turn_id)
-    return None if row is None else sent_at
+    return StepCommit(None if row is None else sent_at, len(joined))
+
+
+def _statement(transcript: Transcript, step: Step) -> tuple[Statement, dict[str, object]]:
+    """The statement that commits a step, and the parameters that only this statement has."""
+    if step.agent is not None:
+        return queries.STEP_HANDING_OFF, {"agent": step.agent}
+    if transcript.original is not None:  # a hook has changed what the user said
+        titles: dict[str, object] = {
+            "title": title_of(transcript.asked),
+            "former_title": title_of(transcript.original),
+        }
+        return queries.STEP_REPLACED, titles
+    return queries.STEP, {}
+
+
+def _joined(runtime: Runtime, turn: TurnRow, row: Row[Any] | None, after: int) -> list[Entry]:
+    """The messages that joined the turn with a step, whose own messages end with the `seq` `after`.
+
+    Their metadata is added to the turn's. `row` is the result of the step's statement; `None`: it was lost.
+    """
+    if row is None:
+        given = {"session_id": turn.session_id, "turn_id": turn.turn_id, "after": after}
+        [row] = runtime.database.run(queries.JOINED, given)
+    found = heard(turn.turn_id, row.joined)
+    if found:
+        turn.metadata.update(row.metadata or {})
+    return found
 
 
 def leave_out_tools(runtime: Runtime, tenure: Tenure, names: Sequence[str]) -> None:

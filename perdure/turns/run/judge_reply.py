@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.errors import InvalidResponse, ModelRetry, PerdureError, loggable
 from perdure.output import MOST_REPAIRS, OutputType
+from perdure.turns.additions import RequestedOutput
 from perdure.turns.outcome import Failed, Replied
 from perdure.turns.run.turn_hooks import TurnHooks
 from perdure.turns.transcript import Entry, rejected
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 
 def judge(reply: Entry, hooks: TurnHooks) -> Replied | Failed | Entry:
     """The turn's end with the reply, or the entry of a rejected reply, after which the model answers again."""
-    output, transcript = hooks.agent.output_type, hooks.transcript
+    transcript = hooks.transcript
+    output = hooks.agent.output_type or hooks.turn.additions.output_type
     try:
         value = reply.content if output is None else output.read(reply.content)
         hooks.check_output(value)
@@ -30,12 +32,12 @@ def judge(reply: Entry, hooks: TurnHooks) -> Replied | Failed | Entry:
         times = MOST_REPAIRS + 1
         stopped = InvalidResponse(f"The model's answer could not be used {times} times, so I stopped.")
         stopped.__cause__ = error
-        return Failed(stopped, rejected=reply)
+        return Failed(stopped, rejected=(reply,))
     except PerdureError as error:
-        return Failed(error, rejected=reply)
+        return Failed(error, rejected=(reply,))
 
 
-def _with_data(reply: Entry, output: OutputType, value: Any) -> Replied:
+def _with_data(reply: Entry, output: OutputType | RequestedOutput, value: Any) -> Replied:
     """The turn's end. Its text is the JSON of its data: what the model wrote, unless that has anything else."""
     data = output.to_json(value)
     try:

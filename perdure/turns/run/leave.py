@@ -18,13 +18,17 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
+from perdure.agents import Agents
 from perdure.clock import Clock
 from perdure.database.engine import Executor, Statement, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
 from perdure.ids import new_id
+from perdure.observe.measures import OTHER
 from perdure.runtime import Runtime
 from perdure.text.untrusted import error_summary, storable
+from perdure.turns.calls.awaited import report_now
+from perdure.turns.calls.hastening import hasten
 from perdure.turns.lease import leave_queries as queries
 from perdure.turns.lease import user_share
 from perdure.turns.lease.claim import Claims, Unequipped
@@ -54,6 +58,18 @@ _MOST_DOUBLINGS = 3
 """The most doublings of the pause between two attempts to save a snapshot. The first pause is `sweep_s`."""
 
 
+_REASONS: Mapping[type[Stop], str] = {
+    ShutDown: "shutdown",
+    AwaitsDecision: "approval",
+    AwaitsCalls: "calls",
+    AwaitsModel: "model",
+    Lacking: "unequipped",
+    Struck: "failed_attempt",
+    NotSaved: "snapshot",
+}
+"""The labels of the metric `perdure_turns_left_total`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Concluded:
     """The turn has ended with `verdict`. `transcript` is written to working memory, if this process has read it.
@@ -73,7 +89,7 @@ class SliceOver:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What became of the session. `settled`: the turn at hand was settled.
+    """What became of the session. `settled`: the turn at hand was settled, with `outcome`, its status and error code.
 
     `turn_continues`: nothing was written. The turn does not wait, since it was cancelled, its session is being ended,
     or what it waited for has come. `still_held`: this process still holds the session, which has a next turn to run.
@@ -82,6 +98,7 @@ class Left:
     """
 
     settled: bool = False
+    outcome: str = ""
     turn_continues: bool = False
     still_held: bool = False
     wake_up_failed: bool = False
@@ -104,13 +121,15 @@ class Settled:
     """The state after a turn was settled: the number of the session's unsettled turns, and the delivery to publish.
 
     `may_end` tells that the session's end is requested and that the session has no unsettled turn left. `others_wait`
-    tells that the user has queued sessions, and that the settled turn freed one of the user's places.
+    tells that the user has queued sessions, and that the settled turn freed one of the user's places. `answers_call`
+    tells that the turn answers the call of another agent that has the turn's id.
     """
 
     unsettled: int
     may_end: bool = False
     delivery_id: UUID | None = None
     others_wait: bool = False
+    answers_call: bool = False
 
 
 class Leaving:
@@ -147,10 +166,13 @@ class Leaving:
                     self._runtime.wake.delivery(waits.delivery_id)
                 log.info("turn %s waits for a person to decide about its calls", turn.turn_id)
             case AwaitsCalls(message_seq, results):
-                given = {"message_seq": message_seq, "retry_s": UNSENT_S}
-                if self._wait(tenure, queries.WAIT_CALLS, given, results) is None:
+                delivery_id = new_id(self._runtime.clock)
+                given = {"message_seq": message_seq, "retry_s": UNSENT_S, "delivery_id": delivery_id}
+                if (waits := self._wait(tenure, queries.WAIT_CALLS, given, results)) is None:
                     return Left(turn_continues=True)
-                log.info("turn %s waits for a task, a client or a time", turn.turn_id)
+                if waits.delivery_id is not None:
+                    self._runtime.wake.delivery(waits.delivery_id)
+                log.info("turn %s waits for a task, a client, an agent, the user or a time", turn.turn_id)
             case AwaitsModel(error, wait_s, spent_s, steps, model):
                 given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model}
                 if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
@@ -161,8 +183,8 @@ class Leaving:
                 unequipped = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
                 self._claims.leave(tenure.session_id, unequipped, publish=not tenure.alone)
             case NotSaved(reason):
-                wakes = min(tenure.wakes, _MOST_DOUBLINGS)
-                self._stop(tenure, queries.POSTPONE, wakes=wakes, error=storable(reason))
+                wakes = min(max(tenure.wakes - 1, 0), _MOST_DOUBLINGS)  # without the sweeper's wake-up
+                self._stop(tenure, queries.POSTPONE, wakes=wakes, sweep_s=limits.sweep_s, error=storable(reason))
                 log.error(
                     "turn %s is not answered: its snapshot is not saved: %s Retry in %g s.",
                     turn.turn_id, reason, limits.sweep_s * 2**wakes,
@@ -183,36 +205,59 @@ class Leaving:
         if not tenure.draining:
             user_share.admit_next(self._runtime, turn.user_id)
         self._count(left=1)
+        self._runtime.measures.left(_REASONS[type(outcome)])
         return Left(unequipped=unequipped)
 
     def _settle(self, tenure: Tenure, ended: Concluded) -> Left:
+        left = self._settled(tenure, ended)
+        code = ended.verdict.error_code
+        return replace(left, settled=True, outcome=f"{ended.verdict.status}{f' {code}' if code else ''}")
+
+    def _settled(self, tenure: Tenure, ended: Concluded) -> Left:
         """Settle the turn, and retry until the database commits; then publish the wake-ups."""
         turn, runtime = tenure.at_hand, self._runtime
-        settled = persist(
-            runtime, tenure,
-            lambda: settle(
-                runtime.database, runtime.clock, tenure.fence, turn, ended.verdict,
-                tick=tenure.tick, keep_s=0.0 if tenure.draining else tenure.lease_s, saved=ended.saved,
-            ),
-        )  # fmt: skip
+        with runtime.measures.timed("settle", runtime.clock):
+            settled = persist(
+                runtime, tenure,
+                lambda: settle(
+                    runtime.database, runtime.clock, tenure.fence, turn, ended.verdict,
+                    tick=tenure.tick, keep_s=0.0 if tenure.draining else tenure.lease_s, saved=ended.saved,
+                ),
+            )  # fmt: skip
         self._count(settled=1)
-        log.info("turn %s is %s", turn.turn_id, ended.verdict.status)
-        if settled is not None and settled.others_wait:
-            user_share.admit_next(runtime, turn.user_id)
-        if settled is not None and settled.delivery_id is not None:
-            runtime.wake.delivery(settled.delivery_id)
+        agent = turn.agent if runtime.agents.find(turn.agent) is not None else OTHER
+        runtime.measures.settled(agent, ended.verdict.status, ended.verdict.error_code)
+        facts = {
+            "agent": turn.agent,
+            "status": ended.verdict.status,
+            "error_code": ended.verdict.error_code,
+            "steps": ended.verdict.steps,
+            "seconds": round(tenure.spent_s, 3),
+        }
+        log.info("turn %s is %s", turn.turn_id, ended.verdict.status, extra={"facts": facts})
+        if settled is not None:
+            self._tell(turn, settled)
         if ended.transcript is not None:
             try:
                 remember(runtime, turn, ended.transcript, ended.verdict, token=tenure.token)
             except Exception:  # working memory may lack a turn
                 log.exception("turn %s is settled, but not written to working memory", turn.turn_id)
         if settled is None:  # an earlier try had settled the turn, but its result was lost: the next read has the rest
-            return Left(settled=True, still_held=True)
+            return Left(still_held=True)
         if settled.may_end:  # only now: ending the session removes its working memory
             runtime.wake.ending(tenure.session_id)
         if settled.unsettled and tenure.draining:
-            return replace(self._release(tenure), settled=True)
-        return Left(settled=True, still_held=settled.unsettled > 0)
+            return self._release(tenure)
+        return Left(still_held=settled.unsettled > 0)
+
+    def _tell(self, turn: TurnRow, settled: Settled) -> None:
+        """Wake those who wait for the settled turn: the user's queued sessions, its receiver, and the asking agent."""
+        if settled.others_wait:
+            user_share.admit_next(self._runtime, turn.user_id)
+        if settled.delivery_id is not None:
+            self._runtime.wake.delivery(settled.delivery_id)
+        if settled.answers_call:
+            report_now(self._runtime, turn.turn_id)
 
     def _release(self, tenure: Tenure) -> Left:
         """Release a session of which no turn runs."""
@@ -224,7 +269,7 @@ class Leaving:
         if rows[0].queued:
             user_share.admit_next(self._runtime, UserKey(rows[0].user_id))
             return Left()
-        is_woken = self._runtime.wake.session(tenure.session_id, rows[0].priority)
+        is_woken = self._runtime.wake.drain(tenure.session_id, rows[0].priority)
         return Left(wake_up_failed=not is_woken and not tenure.draining)
 
     def _stop(self, tenure: Tenure, statement: Statement, **given: Any) -> Row[Any]:
@@ -248,6 +293,8 @@ class Leaving:
             if results:
                 transaction.run(queries.RECORD_RESULTS, {**parameters, "results": as_json(list(results))})
             rows = transaction.run(statement, parameters)
+            if rows and tenure.at_hand.additions.names:
+                hasten(transaction, tenure.session_id)
             is_cancelled = not rows and bool(transaction.run(queries.IS_CANCELLED, parameters))
         if is_cancelled:
             tenure.cancel(tenure.at_hand.turn_id)
@@ -306,15 +353,16 @@ def settle(
     if not rows:
         raise LeaseLost
     row = rows[0]
-    return Settled(row.unsettled, row.may_end, row.delivery_id, row.others_wait)
+    return Settled(row.unsettled, row.may_end, row.delivery_id, row.others_wait, row.answers_call)
 
 
-def settle_begun(executor: Executor, clock: Clock, fence: Fence, turn: TurnRow) -> Settled:
+def settle_begun(executor: Executor, clock: Clock, fence: Fence, turn: TurnRow, agents: Agents) -> Settled:
     """Settle as cancelled a turn that has begun, and that this process did not run.
 
     The caller has raised the session's fence to `fence` and holds the lock of its row.
     """
-    return settle(executor, clock, fence, turn, conclude_begun(executor, turn, Cancelled()))
+    verdict = conclude_begun(executor, turn, Cancelled(), screens=agents.screens(turn.agent))
+    return settle(executor, clock, fence, turn, verdict)
 
 
 def _at_hand(tenure: Tenure, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
     claim ─▶ ( call the model ─▶ commit ─▶ execute its calls ─▶ commit )* ─▶ settle
 
-Read this file from top to bottom. `Runner.run` is called by the task `turns.run`, and by a child process for a turn
-that ends its processes. It claims the session and runs its turns, the oldest first (`Runner._run_turn`). Each turn is a
-loop of steps (`Turn`); what a step does depends on the kind of agent (`OwnTurn`, or an adapter's). What stops the loop
-is an outcome (`turns.outcome`), and `Leaving.leave` acts on each: it settles the turn, or leaves it to a later worker
-(`run.leave`).
+Read this file from top to bottom. `Runner.drain` is called by the task `turns.run`: it claims one due session after
+another. `Runner.run` claims a given one, in a child process for a turn that ends its processes. Either runs the
+session's turns, the oldest first (`Runner._run_session`, `Runner._run_turn`). Each turn is a loop of steps (`Turn`);
+what a step does depends on the kind of agent (`OwnTurn`, or an adapter's). What stops the loop is an outcome
+(`turns.outcome`), and `Leaving.leave` acts on each: it settles the turn, or leaves it to a later worker (`run.leave`).
 
 The tenure has the session's fence. It goes only to code that reads or writes under the fence: `claim`, `keeper`,
 `snapshot`, `commit`, the ledger of the calls, and `leave`. All other code gets the turn's row, and the tenure as a
@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from perdure.agents import Agent
@@ -38,12 +39,16 @@ from perdure.database.fencing import Fence
 from perdure.errors import BudgetExhausted, IncompleteReply, PerdureError, ProviderError, SettingsError, Unavailable
 from perdure.events.writer import TurnEvents
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted, Usage
+from perdure.models.protocol import CallAborted, ModelReply, Role, Usage
+from perdure.observe.current import working_on
 from perdure.runtime import Runtime
-from perdure.settings import OnUnavailable
+from perdure.sessions import running_queries
+from perdure.settings import MemorySettings, OnUnavailable
 from perdure.snapshots.snapshot import Memory
+from perdure.text.tokens import estimate_tokens
 from perdure.tools.variables import VariableSet
 from perdure.turns import costs
+from perdure.turns.calls.handing_over import handed_over
 from perdure.turns.calls.plan import Planned, plan
 from perdure.turns.calls.run_calls import CallRunner, Interrupted
 from perdure.turns.lease import wait_for_model
@@ -57,22 +62,27 @@ from perdure.turns.outcome import (
     Cancelled,
     Ending,
     Failed,
+    HandedOver,
     Lacking,
     Outcome,
+    Replied,
     ShutDown,
     Struck,
 )
+from perdure.turns.prompt.window import change, kept_turns, turns_budget, turns_read
 from perdure.turns.run.call_model import ModelCaller
-from perdure.turns.run.commit import Step, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.commit import Step, StepCommit, commit_step, leave_out_tools, read_patiently, wait_for_database
 from perdure.turns.run.instructions import instructions_of
 from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
+from perdure.turns.run.parallel_guards import HeldText, ParallelGuards, Refused
 from perdure.turns.run.snapshot import hydrate, is_elsewhere, kept_variables, save
 from perdure.turns.run.turn_hooks import TurnHooks
 from perdure.turns.run.verdict import (
     Verdict,
     abandoned_verdict,
     conclude,
+    keep_received,
     log_failure,
     misconfigured,
     out_of_time,
@@ -81,18 +91,40 @@ from perdure.turns.run.verdict import (
     unknown_agent,
     unrun_verdict,
 )
-from perdure.turns.transcript import Entry, Transcript, reply_entry
+from perdure.turns.transcript import Entry, Transcript, reply_entry, steps_in, total_usage
 
 log = logging.getLogger(__name__)
 
+Answered = TypeVar("Answered")
+
 _SLICE_S = 1.0
 """Seconds after which a session with more turns is released, so that other sessions get a worker."""
+
+DRAIN_S = 10.0
+"""Seconds after which a drain ends, so that Celery sees tasks begin and end, and other workers get a share."""
+
+_INVITE_S = 0.25
+"""Seconds between two wake-ups that a drain publishes for further drains."""
 
 _MOST_LOSSES = 10
 """The most losses of the database within one turn that do not count as a failed attempt."""
 
 _MOST_INCOMPLETE = 3
 """How many replies in a row may end before their tool calls are complete. The next ones would, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did: how many sessions it held, and of each turn that it settled, the status and the error code.
+
+    `turn_ids` are those of the turns that ran. `refused`: the session that the wake-up named must run in a dedicated
+    process.
+    """
+
+    sessions: int
+    outcomes: tuple[str, ...]
+    refused: NeedsIsolation | None = None
+    turn_ids: tuple[UUID, ...] = field(default=(), compare=False)
 
 
 class Runner:
@@ -122,7 +154,7 @@ class Runner:
         if self._runtime.events is not None:
             self._runtime.events.close()
 
-    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:  # noqa: C901 (from claim to release)
+    def run(self, session_id: UUID, *, alone: bool = False) -> Ran | Refusal:
         """Claim the session unless another worker holds it, run its turns in order, and leave it.
 
         A failed turn raises no exception: its failure is committed. `alone` tells that this process runs only this
@@ -131,29 +163,93 @@ class Runner:
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
         """
-        settled = 0
+        outcomes: list[str] = []
         while True:
             tenure = self._claims.claim(session_id, alone=alone)
             if isinstance(tenure, NeedsIsolation) and tenure.cancelled and self.settle_unrun(session_id, Cancelled()):
-                return Ran(settled + 1)
+                return Ran(len(outcomes) + 1, (*outcomes, Cancelled.status))
             if not isinstance(tenure, Tenure):
-                return Ran(settled) if settled else tenure
-            left, until = Left(still_held=True), self._runtime.clock.monotonic() + _SLICE_S
-            with self.keeper.keep(tenure):
-                try:
-                    while tenure.turn is not None:
-                        left = self._run_turn(tenure)
-                        settled += left.settled
-                        if not left.still_held or tenure.draining or self._runtime.clock.monotonic() >= until:
-                            break
-                        read_patiently(self._runtime, tenure)  # begins the next turn
-                    if left.still_held:
-                        left = self._leaving.leave(tenure, SliceOver())
-                except LeaseLost:
-                    log.warning("session %s was claimed by another worker: this one stops running it", session_id)
-                    left = Left()
+                return Ran(len(outcomes), tuple(outcomes)) if outcomes else tenure
+            more, left = self._run_session(tenure)
+            outcomes += [outcome for _, outcome in more]
             if not left.wake_up_failed:
-                return Ran(settled) if settled or left.unequipped is None else left.unequipped
+                return Ran(len(outcomes), tuple(outcomes)) if outcomes or left.unequipped is None else left.unequipped
+
+    def drain(  # noqa: C901 (from one claim to the next)
+        self, session_id: UUID, stopping: Callable[[], bool] = lambda: False
+    ) -> Drained:
+        """Run the turns of due sessions, one session after another, until none is due or the time is over.
+
+        Called for a wake-up that names the session `session_id`. If this session needs a wake-up of its own, it is the
+        first (see `Claims.draw`). Ends after `DRAIN_S` seconds, or once `stopping` returns True, with the session at
+        hand. If sessions are still due then, another wake-up is published, so that the drain goes on elsewhere.
+
+        A worker takes a wake-up for each thread that it has. So the first claim of a drain, and later ones from time to
+        time, wake another thread while more sessions are due. The first one does so for a session that the wake-up
+        names, too: the other sessions may have no wake-up but this one.
+
+        Raises:
+            Unavailable: the database cannot be reached; the call may be repeated.
+        """
+        monotonic = self._runtime.clock.monotonic
+        until, invite_at, sessions = monotonic() + DRAIN_S, monotonic(), 0
+        outcomes: list[str] = []
+        turn_ids: list[UUID] = []
+        named: UUID | None = session_id
+        while True:
+            drawn = self._claims.draw(named)
+            named = None
+            if drawn.found is None:
+                return Drained(sessions, tuple(outcomes), None, tuple(turn_ids))
+            if drawn.next_due is not None and monotonic() >= invite_at:
+                self._runtime.wake.drain(*drawn.next_due)
+                invite_at = monotonic() + _INVITE_S
+            left = Left()
+            if isinstance(drawn.found, Tenure):
+                more, left = self._run_session(drawn.found)
+                sessions += 1
+                outcomes += [outcome for _, outcome in more]
+                turn_ids += [turn_id for turn_id, _ in more]
+            elif isinstance(drawn.found, NeedsIsolation):
+                if not (drawn.found.cancelled and self.settle_unrun(drawn.session_id, Cancelled())):
+                    return Drained(sessions, tuple(outcomes), drawn.found, tuple(turn_ids))
+                sessions, outcomes = sessions + 1, [*outcomes, Cancelled.status]
+            if drawn.next_due is None and not left.wake_up_failed:
+                return Drained(
+                    sessions, tuple(outcomes), None, tuple(turn_ids)
+                )  # what came meanwhile has wake-ups of its own
+            if stopping() or monotonic() >= until:
+                self._invite()
+                return Drained(sessions, tuple(outcomes), None, tuple(turn_ids))
+
+    def _invite(self) -> None:
+        """Wake another worker if a session is due: this one stops draining."""
+        if (next_due := self._claims.next_due()) is not None:
+            self._runtime.wake.drain(*next_due)
+
+    def _run_session(self, tenure: Tenure) -> tuple[list[tuple[UUID, str]], Left]:
+        """Run the turns of a claimed session, and release it.
+
+        Returns the ids and the outcomes of the settled turns, and what is left.
+        """
+        settled: list[tuple[UUID, str]] = []
+        left, until = Left(still_held=True), self._runtime.clock.monotonic() + _SLICE_S
+        with working_on(session_id=tenure.session_id), self.keeper.keep(tenure):
+            try:
+                while tenure.turn is not None:
+                    turn_id = tenure.turn.turn_id
+                    left = self._run_turn(tenure)
+                    settled += [(turn_id, left.outcome)] * left.settled
+                    if not left.still_held or tenure.draining or self._runtime.clock.monotonic() >= until:
+                        break
+                    read_patiently(self._runtime, tenure)  # begins the next turn
+                if left.still_held:
+                    left = self._leaving.leave(tenure, SliceOver())
+            except LeaseLost:
+                log.warning("session %s was claimed by another worker: this one stops running it", tenure.session_id)
+                self._runtime.measures.lease_lost()
+                left = Left()
+        return settled, left
 
     def _run_turn(self, tenure: Tenure) -> Left:
         """Run the turn at hand until it is settled or left to a later worker.
@@ -168,7 +264,8 @@ class Runner:
         tenure.begin()
         while tenure.turn is not None and tenure.turn.turn_id == turn_id:
             try:
-                return self._attempt(tenure)
+                with working_on(turn_id=turn_id):
+                    return self._attempt(tenure)
             except LeaseLost:
                 raise
             except Unavailable as error:
@@ -188,8 +285,8 @@ class Runner:
         if tenure.strikes > self._limits.max_attempts:
             return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, row, tenure.strikes)))
         agent = runtime.agents.find(row.agent)
-        kept = (agent and agent.keep_turns) or runtime.settings.memory.working_turns
-        transcript = Transcript.load(runtime.database, row, window=kept)
+        kept = kept_turns(runtime.settings.memory, agent)
+        transcript = Transcript.load(runtime.database, row, window=turns_read(kept))
         if row.verdict is not None:  # an earlier worker could not save the snapshot
             verdict, variables = Verdict.from_json(row.verdict), VariableSet(kept_variables(runtime.database, tenure))
         else:
@@ -199,6 +296,12 @@ class Runner:
                 return self._leaving.leave(tenure, turn)
             while True:
                 outcome = turn if isinstance(turn, Cancelled | Failed) else turn.run()
+                if isinstance(outcome, HandedOver):
+                    row = tenure.at_hand
+                    turn = self._begin(tenure, transcript, variables)
+                    if isinstance(turn, Lacking):
+                        return self._leaving.leave(tenure, turn)
+                    continue
                 if isinstance(outcome, Ending):
                     break
                 left = self._leaving.leave(tenure, outcome)
@@ -207,12 +310,14 @@ class Runner:
                         turn.announce(outcome)
                     return left
             log_failure(row, outcome)
+            keep_received(runtime.database, row, outcome)
             case_ids = () if isinstance(turn, Cancelled | Failed) else turn.case_ids
             ending = render_error(runtime.agents, row, outcome)
-            verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids)
+            screens = runtime.agents.screens(row.agent)
+            verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids, screens=screens)
         saved = is_elsewhere(runtime.snapshots)
         if saved:
-            refusal = save(runtime, tenure, verdict, Memory(transcript.committed_messages(), variables.kept()))
+            refusal = save(runtime, tenure, verdict, Memory(transcript.committed_messages(kept), variables.kept()))
             if refusal is not None:
                 return self._leaving.leave(tenure, refusal)
         return self._leaving.leave(tenure, Concluded(verdict, transcript, saved=saved))
@@ -333,7 +438,12 @@ class Turn(ABC):
         committed = sum(entry.seq is not None for entry in transcript.present)
         place = (self._row.turn_id, tenure.session_id, tenure.token, committed)
         self._events = TurnEvents(*place) if runtime.events is None else runtime.events.open(*place)
+        tenure.report = self._events.progress
         self._hooks = TurnHooks(runtime, tenure, self._row, agent, transcript)
+        self._is_screening = any(each.parallel for each in agent.guards) and bool(transcript.uncommitted)
+        judges = agent.judges_replies or self._row.additions.output is not None
+        self._text = HeldText(self._events, is_shown=not judges, is_held=self._is_screening)
+        self._guards = ParallelGuards(tenure, self._hooks, self._text)
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
 
@@ -351,6 +461,11 @@ class Turn(ABC):
     @abstractmethod
     def _called_at_s(self) -> float:
         """The turn's run time at the beginning of the last model call."""
+
+    @property
+    @abstractmethod
+    def _prompt_tokens(self) -> int:
+        """An estimate of the tokens of the last prompt."""
 
     @abstractmethod
     def _step(self) -> Outcome | None:
@@ -380,24 +495,27 @@ class Turn(ABC):
             self._events.state("waiting_approval")
         elif isinstance(outcome, AwaitsCalls):
             self._events.state("parked")
+            if self._runtime.events is not None:  # a request may wait for the calls that it is to run
+                self._runtime.events.announce(self._row.turn_id, followed=False)
 
-    def _before_first_step(self) -> Failed | AwaitsModel | None:
-        """Wait behind older turns that wait for the model, and call the hooks before a turn.
+    def _before_first_step(self) -> Outcome | None:
+        """Wait behind older turns that wait for the model, and call the hooks and guards before a turn.
 
-        The user's messages are committed after the hooks, which then do not run again.
+        The user's messages are committed after them, and they then do not run again.
         """
         stopping = self._tenure.stopping.is_set()
         may_wait = self._waits_for_models and not stopping and self.transcript.open_reply() is None
         if may_wait and wait_for_model.overtakes(self._runtime.database, self._row, self._model_name):
             busy = ProviderError("Earlier turns wait for the model.", transient=True)
             return AwaitsModel(busy, 0, self._tenure.spent_s, self.transcript.steps, self._model_name)
-        uncommitted = self.transcript.uncommitted
-        if not self._agent.before_turn or not uncommitted or stopping:
+        if not self._agent.screens or not self.transcript.uncommitted or stopping:
             return None
         failed = self._hooks.before()
-        if failed is None:
-            self._commit(Step(uncommitted))
-        return failed
+        if failed is not None:
+            return self._why_stop() or failed
+        if not self._is_screening:
+            self._commit(Step(self.transcript.uncommitted))
+        return None
 
     def _why_stop(self) -> Cancelled | ShutDown | Failed | None:
         """The reason not to take another step, if there is one."""
@@ -412,23 +530,36 @@ class Turn(ABC):
         limit = None if self.transcript.open_reply() is not None else self._limit_reached()
         return None if limit is None else Failed(BudgetExhausted(f"I could not finish within {limit}, so I stopped."))
 
-    def _limit_reached(self) -> str | None:
-        agent, used = self._agent, self.transcript.usage or Usage()
-        if self.transcript.steps >= self._max_steps:
+    def _limit_reached(self, added: Sequence[Entry] = ()) -> str | None:
+        """The limit that the turn reaches, if there is one. `added` are all entries that are to be committed next."""
+        present = self.transcript.present
+        if added:
+            present = [*(entry for entry in present if entry.seq is not None), *added]
+        agent, used = self._agent, total_usage(present) or Usage()
+        if steps_in(present) >= self._max_steps:
             return f"{self._max_steps} steps"
         if agent.max_tokens is not None and used.input_tokens + used.output_tokens >= agent.max_tokens:
             return f"{agent.max_tokens:,} tokens"
-        most = agent.max_cost
-        if most is not None and costs.spent(self.transcript.present, agent, self._runtime.settings) >= Decimal(
-            str(most)
-        ):
-            return f"{most} US dollars"
-        return None
+        if agent.max_cost is not None and self._cost(present) >= Decimal(str(agent.max_cost)):
+            return f"{agent.max_cost} US dollars"
+        row, runtime = self._row, self._runtime
+        if added or row.turn_id != row.session_id:  # only the session of an agent's call has the id of its turn
+            return None
+        return costs.limit_above(runtime.database, row.turn_id, runtime.settings, runtime.agents)
+
+    def _cost(self, present: Sequence[Entry]) -> Decimal:
+        """What the turn has cost with the entries `present`. Only rows of other agents that answered calls are read."""
+        runtime = self._runtime
+        if any(entry.role is Role.TOOL and entry.usage is not None for entry in present):
+            return costs.spent_with_others(runtime.database, self._row.turn_id, runtime.settings, runtime.agents)
+        return costs.spent(present, self._agent, runtime.settings)
 
     def _try_step(self) -> Outcome | None:
         """Take a step; returns `None` if the turn continues. If the model is unavailable, the turn may wait for it."""
         try:
             return self._step()
+        except Refused as error:
+            return self._why_stop() or error.failed
         except (CallAborted, Interrupted) as error:
             broken = ProviderError("The model broke off its answer.")
             broken.__cause__ = error
@@ -445,21 +576,114 @@ class Turn(ABC):
                 return Failed(error)
             return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
 
-    def _commit(self, step: Step) -> float | None:
+    def _let_leave(self, limits: MemorySettings) -> None:
+        """Let the turns leave the prompts that no longer fit `limits`, and plan which leave next.
+
+        Called before the turn's first prompt. Most turns run no statement here.
+
+        Raises:
+            LeaseLost: another worker has the session.
+            Unavailable: the database cannot be reached.
+        """
+        transcript = self.transcript
+        if self._runtime.recording is not None:
+            return
+        asked = [entry for entry in transcript.present if entry.role is Role.USER]
+        changed = partial(
+            change,
+            [*transcript.turns[:-1], asked],
+            transcript.running,
+            kept=kept_turns(self._runtime.settings.memory, self._agent),
+            budget=turns_budget(limits),
+        )
+        running = changed()
+        if running is not None and running.extractive:
+            turn_ids = [each[0].turn_id for each in transcript.turns[:-1]]
+            rows = self._runtime.database.run(running_queries.FORGOTTEN, {"turn_ids": turn_ids})
+            running = changed(forgotten={row.turn_id for row in rows})
+        if running is None:
+            return
+        first = next((entry.seq for entry in transcript.turns[0] if entry.seq is not None), 1)
+        kept = {"from_seq": first, "to_seq": running.to_seq, "summary": running.text, "extractive": running.extractive}
+        if not self._runtime.database.run(
+            running_queries.KEEP, {**self._tenure.fenced, **kept, "next_seq": running.next_seq}
+        ):
+            raise LeaseLost
+        transcript.leave(running)
+
+    def _screened(  # noqa: C901 (each way in which the call may end)
+        self, ask: Callable[[], Answered], entry_of: Callable[[Answered], Entry]
+    ) -> Answered:
+        """Call the model with `ask`. Meanwhile, the parallel input guards judge the user's message.
+
+        `entry_of` is the entry of an answer, which counts with its usage if a guard refuses the message.
+
+        Raises:
+            Refused: a guard refuses the message.
+            Interrupted: the turn must stop.
+            Exception: raised by `ask`.
+        """
+        if not self._is_screening:
+            return ask()
+        transcript = self.transcript
+        self._guards.start(shows_at_once=transcript.original is None)
+        made: Answered | None = None
+        failure: Exception | None = None
+        try:
+            made = ask()
+        except (LeaseLost, Unavailable, Interrupted):
+            raise
+        except CallAborted:
+            if not self._guards.has_refused:
+                raise
+        except Exception as error:  # noqa: BLE001 (raised again)
+            failure = error
+        refusal = self._guards.wait()
+        if self._guards.usage is not None:
+            transcript.charge(self._guards.usage)
+        if refusal is not None:
+            rejected = self._cancelled_reply() if made is None else entry_of(made)
+            raise Refused(Failed(refusal, rejected=(rejected,)))
+        self._is_screening, transcript.is_screened = False, True
+        if made is None or transcript.original is not None:
+            self._commit(Step(transcript.uncommitted))
+        self._text.release()
+        if failure is not None:
+            raise failure
+        assert made is not None  # noqa: S101 (neither an answer nor an error)
+        return made
+
+    def _cancelled_reply(self) -> Entry:
+        """What counts for a call of the model that a guard cancelled: an estimate, as its provider reports nothing."""
+        used = Usage(self._prompt_tokens, estimate_tokens(self._text.held))
+        return Entry(self._row.turn_id, Role.ASSISTANT, "", usage=used)
+
+    def _commit(self, step: Step) -> StepCommit:
         """Commit a step and announce its messages; see `commit_step`."""
-        sent_at = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._events.committed(len(step.entries))
-        return sent_at
+        committed = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._events.committed(len(step.entries) + committed.joined)
+        return committed
+
+    def _commit_round(self, step: Step) -> StepCommit:
+        """Commit a step after which the model is called: the waiting messages that steer the turn join it.
+
+        No message joins a turn that has no further step. The hooks and guards before a turn must see each message
+        before a model does, so none joins if the agent has one: each then begins a turn of its own.
+        """
+        is_guarded = bool(self._agent.before_turn or self._agent.guards)
+        joins = not is_guarded and self._limit_reached(step.entries) is None and self._tenure.spent_s < self._timeout_s
+        return self._commit(replace(step, joins=joins))
 
     def _refuse(self, reply: Entry, refusal: str) -> None:
         """Commit a reply of which no call runs."""
         refused = result_entries(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
-        self._commit(Step([*self.transcript.uncommitted, reply, *refused]))
+        self._commit_round(Step([*self.transcript.uncommitted, reply, *refused]))
 
     def _end(self, ending: Ending) -> Ending:
-        """Call the hooks after a turn."""
+        """Call the guards and hooks after a turn. Text that was streamed, and is not the turn's reply, is withdrawn."""
+        shown = ending.reply.content if isinstance(ending, Replied) else None
         ending = self._hooks.after(ending)
-        if isinstance(ending, Failed):
+        if isinstance(ending, Failed) or (isinstance(ending, Replied) and ending.reply.content != shown):
             self._events.rewind()
         return ending
 
@@ -474,10 +698,12 @@ class OwnTurn(Turn):
         costs.check_prices(agent, runtime.settings)
         self._model = ModelCaller(
             runtime, tenure, self._row, agent, transcript,
-            events=self._events, timeout_s=self._timeout_s, on_left_out=partial(leave_out_tools, runtime, tenure),
-            instructions=lambda: instructions_of(runtime, tenure, self._hooks),
+            text=self._text, guards=self._guards, timeout_s=self._timeout_s,
+            on_left_out=partial(leave_out_tools, runtime, tenure),
+            instructions=lambda: self._row.additions.instructed(instructions_of(runtime, tenure, self._hooks)),
+            let_leave=self._let_leave,
         )  # fmt: skip
-        self._calls = CallRunner(runtime, tenure, agent, variables)
+        self._calls = CallRunner(runtime, tenure, agent, variables, screen=self._screen)
         self._incomplete = 0
 
     @property
@@ -492,7 +718,11 @@ class OwnTurn(Turn):
     def _called_at_s(self) -> float:
         return self._model.called_at_s
 
-    def _before_first_step(self) -> Failed | AwaitsModel | None:
+    @property
+    def _prompt_tokens(self) -> int:
+        return self._model.prompt_tokens
+
+    def _before_first_step(self) -> Outcome | None:
         if not self._tenure.stopping.is_set():
             try:
                 self._hooks.make_deps()
@@ -512,12 +742,12 @@ class OwnTurn(Turn):
 
         A reply that is no output of the agent is committed, and the model is called again.
         """
-        made = self._model.call()
-        reply = reply_entry(self._row.turn_id, made, self.transcript.call_ids)
+        made = self._screened(self._model.call, self._entry_of)
+        reply = self._entry_of(made)
         if not reply.tool_calls:
             judged = judge(reply, self._hooks)
             if isinstance(judged, Entry):
-                self._commit(Step([*self.transcript.uncommitted, judged]))
+                self._commit_round(Step([*self.transcript.uncommitted, judged]))
                 return None
             return judged
         refusal = why_calls_do_not_run(made)
@@ -535,12 +765,26 @@ class OwnTurn(Turn):
         waits = any(each.needs_approval for each in runnable)
         expires_s = self._runtime.settings.approval.expires_s
         intents = [each.request(expires_s) if waits else each.intent() for each in runnable]
-        sent_at = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=True, intents=intents))
+        committed = self._commit(Step([*self.transcript.uncommitted, reply], runs_tools=True, intents=intents))
         open_reply = self.transcript.open_reply()
         if waits or open_reply is None or self._tenure.unwanted.is_set():
             return None
-        self._calls.intended(planned, sent_at)
+        self._calls.intended(planned, committed.sent_at)
         return self._execute(open_reply, planned)
+
+    def _screen(self, answer: str, spend: Callable[[Usage], None]) -> str:
+        """What the input guards let pass of the user's answer to a question.
+
+        Raises:
+            Refused: a guard refuses the answer.
+        """
+        try:
+            return self._hooks.screen(answer, spend)
+        except PerdureError as error:
+            raise Refused(Failed(error)) from error
+
+    def _entry_of(self, made: ModelReply) -> Entry:
+        return reply_entry(self._row.turn_id, made, self.transcript.call_ids)
 
     def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
         """Execute the calls of the message `open_reply`, and commit their results.
@@ -550,5 +794,11 @@ class OwnTurn(Turn):
         answered = self._calls.answer(open_reply, planned)
         if not isinstance(answered, Sequence):
             return answered
-        self._commit(Step(result_entries(open_reply, [result.text for result in answered]), results=answered))
+        agent, results = handed_over(self._agent, open_reply, answered)
+        entries = result_entries(open_reply, [each.text for each in results], [each.used for each in results])
+        step = Step(entries, results=results, agent=agent)
+        if agent is not None:
+            self._commit(step)  # a message that steers the turn joins the other agent's
+            return HandedOver()
+        self._commit_round(step)
         return None

@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime
 from typing import Any
 
 from perdure.agents import Agents
@@ -30,9 +29,12 @@ from perdure.turns.calls.result_values import outcome_of, recorded
 from perdure.turns.lease.tenure import TurnRow
 from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
 from perdure.turns.run import queries
-from perdure.turns.transcript import UNREADABLE, Entry, Transcript, result_of, steps_in, total_usage
+from perdure.turns.transcript import UNREADABLE, Entry, Transcript, heard, result_of, steps_in, total_usage
 
 log = logging.getLogger(__name__)
+
+WITHHELD = "[message withheld]"
+"""What the transcript has of a message that the agent's hooks and guards did not let pass."""
 
 COULD_NOT_START = "The process of the turn could not start:"
 """The beginning of the error of an attempt whose dedicated process ended before it claimed the session."""
@@ -85,25 +87,35 @@ class Verdict:
 
 
 def conclude(
-    executor: Executor, turn: TurnRow, transcript: Transcript, ending: Ending, *, case_ids: Sequence[str] = ()
+    executor: Executor,
+    turn: TurnRow,
+    transcript: Transcript,
+    ending: Ending,
+    *,
+    case_ids: Sequence[str] = (),
+    screens: bool = False,
 ) -> Verdict:
     """The verdict on a turn, which ends with `ending`, with results for open calls.
 
-    `case_ids` names the cases in the prompt.
+    `case_ids` names the cases in the prompt. `screens`: the agent has hooks or guards that must let the user's message
+    pass, before it enters the transcript.
     """
+    said = transcript.uncommitted
+    if screens and not transcript.is_screened:
+        said = _withheld(said)
     open_reply, closing, variables = transcript.open_reply(), [], None
     closed = isinstance(ending, Replied) and bool(ending.closing)
     if open_reply is not None and not closed:  # some calls may have finished
         results, changes = recorded(executor, open_reply.turn_id, open_reply)
-        closing = result_entries(open_reply, [result.text for result in results])
+        closing = result_entries(open_reply, [result.text for result in results], [each.used for each in results])
         if changes:
             kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
             replayed = VariableSet(load_object(kept[0].variables) if kept else None)
             replayed.replay(changes)
             variables = replayed.changed()
-    entries = [*transcript.uncommitted, *closing, *ending.last_entries(turn.turn_id)]
-    spent = [*transcript.present, *ending.last_step()]
-    usage = total_usage(spent)
+    entries = [*said, *closing, *ending.last_entries(turn.turn_id)]
+    spent = [*transcript.present, *closing, *ending.last_step()]
+    usage = total_usage([*spent, *ending.charged()])
     return _verdict(
         entries,
         ending,
@@ -115,40 +127,35 @@ def conclude(
     )
 
 
-def conclude_unread(executor: Executor, turn: TurnRow, ending: Ending) -> Verdict:
+def conclude_unread(executor: Executor, turn: TurnRow, ending: Ending, *, screens: bool = False) -> Verdict:
     """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent the settlement.
 
-    Working variables stay as the last step committed them.
+    Working variables stay as the last step committed them. `screens` as for `conclude`.
     """
     [remains] = executor.run(
         queries.REMAINS, {"session_id": turn.session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
     )
-    said = [
-        Entry(
-            turn.turn_id,
-            Role.USER,
-            each["text"],
-            message_id=each["message_id"],
-            created_at=datetime.fromisoformat(each["accepted_at"]),
-            parts=tuple(each["parts"] or ()),
-        )
-        for each in remains.uncommitted
-    ]
+    said = heard(turn.turn_id, remains.uncommitted)
     closing = [
         Entry(turn.turn_id, Role.TOOL, storable(outcome_of(each["status"], each["result"])[1]), tool_call_id=each["id"])
         for each in remains.open_calls
     ]
-    entries = [*said, *closing, *ending.last_entries(turn.turn_id)]
+    entries = [*(_withheld(said) if screens else said), *closing, *ending.last_entries(turn.turn_id)]
     return _verdict(entries, ending, steps=remains.steps, usage=remains.usage)
 
 
-def conclude_begun(executor: Executor, turn: TurnRow, ending: Ending) -> Verdict:
+def conclude_begun(executor: Executor, turn: TurnRow, ending: Ending, *, screens: bool) -> Verdict:
     """The verdict on a turn that this process did not run; see `conclude` and `conclude_unread`."""
     try:
-        return conclude(executor, turn, Transcript.load(executor, turn, window=1), ending)
+        return conclude(executor, turn, Transcript.load(executor, turn, window=1), ending, screens=screens)
     except UNREADABLE:
         log.exception("turn %s cannot be parsed; its open calls are closed unread", turn.turn_id)
-        return conclude_unread(executor, turn, ending)
+        return conclude_unread(executor, turn, ending, screens=screens)
+
+
+def _withheld(said: Sequence[Entry]) -> list[Entry]:
+    """The user's messages without what they say. Their texts stay in the inbox."""
+    return [replace(entry, content=WITHHELD, parts=()) for entry in said]
 
 
 def stored_verdict(turn: TurnRow) -> Verdict | None:
@@ -186,9 +193,13 @@ def _verdict(
     )
 
 
-def result_entries(open_reply: Entry, texts: Sequence[str]) -> list[Entry]:
-    """The entries that answer the calls of `open_reply` with `texts`, in the order of the calls."""
-    return [result_of(open_reply.turn_id, call, text) for call, text in zip(open_reply.tool_calls, texts, strict=True)]
+def result_entries(open_reply: Entry, texts: Sequence[str], used: Sequence[Usage | None] | None = None) -> list[Entry]:
+    """The entries that answer the calls of `open_reply` with `texts`, in the order of the calls.
+
+    `used` has the tokens of other agents that answered the calls.
+    """
+    calls, tokens = open_reply.tool_calls, used or [None] * len(texts)
+    return [result_of(open_reply.turn_id, *each) for each in zip(calls, texts, tokens, strict=True)]
 
 
 def abandoned_verdict(runtime: Runtime, turn: TurnRow, strikes: int) -> Verdict:
@@ -219,7 +230,8 @@ def _unread_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
     """
     if turn.cancel_requested_at is not None:
         ending = Cancelled()
-    verdict = conclude_unread(runtime.database, turn, render_error(runtime.agents, turn, ending))
+    screens = runtime.agents.screens(turn.agent)
+    verdict = conclude_unread(runtime.database, turn, render_error(runtime.agents, turn, ending), screens=screens)
     if verdict.error_message is None or not (turn.attempt_error or "").startswith(COULD_NOT_START):
         return verdict
     return replace(verdict, error_message=f"{verdict.error_message} {turn.attempt_error}")
@@ -242,6 +254,13 @@ def log_failure(turn: TurnRow, ending: Ending) -> None:
     if isinstance(ending, Failed):
         error = ending.error
         log.warning("turn %s failed: %s", turn.turn_id, loggable(error), exc_info=error.__cause__)
+
+
+def keep_received(executor: Executor, turn: TurnRow, ending: Ending) -> None:
+    """Keep what a model's server sent in the turn's row, where the operator finds it, if it may be quoted."""
+    if isinstance(ending, Failed) and ending.error.received is not None:
+        noted = f"The model's server sent: {ending.error.received}"
+        executor.run(queries.NOTE_RECEIVED, {"turn_id": turn.turn_id, "received": noted})
 
 
 def render_error(agents: Agents, turn: TurnRow, ending: Ending) -> Ending:

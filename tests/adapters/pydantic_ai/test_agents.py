@@ -166,12 +166,12 @@ def test_dependencies_are_made_of_the_turn() -> None:
 
 
 def test_what_perdure_remembers_is_added_to_the_instructions(harness: Harness) -> None:
-    """With `memory`, the instructions have the parts of perdure's prompt."""
+    """With `memory`, the agent's prompt has the parts of perdure's."""
     for memory in (True, False):
         bare, model = PydanticAgent(name="assistant", instructions="Be kind."), Scripting("hi")
         _use(harness, bare, model.model, memory=memory)
         harness.ask()
-        assert ("The user is writing on the channel" in str(model.instructions[0])) is memory
+        assert ("The user is writing on the channel" in str(model.seen[0])) is memory
         assert "Be kind." in str(model.instructions[0])
 
 
@@ -250,7 +250,11 @@ def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) ->
     class Events:
         def open(self, *_: Any) -> Any:
             return types.SimpleNamespace(
-                state=lambda _: None, delta=seen.append, rewind=seen.clear, committed=lambda _: None
+                state=lambda _: None,
+                delta=seen.append,
+                rewind=seen.clear,
+                committed=lambda _: None,
+                progress=lambda *_: None,
             )
 
         def start(self) -> None: ...
@@ -408,6 +412,7 @@ class _Custom(AbstractToolset[Any]):
         return f"custom {effect_id()}"
 
 
+@pytest.mark.long
 def test_toolsets_without_ids_are_named_and_recorded() -> None:
     """Function toolsets, dynamic ones and toolsets of the agent's author all go through the ledger."""
 

@@ -25,10 +25,11 @@ from perdure.turns.calls.approvals import DENIED, EXPIRED, decide, parse_decisio
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import NotNeeded, Ran
+from perdure.turns.run.call_model import size_of_request
 from perdure.turns.run.loop import Runner
 from tests.adapters.pydantic_ai.conftest import KINDS, Bench, Tool
 from tests.turns.harness import PATIENCE_S, Harness, until
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, spoken
 
 DECIDED_S = 31
 """Seconds after which a lease and the time limit of a tool, both 30 s, have passed."""
@@ -86,9 +87,35 @@ def test_the_next_turn_continues_the_conversation(harness: Harness, bench: Bench
     harness.ask("first")
     harness.script(says("again"))
     harness.ask("second")
-    told = [(message.role, message.content) for message in harness.model.requests[-1].messages[1:]]
+    told = [(message.role, message.content) for message in spoken(harness.model.requests[-1])]
     assert told == [
         ("user", "first"), ("assistant", ""), ("tool", "act 1"), ("assistant", "done"), ("user", "second"),
+    ]  # fmt: skip
+
+
+def test_a_message_joins_between_two_steps(harness: Harness, bench: Bench) -> None:
+    """A message that steers follows the results of the round. No call runs again."""
+    bench.equip(Tool("look", "pure"), Tool(waits=True))
+    harness.script(calls(("look", {}), ("act", {"amount": 1})), calls(("look", {"amount": 2})), says("done"))
+    session_id = harness.send("first").session_id
+    worker = threading.Thread(target=harness.run, args=(session_id,), daemon=True)
+    worker.start()
+    assert bench.entered.wait(PATIENCE_S)
+    second = harness.send("second", on_busy="steer")
+    bench.gate.set()
+    worker.join(PATIENCE_S)
+    told = [(message.role, message.content) for message in spoken(harness.model.requests[1])]
+    assert told == [("user", "first"), ("assistant", ""), ("tool", "look 0"), ("tool", "act 1"), ("user", "second")]
+    told = [(message.role, message.content) for message in spoken(harness.model.requests[2])[3:]]
+    assert told == [("tool", "act 1"), ("user", "second"), ("assistant", ""), ("tool", "look 2")]
+    assert harness.turn(second.turn_id)["reply"]["text"] == "done"
+    assert bench.counts == {"look": 2, "act": 1}
+    harness.script(says("again"))
+    harness.ask("third")
+    told = [(message.role, message.content) for message in spoken(harness.model.requests[3])[3:]]
+    assert told == [
+        ("tool", "act 1"), ("user", "second"), ("assistant", ""), ("tool", "look 2"), ("assistant", "done"),
+        ("user", "third"),
     ]  # fmt: skip
 
 
@@ -135,20 +162,25 @@ def test_a_long_result_is_cut(harness: Harness, bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_prompt_that_is_too_long_is_halved(harness: Harness, bench: Bench, is_last: bool) -> None:
-    """The model is called again without a part of the history; if nothing is left out, the turn fails."""
+    """The model is called again without a part of the history; if nothing is left out, the turn fails.
+
+    The refused size is kept for the model if it accepted the smaller prompt.
+    """
     bench.equip(Tool(), casebank=False)
     for number in range(0 if is_last else 4):
         harness.script(says(f"answer {number}"))
-        harness.ask("x" * 400)
+        harness.ask("x" * 4_000)
     before = len(harness.model.requests)
     harness.script(ContextTooLong("It is too long."), says("short"))
-    turn = harness.ask("y" * 400)
+    turn = harness.ask("y" * 4_000)
     asked = harness.model.requests[before:]
     if is_last:
         assert (turn["error"]["code"], len(asked)) == ("CONTEXT_TOO_LONG", 1)
     else:
         assert turn["reply"]["text"] == "short"
         assert 2 <= len(asked[1].messages) < len(asked[0].messages)
+    sizes = [row.tokens for row in harness.sql("SELECT tokens FROM model_windows")]
+    assert sizes == ([] if is_last else [size_of_request(asked[0])])
 
 
 Boundary = tuple[Literal["before", "after"], str, int]

@@ -102,6 +102,7 @@ def test_a_conversation(harness: Harness, name: str) -> None:
     assert _comparable(_stored(harness, UUID(turns[0]["session_id"]))) == _comparable(plain[-1].all_messages())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_after_a_crash_at_each_step(harness: Harness, name: str) -> None:
     """The turn continues after its last committed reply, and its model is not asked again for what is stored."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fastmcp.client.transports import StdioTransport
+import pytest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai.mcp import MCPToolset
 
 from perdure import adapt
 from perdure.agents import Agents
@@ -18,6 +17,10 @@ from tests.turns.scripted import calls, says
 
 
 def _equip(harness: Harness) -> None:
+    # Every test process imports this file, and these imports take a second.
+    from fastmcp.client.transports import StdioTransport  # noqa: PLC0415
+    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
+
     transport = StdioTransport(sys.executable, [str(Path(mcp_server.__file__)), "stdio"], keep_alive=False)
     harness.agents = Agents([adapt(PydanticAgent(name="assistant", toolsets=[MCPToolset(transport)]))])
 
@@ -26,6 +29,7 @@ def _rows(harness: Harness) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
 
 
+@pytest.mark.long
 def test_each_call_has_a_row(harness: Harness) -> None:
     """The server of the toolset runs while the turn does."""
     _equip(harness)
@@ -37,6 +41,7 @@ def test_each_call_has_a_row(harness: Harness) -> None:
     assert results == ["3", "7"]
 
 
+@pytest.mark.long
 def test_a_server_that_dies_within_a_call(harness: Harness) -> None:
     """The call is in doubt, as for an MCP server of perdure's own agents, and the turn goes on."""
     _equip(harness)

@@ -135,6 +135,7 @@ def test_a_turn_waits_for_perdures_model(harness: Harness) -> None:
     assert (done["reply"]["text"], done["attempts"]) == ("hi", 1)
 
 
+@pytest.mark.long
 def test_a_model_that_hangs_is_ended_at_the_turns_limit(harness: Harness) -> None:
     """By the turn's own thread, whatever the model does."""
     entered = threading.Event()
@@ -283,6 +284,7 @@ def test_models_that_do_not_stream(harness: Harness, model: Model[Any], text: st
     assert harness.ask()["reply"]["text"] == text
 
 
+@pytest.mark.long
 def test_dependencies_of_many_turns_are_made_side_by_side(harness: Harness) -> None:
     """A factory that blocks holds up no other turn of the process."""
     many = 40

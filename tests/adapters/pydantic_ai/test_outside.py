@@ -58,6 +58,7 @@ def _statuses(harness: Harness) -> list[str]:
     return [row.status for row in harness.sql("SELECT status FROM tool_effects ORDER BY message_seq, position")]
 
 
+@pytest.mark.long
 def test_the_turn_waits_without_a_worker_and_the_result_resumes_it(harness: Harness, bench: Bench) -> None:
     """The turn says what it waits for, holds no lease, and goes on with the result; each run is a new worker."""
     turn = _ask(harness, bench)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import text
 
 from perdure import Agent
-from perdure.agents import Agents
+from perdure.agents import Agents, OwnTool
 from perdure.channels.services import configured
 from perdure.channels.services.buttons import Buttons
 from perdure.channels.services.ingress import Ingress
@@ -19,7 +19,6 @@ from perdure.channels.services.protocol import Channel
 from perdure.channels.services.replies import ChatCarrier
 from perdure.models.protocol import Model
 from perdure.runtime import Runtime
-from perdure.tools.registry import Tool
 from perdure.turns.outbox import deliver
 from perdure.turns.run.loop import Runner
 from tests.channels.discord_server import DiscordServer
@@ -52,7 +51,7 @@ class Installation:
         self._ingresses.append(made)
         return made
 
-    def use(self, model: Model, *tools: Tool) -> None:
+    def use(self, model: Model, *tools: OwnTool) -> None:
         """Replace the model, and replace the agent by one with these tools."""
         self._runner.close()
         agents = Agents([Agent("assistant", "You help.", tools)])

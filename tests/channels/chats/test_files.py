@@ -87,6 +87,7 @@ def update_of(name: str, url: str, text: str = "", number: int = 1) -> Update:
     return slack_event(text, f"{number}.1", subtype="file_share", files=[shared])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["discord", "slack"])
 def test_files_of_a_chat(installation: Installation, file_server: FileServer, name: str) -> None:
     """With and without text. Slack's server gets the token, Discord's does not need it."""
@@ -129,6 +130,7 @@ def telegram() -> Iterator[TelegramServer]:
     made.close()
 
 
+@pytest.mark.long
 def test_photos_and_documents_of_telegram(
     runtime: Runtime, telegram: TelegramServer, run: Callable[[str], None]
 ) -> None:

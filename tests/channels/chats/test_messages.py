@@ -81,6 +81,7 @@ def test_a_person_continues_in_another_chat(
     assert [row.channels for row in installation.sql("SELECT channels FROM sessions")] == [["discord", "slack"]]
 
 
+@pytest.mark.long
 def test_a_gateway_that_drops_the_connection_loses_no_message(
     installation: Installation, discord: DiscordServer
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_gateway_that_drops_the_connection_loses_no_message(
     assert len(discord.identified) == 1
 
 
+@pytest.mark.long
 def test_a_wrong_token_is_retried_later(installation: Installation, discord: DiscordServer) -> None:
     """After Discord refuses the token, the listener tries to connect again."""
     discord.fail("/gateway/bot", 401, {"message": "401: Unauthorized", "code": 0})
@@ -116,6 +118,7 @@ def test_a_service_that_keeps_failing_is_asked_ever_less_often(
     assert [text.split(" s")[0] for text in caplog.text.split("retrying in ")[1:4]] == ["0.01", "0.02", "0.04"]
 
 
+@pytest.mark.long
 def test_an_update_waits_for_the_database(
     installation: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

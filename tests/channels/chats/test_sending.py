@@ -196,6 +196,7 @@ def test_a_code_block_is_closed_and_opened_again() -> None:
     assert parts[-1].endswith("Done.")
 
 
+@pytest.mark.long
 def test_a_restored_message_is_answered_in_its_chat(installation: Installation, servers: Servers) -> None:
     """A pending message that is exported and imported is accepted once and answered in its original chat."""
     installation.ingress("discord").take(said("what is 12*7+5?"))

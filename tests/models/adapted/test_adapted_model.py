@@ -93,6 +93,7 @@ def answered(reply: ModelReply) -> list[Message]:
 # --- what a provider needs back
 
 
+@pytest.mark.long
 def test_a_signature_goes_back_to_its_sender(gemini: GeminiServer) -> None:
     """Gemini refuses a call without the signature with which it sent it."""
     model = adapted("google", gemini.base_url)

@@ -146,6 +146,7 @@ assert ask() == first
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
     """The parent's loop has no thread in the child, and closing it there would break the parent's."""
     program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]

@@ -231,7 +231,7 @@ def test_a_crash_before_the_wait_repeats_no_call(harness: Harness, moment: Any, 
     sent = harness.send()
     with harness.crashing(moment, commit):
         harness.run(sent.session_id)
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(sent.session_id)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], _ran) == ("waiting_approval", [])

@@ -8,9 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from pydantic_ai import Agent as PydanticAgent
 
-from perdure import Agent, ApprovalWaiting, McpServer, celery_tool, tool
+from perdure import Agent, ApprovalWaiting, McpServer, ToolCalling, adapt, celery_tool, effect, tool
 from perdure.access.tenants import UserKey, user_key
+from perdure.agents import Agents
 from perdure.errors import Forbidden, GuardRejected, SettingsError
 from perdure.hooks import required
 from perdure.testing import Scripted, ask, call
@@ -252,7 +254,7 @@ def test_hooks_are_called_when_a_call_begins_to_wait(harness: Harness) -> None:
     with harness.crashing("after", "turns.step"):
         harness.run(sent.session_id)
     assert seen == []
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(sent.session_id)
     [waiting] = seen
     assert (waiting.call.tool, waiting.call.arguments, waiting.call_id) == ("refund", {"cents": 5}, "call_0")
@@ -293,3 +295,26 @@ def test_an_export_names_a_decider_without_the_tenant(harness: Harness) -> None:
     document = export_user(harness.database, harness.clock, None, ana)
     assert [each["decided_by"] for each in document["tables"]["tool_effects"]] == ["user:boss"]
     assert "\\u001f" not in json.dumps(document)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_hook_changes_no_call_that_the_user_approved_into_one_for_staff(harness: Harness, *, adapted: bool) -> None:
+    """The user saw the arguments of the model, and staff was not asked."""
+
+    def tenfold(call: ToolCalling) -> ToolCalling:
+        return call.replace(arguments={"cents": call.arguments["cents"] * 10})
+
+    bare = PydanticAgent(name="assistant", instructions="You help.")
+    bare.tool_plain(requires_approval=True, metadata=effect("unsafe", approver=pay.approver))(pay.function)
+    hooks = [required(tenfold)]
+    own = Agent("assistant", "You help.", [pay], before_tool=hooks)
+    harness.agents = Agents([adapt(bare, before_tool=hooks) if adapted else own])
+    results = []
+    for cents in (5, 50):
+        turn = _waiting(harness, "pay", {"cents": cents})
+        _decide(harness, turn, ANA)
+        harness.run(UUID(turn["session_id"]))
+        results += [each["content"] for each in harness.messages(UUID(turn["session_id"])) if each["role"] == "tool"]
+    assert results[0] == "paid 50"
+    assert "paid 500" not in results
+    assert "need the approval of staff" in results[-1]

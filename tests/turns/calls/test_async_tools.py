@@ -129,6 +129,7 @@ def test_an_async_probe_decides(harness: Harness) -> None:
     assert tool_lines(harness, harness.ask()) == ["paid by ana"]
 
 
+@pytest.mark.long
 def test_a_cancelled_turn_cancels_the_coroutine(harness: Harness) -> None:
     """Cancelling a turn interrupts the `await` of its running tool."""
     waits, ended = threading.Event(), threading.Event()

@@ -116,7 +116,7 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
     assert resume(harness, turn)["status"] == "done"
     charged, seen, refunded, unknown, exported = tool_results(harness, turn)
     assert (charged, seen, exported) == ("result of shop.charge", "seen", "result of reports.export")
-    assert refunded.startswith("A person changed the arguments")
+    assert refunded.startswith("The arguments of this call were changed to")
     assert "no tool 'nobody'" in unknown
     assert harness.turn(UUID(turn["turn_id"]))["attempts"] == 1
 
@@ -181,7 +181,7 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
     sweep_again(harness)
     assert harness.turn(UUID(turn["turn_id"]))["waiting_for"]["progress"] == '{"done": 1, "of": 2}'
     broker.states[task] = TaskEnded(failed=False, value="found")
-    assert probe_due(harness.runtime) == 0, "not polled again before its interval"
+    assert probe_due(harness.runtime, cancel) == 0, "not polled again before its interval"
     sweep_again(harness)
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
     resume(harness, turn)
@@ -214,7 +214,7 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
     assert {*broker.revoked} == queued
     finish_due()
     assert len(broker.revoked) == 3
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     finish_due()
     assert (len(broker.revoked), {*broker.revoked}) == (6, queued)
     assert harness.sql("SELECT FROM erasures") == []
@@ -313,7 +313,7 @@ def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
     accepted = harness.send()
     with harness.crashing("before", "turns.note_sent"):
         harness.run(accepted.session_id)
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(accepted.session_id)
     turn = harness.turn(accepted.turn_id)
     assert turn["status"] == "parked"
@@ -409,6 +409,30 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
     assert tool_results(harness, turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
 
 
+def test_a_hook_changes_the_arguments_of_a_task_and_its_result(harness: Harness, broker: Broker) -> None:
+    """The row and the task have the changed arguments; a wait ends at the changed time."""
+    late = moment_after(harness, 900)
+
+    def change(call: ToolCalling) -> ToolCalling:
+        return call.replace(arguments={"moment": late} if call.tool == "sleep_until" else {"year": 2031})
+
+    harness.equip(
+        export, sleep_until, before_tool=[required(change)],
+        after_tool=[lambda called: called.replace(result=called.result.upper())],
+    )  # fmt: skip
+    turn = ask_and_wait(harness, ("reports_export", {}), ("sleep_until", {"moment": moment_after(harness, 60)}))
+    assert [each.arguments for each in broker.sent] == [{"year": 2031}]
+    rows = harness.sql("SELECT arguments::json AS given, decide_at FROM tool_effects ORDER BY position")
+    assert [row.given for row in rows] == [{"year": 2031}, {"moment": late}]
+    end_task(harness, broker.sent[0], "ready")
+    harness.move(61)
+    harness.run(UUID(turn["session_id"]))
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "parked"
+    harness.move(900)
+    resume(harness, turn)
+    assert tool_results(harness, turn)[0] == "READY"
+
+
 def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
     """If a worker dies before it runs the hook, the next worker runs the hook once, then sends the task."""
     seen: list[UUID] = []
@@ -418,7 +442,7 @@ def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broke
     with harness.crashing("after", "turns.step", nth=1):
         harness.run(accepted.session_id)
     assert (seen, broker.sent) == ([], [])
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(accepted.session_id)
     assert seen == [each.task_id for each in broker.sent]
     assert len(seen) == 1

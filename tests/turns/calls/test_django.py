@@ -100,9 +100,14 @@ def shop(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             }
         )["default"],
     )
+    _forget_connection()  # that `django.setup` may have made, without a database
     gc.disable()
     yield
     gc.enable()
+    _forget_connection()
+
+
+def _forget_connection() -> None:
     with suppress(AttributeError):  # this thread has no connection
         del connections["default"]
 

@@ -87,7 +87,7 @@ def test_a_crash_while_a_list_is_sent(
     with harness.crashing("before", commit):
         harness.run(accepted.session_id)
     assert len(broker.sent) == 2
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(accepted.session_id)
     sweep_again(harness)
     assert len(broker.sent) == 2 + (sent_again if commit == "turns.note_parts" else 0)

@@ -60,6 +60,7 @@ def _effects(harness: Harness) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
 
 
+@pytest.mark.long
 def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     """The first step waits for the server's tools. The error for an unknown tool lists the available tools."""
     harness.script(calls(("local:add", {"a": 2, "b": 3}), ("local:subtract", {})), says("It is 5."))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure import tool
+from perdure import ToolError, tool
 from tests.bombs import peak
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -87,6 +87,27 @@ def test_a_result_of_a_hundred_megabytes_is_held_once(harness: Harness) -> None:
     assert found.mib < 115
     [result] = [each.content for each in harness.sql("SELECT content FROM messages WHERE role = 'tool'")]
     assert result.endswith("[cut: 100,000,000 characters in all, the first 32,000 at most are shown]")
+
+
+def test_only_an_unexpected_error_of_a_tool_has_a_traceback(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """A `ToolError` that a tool raises is an answer to the model: the log has one line for it."""
+
+    @tool(effect="pure")
+    def look(city: str) -> str:
+        """Look a city up."""
+        if city == "Atlantis":
+            raise ToolError("There is no such city.")
+        raise KeyError(city)
+
+    harness.equip(look)
+    harness.script(calls(("look", {"city": "Atlantis"})), calls(("look", {"city": "Berlin"})), says("done"))
+    caplog.set_level("INFO")
+    assert harness.ask()["status"] == "done"
+    expected, unexpected = [each for each in caplog.records if "tool look failed" in each.message]
+    assert (expected.message, expected.exc_info) == ("tool look failed: ToolError", None)
+    assert unexpected.message == "tool look failed: KeyError"
+    assert unexpected.exc_info is not None
+    assert unexpected.exc_info[0] is KeyError
 
 
 def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

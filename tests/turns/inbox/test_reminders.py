@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import UTC, datetime, timedelta
 from threading import Thread
 from typing import Any
 from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from perdure import Agent
 from perdure.access.tenants import UserKey, user_key
+from perdure.agents import Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.settings import GuardSettings, ScheduleSettings
 from perdure.timetable import reminders
 from perdure.tools.reminders import remind_me, schedules, unschedule
 from perdure.turns.inbox.fire_schedules import fire_due
+from tests.models.endpoints import model_of
+from tests.models.openai_server import Answer, Call, OpenAIServer
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
@@ -55,6 +62,21 @@ def test_a_single_time_fires_once(harness: Harness) -> None:
     assert row.text.startswith("[Due now, as the user scheduled it on ")
     assert row.text.endswith("] Water the plants.")
     harness.run(row.session_id)
+
+
+def test_the_next_runs_of_a_schedule(harness: Harness) -> None:
+    """Runs in the quiet hours are one run at their end, as they fire. A paused schedule has no runs."""
+    harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(quiet_hours="22:00-07:00")})
+    made = add(harness, cron="0 */6 * * *", timezone="Europe/Paris")
+    now = harness.clock.now()
+    runs = reminders.runs_of(harness.settings, made, now, 4)
+    assert runs[0] == datetime.fromisoformat(made["next_due"])
+    assert sorted({run.hour for run in runs}) == [7, 12, 18]
+    assert runs == sorted(set(runs))
+    once = add(harness, at=soon(harness, 60))
+    assert reminders.runs_of(harness.settings, once, now, 4) == [datetime.fromisoformat(once["next_due"])]
+    paused = reminders.pause(harness.database, harness.clock, harness.settings, UUID(made["schedule_id"]), paused=True)
+    assert reminders.runs_of(harness.settings, paused, now, 4) == []
 
 
 def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
@@ -170,6 +192,7 @@ def test_the_limit_of_a_user_holds_under_concurrency(harness: Harness) -> None:
     add(harness, user="bob", cron="0 7 * * *")
 
 
+@pytest.mark.long
 def test_many_workers_fire_each_slot_once(harness: Harness) -> None:
     """Eight concurrent workers fire each of forty schedules once."""
     made = [add(harness, user=f"user {n % 5}", at=soon(harness, 5)) for n in range(40)]
@@ -327,3 +350,54 @@ def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
     harness.run(accepted.session_id)
     assert harness.turn(accepted.turn_id)["status"] == "done"
     assert len(reminders.list_reminders(harness.database, UserKey("ana"))) == 1
+
+
+def test_remind_me_tomorrow_at_nine(harness: Harness) -> None:
+    """Over the real wire: without a tool for the time, the model reads the date and the user's zone.
+
+    A time without a zone is in the user's zone, and so is the date in the prompt of the turn that the schedule begins.
+    """
+    zone = ZoneInfo("Asia/Tokyo")
+    today = harness.clock.now().astimezone(zone).date()
+    with OpenAIServer() as server:
+        harness.any_model = model = model_of(server)
+        harness.agents = Agents([Agent("assistant", "You help.", [remind_me])])
+        at = f"{today + timedelta(days=1)}T09:00"
+        server.script(Answer(calls=[Call("remind_me", json.dumps({"text": "Call Bo.", "at": at}))]), Answer("I will."))
+        turn = harness.ask("Remind me tomorrow at 9 to call Bo.", metadata={"timezone": zone.key})
+        asked, told = server.requests
+        assert [each["function"]["name"] for each in asked["tools"]] == ["remind_me"]
+        dated = rf"Today is {today:%A}, {today.day} {today:%B %Y}, \d\d:\d\d in the user's time zone Asia/Tokyo\."
+        assert re.search(dated, json.dumps(asked["messages"][:-1]))
+        assert f"it fires at {at}:00+09:00 (Asia/Tokyo)" in told["messages"][-1]["content"]
+        [made] = reminders.list_reminders(harness.database, UserKey("ana"))
+        assert datetime.fromisoformat(made["next_due"]).astimezone(zone).strftime("%Y-%m-%dT%H:%M") == at
+        harness.move((datetime.fromisoformat(made["next_due"]) - harness.clock.now()).total_seconds() + 1)
+        assert fire_due(harness.runtime) == 1
+        server.script(Answer("Call Bo!"))
+        [row] = harness.sql("SELECT session_id FROM turns ORDER BY accepted_at DESC LIMIT 1")
+        harness.run(row.session_id)
+        tomorrow = today + timedelta(days=1)
+        dated = (
+            rf"Today is {tomorrow:%A}, {tomorrow.day} {tomorrow:%B %Y}, \d\d:\d\d in the user's time zone Asia/Tokyo\."
+        )
+        assert re.search(dated, json.dumps(server.requests[-1]["messages"]))
+        model.close()
+    assert turn["status"] == "done"
+
+
+def test_a_reminder_in_some_minutes(harness: Harness) -> None:
+    """The model needs no clock for "in ten minutes". Two kinds of time at once are refused."""
+    harness.equip(remind_me)
+    harness.script(
+        calls(("remind_me", {"text": "Tea.", "in_minutes": 10, "cron": "0 9 * * *"})),
+        calls(("remind_me", {"text": "Tea.", "in_minutes": 10})),
+        says("I will."),
+    )
+    turn = harness.ask("Remind me of the tea in ten minutes.")
+    refused, made = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
+    assert "Give one of at, in_minutes and cron." in refused
+    assert "is set; it fires at" in made
+    [found] = reminders.list_reminders(harness.database, UserKey("ana"))
+    due_s = (datetime.fromisoformat(found["next_due"]) - harness.clock.now()).total_seconds()
+    assert 500 < due_s <= 600

@@ -226,6 +226,7 @@ def test_a_django_connection(
     connection.close()
 
 
+@pytest.mark.long
 def test_a_database_without_perdures_tables(
     databases: Databases, harness: Harness, monkeypatch: pytest.MonkeyPatch, woken: list[str]
 ) -> None:

@@ -12,7 +12,6 @@ from perdure.database.engine import Statement, Transaction
 from perdure.turns.cancel import cancel
 from perdure.turns.lease import leave_queries, queries
 from perdure.turns.lease.claim import (
-    ISOLATE_FROM_CLAIM,
     NeedsIsolation,
     NotNeeded,
     Ran,
@@ -20,6 +19,7 @@ from perdure.turns.lease.claim import (
     claim,
     claim_patiently,
 )
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.lease.tenure import Tenure, all_fenced
 from perdure.turns.reading import read_attempt_error
 from perdure.turns.run.child_watch import ChildEnd, count_failed_start
@@ -63,7 +63,7 @@ def _sessions(harness: Harness, count: int) -> list[UUID]:
 
 def _take_over(harness: Harness, owner: str, *session_ids: UUID) -> list[UUID]:
     """Let the leases expire, and claim the sessions for `owner`; returns those that must run alone."""
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     found = {each: claim(harness.runtime, each, owner) for each in session_ids}
     assert all(isinstance(each, Tenure | NeedsIsolation) for each in found.values())
     return [each for each, outcome in found.items() if isinstance(outcome, NeedsIsolation)]
@@ -93,7 +93,7 @@ def test_concurrent_claims_charge_a_death_once(harness: Harness) -> None:
     """Workers that take over the turns of a dead process concurrently agree about the turn that is charged."""
     sessions = _sessions(harness, 4)
     _hold(harness, "dead", *sessions)
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     found = side_by_side(*(lambda each=each: claim_patiently(harness.runtime, each, "harness") for each in sessions))
     assert [type(each) for each in found] == [Tenure] * 4
     assert sorted(_counts(harness)) == [1, 1, 1, 2]
@@ -103,7 +103,7 @@ def test_a_death_is_charged_once_while_a_session_of_the_process_is_locked(harnes
     """A session that another transaction has locked is judged with the others, not by itself later."""
     sessions = _sessions(harness, 4)
     _hold(harness, "dead", *sessions)
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     innocent = max(sessions)  # among equals, the first is charged
     with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
         other.run(Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(id)s FOR UPDATE"), {"id": innocent})
@@ -144,11 +144,11 @@ def test_a_committed_step_ends_the_suspicion(harness: Harness) -> None:
     harness.script(Crash("dead"))
     with pytest.raises(Crash):
         harness.run(sent.session_id)
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     harness.script(calls(("look", {})), Crash("dead"))
     with pytest.raises(Crash):
         harness.run(sent.session_id)
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     harness.script(says("done"))
     assert harness.run(sent.session_id) == Ran(1)
 
@@ -238,7 +238,7 @@ def test_a_process_that_turns_out_to_live_is_not_charged(harness: Harness, state
     """A lease that is renewed or released while its session's lock is awaited belongs to no dead process."""
     sessions = _sessions(harness, 3)
     tenures = [harness.claimed(each) for each in sessions]
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
         other.run(statement, {**all_fenced(tenures), "lease_s": LEASE_S})
         blaming = threads.submit(_blame, harness.database, sessions[0], harness.settings.turn)
@@ -248,11 +248,12 @@ def test_a_process_that_turns_out_to_live_is_not_charged(harness: Harness, state
     assert _counts(harness) == [0 if statement is leave_queries.RELEASE_ALL else 1] * 3
 
 
+@pytest.mark.long
 def test_a_session_that_stays_locked_does_not_hold_up_the_others(harness: Harness) -> None:
     """The other sessions of a dead process are claimed while, for example, an erasure has locked one of them."""
     sessions = sorted(_sessions(harness, 4))
     _hold(harness, "dead", *sessions)
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     with harness.database.transaction("test.lock") as other:
         _lock(other, sessions[-1])
         assert [type(claim(harness.runtime, each, "next")) for each in sessions[:-1]] == [Tenure] * 3
@@ -262,7 +263,7 @@ def test_a_late_release_and_a_judgement_do_not_fail(harness: Harness) -> None:
     """A process that was paused releases its sessions in the order of its claims, which is not that of a judgement."""
     sessions = sorted(_sessions(harness, 3))
     tenures = [harness.claimed(each) for each in reversed(sessions)]
-    harness.move(LEASE_S + 1)
+    harness.move(LEASE_S + 10)
     with ThreadPoolExecutor() as threads, harness.database.transaction("test.lock") as other:
         _lock(other, sessions[1])
         releasing = threads.submit(harness.database.run, leave_queries.RELEASE_ALL, all_fenced(tenures))

@@ -190,6 +190,7 @@ def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Kee
             assert aborted.is_set()
 
 
+@pytest.mark.long
 def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner: Runner) -> None:
     """A cancellation aborts the model's stream, so that the provider does not bill the rest of the reply."""
     streaming = threading.Event()
@@ -216,6 +217,7 @@ def test_cancelling_ends_a_stream_within_three_seconds(harness: Harness, runner:
     assert harness.lines(sent.session_id) == [("user", "hello")]
 
 
+@pytest.mark.long
 def test_a_lost_session_aborts_the_model_call(harness: Harness, runner: Runner) -> None:
     """If a runner loses its session, its model call is aborted, because the reply could not be committed."""
     streaming, aborted = threading.Event(), threading.Event()

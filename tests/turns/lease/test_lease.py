@@ -23,8 +23,9 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.lease.claim import ISOLATE_FROM_CLAIM, Claims, NeedsIsolation, NotNeeded, Ran, claim
+from perdure.turns.lease.claim import Claims, NeedsIsolation, NotNeeded, Ran, claim
 from perdure.turns.lease.keeper import Keeper
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.lease.tenure import LeaseLost, Tenure, all_fenced
 from perdure.turns.outcome import AwaitsCalls, AwaitsDecision, AwaitsModel, Lacking, NotSaved, ShutDown, Struck
 from perdure.turns.run import queries as run_queries
@@ -37,6 +38,7 @@ from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import calls, says
 
 
+@pytest.mark.long
 def test_one_of_concurrent_claims_succeeds(harness: Harness) -> None:
     """Of four workers that claim a session concurrently, one succeeds."""
     for _ in range(10):
@@ -131,7 +133,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     with pytest.raises(LeaseLost):
         commit_step(harness.runtime, stale, transcript, VariableSet(), step)
     with pytest.raises(LeaseLost):
-        settle_begun(harness.database, harness.clock, stale.fence, stale.turn)
+        settle_begun(harness.database, harness.clock, stale.fence, stale.turn, harness.agents)
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
     for outcome in (
         ShutDown(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
@@ -195,7 +197,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
                 "effect_id": stale.turn.turn_id, "position": 0, "tool": "t", "arguments": "{}", "effect": "pure",
                 "timeout_s": 1.0,
             }]),
-            "results": "[]", "variables": '{"stale": true}',
+            "results": "[]", "variables": '{"stale": true}', "joins": True, "max_chars": 100,
         },
     )  # fmt: skip
     assert not rows
@@ -213,6 +215,7 @@ def test_a_locked_row_does_not_delay_a_claim(harness: Harness) -> None:
     assert harness.run(session_id) == Ran(1)
 
 
+@pytest.mark.long
 def test_a_transaction_left_idle_is_ended_by_the_server(harness: Harness, database_url: str) -> None:
     """PostgreSQL ends a transaction that is idle for a third of the lease, and releases its locks."""
     session_id = harness.send().session_id
@@ -232,7 +235,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     session_id = harness.send().session_id
     found = harness.claimed(session_id)
     assert found.turn is not None
-    settle_begun(harness.database, harness.clock, found.fence, found.turn)
+    settle_begun(harness.database, harness.clock, found.fence, found.turn, harness.agents)
     harness.database.run(lease_queries.RENEW, {**all_fenced([found]), "lease_s": 30})
     assert harness.session(session_id).lease_until is None
     harness.waker.sessions.clear()
@@ -241,6 +244,7 @@ def test_a_released_lease_is_never_renewed(harness: Harness) -> None:
     assert harness.run(session_id) == Ran(1)
 
 
+@pytest.mark.long
 def test_a_message_during_a_settle_is_never_stranded(harness: Harness) -> None:
     """A message accepted during a settle is run by the same runner, or the session is woken for it."""
     session_id = harness.send("0").session_id

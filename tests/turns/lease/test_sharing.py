@@ -80,6 +80,7 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
     assert harness.waker.sessions[MOST:] == [other.session_id]
 
 
+@pytest.mark.long
 def test_each_settled_turn_wakes_the_next_in_order(harness: Harness) -> None:
     """After each settled turn, the runner wakes the user's next session, in the order of acceptance."""
     sent = _flood(harness, 40)
@@ -149,7 +150,7 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
     """A turn with an expired lease does not count as running, so another worker can claim it again."""
     sessions = _claimed(harness, MOST)
     later = harness.send(channel="later")
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     assert sorted(_round(harness)) == sorted(sessions), "their turns keep their places"
     for session_id in sessions:
         assert harness.run(session_id) == Ran(1)
@@ -206,6 +207,7 @@ def test_several_users_flood_and_each_has_a_share(harness: Harness) -> None:
     assert set(woken) == expected
 
 
+@pytest.mark.long
 def test_users_behind_others_without_places_are_admitted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round considers a limited number of users, and the next rounds consider the others, whatever their names."""
     monkeypatch.setattr(user_share, "MOST_USERS", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from perdure.tools.awaited.task import celery_tool
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease.claim import CHILD_S, ISOLATE_FROM_CLAIM, NotNeeded, Ran, Unequipped
+from perdure.turns.lease.claim import CHILD_S, NotNeeded, Ran, Unequipped
+from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
@@ -138,7 +140,7 @@ def test_a_cancelled_turn_needs_no_agent(fleet: Fleet) -> None:
     fleet.harness.script(Crash("dead"))
     with pytest.raises(Crash):
         fleet.new.run(sent.session_id)
-    fleet.harness.move(LEASE_S + 1)
+    fleet.harness.move(LEASE_S + 10)
     assert isinstance(fleet.old.run(sent.session_id), Unequipped)
     cancel(fleet.harness.runtime, sent.turn_id)
     fleet.old.run(sent.session_id)
@@ -198,7 +200,9 @@ def test_a_child_that_lacks_a_tool_is_not_started_again_at_once(fleet: Fleet) ->
 
     fleet.harness.agents = _agents(billing=True)
     child = Runner(fleet.harness.runtime, "old alone")
-    process = SimpleNamespace(runtime=fleet.harness.runtime, runner=fleet.old, isolate=isolate)
+    process = SimpleNamespace(
+        runtime=fleet.harness.runtime, runner=fleet.old, isolate=isolate, leaving=threading.Event()
+    )
     fleet.waker.sessions.clear()
     for _ in range(2):
         run_task.function(SimpleNamespace(process=process), str(sent.session_id))

@@ -73,6 +73,7 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
     assert turn["reply"]["text"] == turn["error"]["message"] == message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
     """A parked turn's wait uses no attempt, no strike and no run time. No worker claims the turn before it is due."""
@@ -342,6 +343,7 @@ def test_the_number_of_returning_turns_stops_growing_at_the_rate_of_the_model(pa
     assert [each for group in returned for each in group] == parked
 
 
+@pytest.mark.long
 def test_the_number_of_returning_turns_shrinks_while_the_model_fails(parking: Harness) -> None:
     """If the model fails again, fewer turns return. Once it answers, the number grows again."""
     parked = _park(parking, 40)
@@ -360,6 +362,7 @@ def test_the_number_of_returning_turns_shrinks_while_the_model_fails(parking: Ha
     assert sorted(each for group in _returns(parking) for each in group) == sorted(parked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reason", ["the wake-ups are lost", "the workers are busy"])
 def test_returned_turns_that_no_worker_claims_return_again(parking: Harness, reason: str) -> None:
     """Turns whose wake-ups came to nothing are woken again, and no others before a worker has claimed them."""
@@ -445,6 +448,7 @@ def test_a_returned_turn_whose_agent_no_worker_has_does_not_hold_up_the_others(p
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
 
 
+@pytest.mark.long
 def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:
     """Each model has a pace of its own: while one fails again and again, the turns of the other return."""
     parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])
@@ -462,6 +466,7 @@ def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None
     assert answered == waiting
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["the same", "another"])
 def test_a_newer_turn_waits_behind_those_that_wait_for_its_model(parking: Harness, model: str) -> None:
     """While many turns wait for their return, a newer turn with the same model returns after them."""
@@ -480,6 +485,7 @@ def test_a_newer_turn_waits_behind_those_that_wait_for_its_model(parking: Harnes
     assert parking.turn(newer.turn_id)["attempts"] == 1
 
 
+@pytest.mark.long
 def test_a_turn_that_fails_without_its_model_waits_behind_no_other(harness: Harness) -> None:
     """An agent that does not park its turns runs them at once, whatever waits for the model."""
     harness.agents = Agents([Agent("assistant", "You help.", on_unavailable="park"), Agent("other", "You do, too.")])

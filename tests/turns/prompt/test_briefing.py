@@ -15,7 +15,8 @@ from perdure.errors import ProviderError
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.models.embedders.protocol import Vector
-from perdure.models.protocol import ModelCall
+from perdure.models.notes import placed
+from perdure.models.protocol import ModelCall, Role
 from perdure.sessions.ending import request_end
 from perdure.text.patterns import compiled
 from perdure.text.tokens import estimate_tokens
@@ -23,12 +24,13 @@ from perdure.tools.memory import forget, recall, remember
 from tests.hostile import ESCAPES
 from tests.memory.conftest import redis_memory
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, system_text
 from tests.turns.test_cost import counted
 
 __all__ = ["redis_memory"]
 
 _OPENS = compiled(r"<([a-z_]+ [0-9a-f]{16})>")
+_ENDS = compiled(r"The user's message follows \([0-9a-f]{16}\)\.")
 FACT = "The user's dog is called Waffle and was born in Lyon"
 
 
@@ -49,7 +51,7 @@ def _end(harness: Harness, session_id: str, summary: str = "They talked of a dog
 
 
 def _system(harness: Harness) -> str:
-    return harness.model.requests[-1].messages[0].content
+    return system_text(harness.model.requests[-1])
 
 
 class _Away:
@@ -220,12 +222,15 @@ def test_a_quotation_that_does_not_change_keeps_its_code(knowing: Harness) -> No
     last = []
     for _ in range(2):
         knowing.ask("hello")
-        last.append(_system(knowing).splitlines()[-1])
+        last.append(_closing(knowing))
     assert last[0] == last[1]
-    assert last[0].startswith("</previous_conversation ")
     knowing.quoting_key = b"of another installation"
     knowing.ask("hello")
-    assert _system(knowing).splitlines()[-1] != last[0]
+    assert _closing(knowing) != last[0]
+
+
+def _closing(harness: Harness) -> str:
+    return next(line for line in _system(harness).splitlines() if line.startswith("</previous_conversation "))
 
 
 def test_events_outside_the_conversation_are_in_the_prompt(harness: Harness, redis_memory: RedisMemory) -> None:
@@ -254,11 +259,29 @@ def test_instructions_and_tools_have_their_budgets(harness: Harness, caplog: pyt
         """Do the second thing."""
         return "2"
 
-    limits = type(harness.settings.memory)(budget_system=140, budget_tools=40)
+    limits = type(harness.settings.memory)(budget_system=240, budget_tools=40)
     harness.settings = harness.settings.model_copy(update={"memory": limits})
     harness.agents = Agents([Agent("assistant", "Be kind. " * 1_000, [first, second])])
     harness.ask()
-    assert estimate_tokens(_system(harness)) <= 140 + 1
+    assert estimate_tokens(harness.model.requests[-1].messages[0].content) <= 240 + 1
     assert "[…]" in _system(harness)
     assert [each.name for each in harness.model.requests[-1].tools] == ["first"]
     assert "PERDURE_MEMORY__BUDGET_TOOLS" in caplog.text
+
+
+def test_no_text_of_a_user_is_a_note(harness: Harness) -> None:
+    """A note ends with a code. A message that copies a note, in an earlier turn or in this one, does not have it."""
+    harness.ask("hello")
+    harness.ask(f"{_note(harness)}\n\nhello")
+    harness.ask(f"and now? {_note(harness)}")
+    request = harness.model.requests[-1]
+    [ending] = _ENDS.findall(request.messages[0].content)
+    texts = [each.content for each in placed(request.messages, within=True).messages]
+    assert [text.count("follows (") for text in texts] == [0, 0, 1, 0, 2]
+    assert [text.count(ending) for text in texts] == [0, 0, 0, 0, 1]
+    assert texts[-1].startswith(_note(harness))
+    assert _note(harness).endswith(ending)
+
+
+def _note(harness: Harness) -> str:
+    return [each for each in harness.model.requests[-1].messages if each.role is Role.SYSTEM][-1].content

@@ -18,7 +18,7 @@ from perdure.snapshots.resolve import resolve
 from perdure.text.tokens import estimate_tokens
 from perdure.turns.prompt.build import within_window
 from tests.turns.harness import Harness
-from tests.turns.scripted import says
+from tests.turns.scripted import says, spoken, system_text
 
 
 def _converse(harness: Harness, turns: int) -> None:
@@ -36,13 +36,14 @@ def _limit(harness: Harness, turns: int) -> None:
     harness.settings = harness.settings.model_copy(update={"memory": memory})
 
 
-@pytest.mark.parametrize("turns", [1, 3, 25])
-def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int) -> None:
-    """The limit includes the current turn. The limit may exceed its default."""
+@pytest.mark.long
+@pytest.mark.parametrize(("turns", "shown"), [(1, 1), (3, 3), (10, 17), (12, 15), (25, 27)])
+def test_a_prompt_holds_the_configured_turns(harness: Harness, turns: int, shown: int) -> None:
+    """At least so many, the current one included, and at most twice as many: then the older half leaves."""
     _limit(harness, turns)
     _converse(harness, 27)
 
-    assert _user_messages(harness) == [f"message {number}" for number in range(28 - turns, 28)]
+    assert _user_messages(harness) == [f"message {number}" for number in range(28 - shown, 28)]
 
 
 def test_a_conversation_fits_a_small_window_at_once(harness: Harness) -> None:
@@ -56,15 +57,18 @@ def test_a_conversation_fits_a_small_window_at_once(harness: Harness) -> None:
     assert sum(map(estimate_tokens, newest)) < 1_024
 
 
-def test_a_large_window_changes_no_budget() -> None:
-    """The default budgets are those of a large window; a smaller window has them in proportion.
+def test_the_budgets_follow_the_window() -> None:
+    """A window of 144,000 tokens has all default budgets, except that of files; a smaller one has them in proportion.
 
-    A window of 128,000 tokens has all of them, except that of files.
+    In a larger one, the instructions and the turns have an eighth of it, unless their budgets are set.
     """
     limits = MemorySettings()
     assert within_window(limits, None) is limits
-    assert within_window(limits, 400_000) is limits
-    assert within_window(limits, 128_000) == limits.model_copy(update={"budget_files": 32_000})
+    large = within_window(limits, 1_000_000)
+    assert (large.budget_working, large.budget_system, large.budget_semantic) == (125_000, 125_000, 12_000)
+    given = MemorySettings(budget_working=40_000, budget_system=8_000)
+    assert within_window(given, 1_000_000) == given
+    assert within_window(given, 128_000) == given.model_copy(update={"budget_files": 32_000})
     small = within_window(limits, 32_000)
     assert (small.budget_working, small.budget_semantic, small.budget_system) == (10_000, 3_000, limits.budget_system)
 
@@ -106,8 +110,8 @@ def test_a_prompt_that_is_too_long_is_built_again(harness: Harness) -> None:
     sizes: list[int] = []
 
     def refuses(request: ModelRequest, _: ModelCall) -> ModelReply:
-        sizes.append(sum(len(each.content) for each in request.messages[1:]))
-        assert "Never tell the password. " * 50 in request.messages[0].content
+        sizes.append(sum(len(each.content) for each in spoken(request)))
+        assert "Never tell the password. " * 50 in system_text(request)
         assert request.messages[-1].content == "and now?"
         raise ContextTooLong("Too long.")
 

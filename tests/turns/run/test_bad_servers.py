@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -25,8 +26,10 @@ from perdure.settings import BreakerSettings, RetrySettings, Settings
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
+from perdure.turns.reading import read_attempt_error
 from perdure.turns.run.loop import Runner
 from tests.models.anthropic_server import AnthropicServer
+from tests.models.endpoints import model_of
 from tests.models.openai_server import OpenAIServer
 from tests.models.server import Answer, Broken, Call, Drip, ProviderServer, Raw, Silence, Status, Step, Wire
 from tests.turns.harness import PATIENCE_S, Harness
@@ -160,6 +163,7 @@ def test_a_server_that_never_finishes(harness: Harness, runtime: Runtime, provid
     assert len(provider.server.requests) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Silence(), HTML, Status(401), Status(413)], ids=["silent", "HTML", "401", "413"])
 def test_a_fallback_model_answers(harness: Harness, provider: Provider, step: Step) -> None:
     """The fallback model answers after any failure of the first model. Each model has its own time limit."""
@@ -429,3 +433,18 @@ def test_a_message_that_is_too_long_does_not_end_its_conversation(
     assert "yyy" not in sent
     assert failed["error"]["message"] not in sent
     assert "y" * 9_000 in [each["content"] for each in harness.messages(failed["session_id"])]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_what_a_local_server_says_is_kept_for_the_operator(harness: Harness, is_local: bool) -> None:
+    """The user reads a message without the server's text. The turn's row has the text, unless the server is remote."""
+    with OpenAIServer() as server:
+        harness.any_model = model = model_of(server, show_received=None if is_local else False)
+        server.script(Status(404, message="model 'llama9' not found,\x1b[2J try pulling it first"))
+        turn = harness.ask("Hello.")
+        model.close()
+    assert (turn["status"], turn["error"]["code"]) == ("failed", "PROVIDER_ERROR")
+    assert "llama9" not in str(turn)
+    kept = read_attempt_error(harness.database, UUID(turn["turn_id"]))
+    said = "The model's server sent: model 'llama9' not found,[2J try pulling it first"
+    assert kept == (said if is_local else None)

@@ -10,10 +10,13 @@ import pytest
 from perdure import Agent, tool
 from perdure.agents import Agents
 from perdure.database.fencing import Fence
+from perdure.errors import ContextTooLong
+from perdure.models.windows import LearnedWindows
 from perdure.settings import Settings
 from perdure.tools.registry import Tool
-from perdure.turns.prompt.tools import DEFAULT_WINDOW, budget, offered
+from perdure.turns.prompt.tools import DEFAULT_WINDOW, budget, offered, window
 from perdure.turns.reading import read_turn
+from perdure.turns.run.call_model import size_of_request
 from perdure.turns.run.queries import LEAVE_OUT_TOOLS
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -80,6 +83,7 @@ def test_tools_that_do_not_fit_are_found_by_a_search(full: Harness) -> None:
     assert turn["tools_left_out"] == [f"tool_{number}" for number in range(10) if f"tool_{number}" not in third]
 
 
+@pytest.mark.long
 def test_what_a_search_found_survives_a_crash(full: Harness) -> None:
     """Another process finds the same tools, because they follow from the transcript."""
     full.script(calls(("search_tools", {"query": "thing nine"})), says("never"))
@@ -160,12 +164,13 @@ def test_the_budget_is_a_share_of_the_window(
     """A budget that is set explicitly comes first, then a known window, then `PERDURE_MODEL_WINDOW`."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     settings = Settings.model_validate(given)
-    assert budget(settings, Agent("a", "You help.")) == tokens
+    assert budget(settings, window(settings, Agent("a", "You help."))) == tokens
 
 
 def test_an_agents_own_model_has_its_own_window() -> None:
     """The window is that of the agent's model."""
-    assert budget(Settings(), Agent("a", "You help.", model="anthropic:claude-sonnet-4-5")) == 50_000
+    settings = Settings()
+    assert budget(settings, window(settings, Agent("a", "You help.", model="anthropic:claude-sonnet-4-5"))) == 50_000
 
 
 # --- settings
@@ -201,3 +206,79 @@ def test_without_tools_no_call_is_required(harness: Harness) -> None:
     harness.agents = Agents([Agent("assistant", "You help.", settings={"tool_choice": "required", "seed": 1})])
     harness.ask()
     assert harness.model.requests[0].settings == {"seed": 1}
+
+
+# --- learned windows
+
+
+def test_a_refused_size_is_kept_for_the_model(harness: Harness) -> None:
+    """After a smaller prompt was accepted, the later prompts of all workers are smaller from the beginning."""
+    for number in range(8):
+        harness.ask(f"message {number} " + "x" * 2_000)
+    harness.script(ContextTooLong("Too long."), says("fits"))
+    assert harness.ask("and now?")["status"] == "done"
+    refused, accepted = harness.model.requests[-2:]
+    [row] = harness.sql("SELECT model, tokens FROM model_windows")
+    assert (row.model, row.tokens) == ("offline", size_of_request(refused))
+    accepted_tokens = size_of_request(accepted)
+    assert accepted_tokens is not None
+    assert accepted_tokens < row.tokens
+    harness.windows = LearnedWindows(harness.database, harness.clock)  # of another worker
+    harness.ask("and then?")
+    assert len(harness.model.requests) == 8 + 2 + 1
+    tokens = size_of_request(harness.model.requests[-1])
+    assert tokens is not None
+    assert tokens < row.tokens
+
+
+def test_a_learned_window_expires_and_only_shrinks(harness: Harness) -> None:
+    """A server may be started again with a larger window. A worker that has not read the table writes no larger one."""
+    one, other = (LearnedWindows(harness.database, harness.clock) for _ in range(2))
+    assert one.of("m") is None
+    other.learn("m", 4_000)
+    assert one.of("m") is None, "read a moment ago"
+    one.learn("m", 9_000)
+    harness.move(61)
+    assert (one.of("m"), other.of("m")) == (4_000, 4_000)
+    one.learn("m", 900)
+    harness.move(8 * 86_400)
+    assert one.of("m") is None
+    one.learn("m", 9_000)
+    assert one.of("m") == 9_000
+
+
+def test_a_wrong_refusal_is_forgotten_when_the_model_accepts_as_much(harness: Harness) -> None:
+    """Instructions and messages keep their size, so the next long prompt shows that the refusal was wrong."""
+    harness.ask("x" * 6_000)
+    harness.script(ContextTooLong("Wrong."), says("fits"))
+    harness.ask("and now?")
+    assert len(harness.sql("SELECT * FROM model_windows")) == 1
+    harness.ask("short", user_id="ben")
+    assert len(harness.sql("SELECT * FROM model_windows")) == 1
+    harness.ask("y" * 9_000, user_id="ben")
+    assert harness.sql("SELECT * FROM model_windows") == []
+    assert harness.windows.of("offline") is None
+
+
+def test_a_refusal_without_a_smaller_prompt_teaches_nothing(harness: Harness) -> None:
+    """A model that refuses every prompt has another fault."""
+    harness.ask("x" * 6_000)
+    harness.script(*[ContextTooLong("Too long.")] * 3)
+    assert harness.ask("hello")["status"] == "failed"
+    assert harness.sql("SELECT * FROM model_windows") == []
+
+
+def test_old_results_of_a_turn_are_cut_before_the_newest(harness: Harness) -> None:
+    """A turn whose results exceed the budget shows its newest round whole, and the beginning of the others."""
+
+    @tool(effect="pure")
+    def read(page: int) -> str:
+        """Read a page."""
+        return f"page {page} " + "x" * 3_000
+
+    harness.equip(read, window=6_000)
+    harness.script(*[calls(("read", {"page": page})) for page in range(4)], says("done"))
+    assert harness.ask("read")["status"] == "done"
+    results = [each.content for each in harness.model.requests[-1].messages if each.role == "tool"]
+    assert [each[:6] for each in results] == [f"page {page}" for page in range(4)]
+    assert [len(each) > 3_000 for each in results] == [False, False, False, True]

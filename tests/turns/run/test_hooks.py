@@ -201,11 +201,11 @@ def test_hooks_may_be_called_again_after_a_crash(harness: Harness) -> None:
     sent = harness.send()
     with harness.crashing("before", "turns.step"):
         harness.run(sent.session_id)
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     with harness.crashing("after", "turns.step"):
         harness.run(sent.session_id)
     assert seen == [seen[0]] * 2
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.run(sent.session_id, alone=True)
     assert harness.turn(sent.turn_id)["status"] == "done"
     assert len(seen) == 2

@@ -216,7 +216,7 @@ def test_a_turn_that_another_runner_claimed_is_not_settled(harness: Harness) -> 
     """If another runner claims the turn before the parent process settles the turn, the parent changes nothing."""
     sent = harness.send()
     stale = harness.claimed(sent.session_id)
-    harness.move(harness.settings.turn.lease_s + 1)
+    harness.move(harness.settings.turn.lease_s + 10)
     harness.claimed(sent.session_id)
 
     assert not killed(harness, sent.session_id, stale.fence, sent.turn_id)

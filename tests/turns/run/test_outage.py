@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_connections_killed_in_every_step(harness: Harness) -> None:
 
     with harness.hooked(hurry):
         assert harness.run(sent.session_id) == Ran(1)
-    assert killed == ["prompt of 2", "tool", "prompt of 4"]
+    assert killed == ["prompt of 3", "tool", "prompt of 5"]
     assert _transcript(harness) == ANSWERED
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["attempts"]) == ("done", 1)
@@ -147,7 +147,6 @@ def test_a_runner_stops_when_the_database_stays_unavailable(harness: Harness, mo
 def test_a_claim_without_a_database_raises_unavailable(harness: Harness) -> None:
     """A refused connection is reported as `Unavailable`."""
     nowhere = Database(harness.database.url.set(port=1, host="127.0.0.1"))
-    runtime: Any = harness.runtime
-    runner = Runner(type(runtime)(**{**vars(runtime), "database": nowhere}), "lost")
+    runner = Runner(replace(harness.runtime, database=nowhere), "lost")
     with pytest.raises(Unavailable):
         runner.run(harness.send().session_id)

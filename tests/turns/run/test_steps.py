@@ -17,7 +17,7 @@ from perdure.turns.calls.plan import MAX_CALLS
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Unequipped
 from tests.turns.harness import PATIENCE_S, Harness, until
-from tests.turns.scripted import UNREPORTED, calls, says
+from tests.turns.scripted import UNREPORTED, calls, says, spoken
 
 
 @tool(effect="pure")
@@ -86,7 +86,7 @@ def test_the_model_sees_the_conversation_and_its_tools(harness: Harness) -> None
     harness.ask("two")
     request = harness.model.requests[-1]
     assert request.messages[0].role is Role.SYSTEM
-    assert [each.content for each in request.messages[1:]] == ["one", "hi", "two"]
+    assert [each.content for each in spoken(request)] == ["one", "hi", "two"]
     assert [each.name for each in request.tools] == ["double"]
 
 
@@ -405,6 +405,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
     release.set()
 
 
+@pytest.mark.long
 def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness) -> None:
     """The result of a call that ends in time is used, even if the time limit passes before the result is stored."""
     first = "SELECT 1 FROM tool_effects WHERE tool = 'note' AND status = 'done'"

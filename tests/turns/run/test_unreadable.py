@@ -14,7 +14,7 @@ from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import Ran
 from perdure.turns.sweep import sweep
 from tests.turns.harness import Harness
-from tests.turns.scripted import calls, says
+from tests.turns.scripted import calls, says, spoken
 
 SWEEPS_S = (5, 10, 20, 40)
 """The pauses in seconds between a turn's attempts."""
@@ -84,6 +84,7 @@ def _woken(harness: Harness, session_id: UUID) -> bool:
     return session_id in harness.waker.sessions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_a_turn_with_an_unreadable_row_fails_and_the_next_one_is_answered(harness: Harness, spoil: object) -> None:
     """Each attempt counts as failed, and the pauses between attempts grow. After the last attempt, the turn fails."""
@@ -149,7 +150,7 @@ def test_a_settled_unreadable_turn_is_left_out_of_the_prompt(harness: Harness) -
     harness.sql("UPDATE messages SET usage = '7' WHERE usage IS NOT NULL")
     harness.script(says("fine"))
     assert harness.ask("how are you?")["reply"]["text"] == "fine"
-    prompt = [message.content for message in harness.model.requests[-1].messages[1:]]
+    prompt = [message.content for message in spoken(harness.model.requests[-1])]
     assert prompt == ["how are you?"]
 
 

@@ -49,10 +49,11 @@ async def change(
     users: TheUsers,
     user_id: parameters.Owner = None,
 ) -> Conversation:
-    """Set a conversation's title, archive it, or restore it.
+    """Set a conversation's title, archive it, restore it, or leave it out of memory.
 
     Archiving a conversation ends its live session. The next message to an archived conversation
-    restores the conversation.
+    restores the conversation. With `remember: false`, nothing of the conversation becomes a memory from now on, and no
+    search in other conversations finds its messages.
     """
     user = users.key(_user(user_id, caller.user))
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))
@@ -72,6 +73,12 @@ def _list(runtime: Runtime, user: UserKey, limit: int, *, archived: bool | None)
 
 def _change(runtime: Runtime, user: UserKey, conversation: str, changes: ChangeConversation) -> Conversation:
     changed = change_conversation(
-        runtime.database, runtime.wake, user, conversation, title=changes.title, archived=changes.archived
+        runtime.database,
+        runtime.wake,
+        user,
+        conversation,
+        title=changes.title,
+        archived=changes.archived,
+        remember=changes.remember,
     )
     return Conversation.model_validate(changed)

@@ -1,9 +1,10 @@
-"""`/healthz` reports that the process responds, and `/readyz` reports whether the gateway can accept messages.
+"""`/healthz` reports that the process responds, and `/readyz` reports whether a message would be answered.
 
-`/readyz` succeeds if the gateway accepts messages, the broker is available, and this release can use the database
-(`perdure.database.compatibility`). Its response lists the workers that were killed within the last hour
-(`perdure.resilience.kill_reports`). These kills do not change the status, because the gateway works without workers.
-Neither route needs a key, so their responses contain no address, user or table.
+`/readyz` succeeds if the gateway accepts messages, this release can use the database
+(`perdure.database.compatibility`), the broker is available, Redis accepts writes, and a worker that runs turns was seen
+within `PERDURE_READY__NO_WORKER_S` seconds. A gateway counts them from its own start, so that it is ready before the
+workers of a new installation are. The response lists the workers that were killed within the last hour
+(`perdure.resilience.kill_reports`). Neither route needs a key, so their responses contain no address, user or table.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from perdure.channels.http.dependencies import TheGateway
 from perdure.channels.http.openapi import NO_KEY
 from perdure.channels.http.schemas.answer import problems
 from perdure.channels.http.schemas.health import Health, KilledWorker
+from perdure.clock import Clock
 from perdure.database.compatibility import require
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, PerdureError, Unavailable, loggable
+from perdure.observe import presence
+from perdure.observe.readings import Source
 from perdure.resilience.kill_reports import Kill
+from perdure.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +47,9 @@ KilledLately = Callable[[], Sequence[Kill]]
 class Lookup(Generic[T]):
     """Shares one call of `read` between concurrent requests, so a call that hangs occupies only one thread."""
 
-    def __init__(self, read: Callable[[], T]) -> None:
+    def __init__(self, read: Callable[[], T], timeout_s: float = _TIMEOUT_S) -> None:
         self._read = read
+        self._timeout_s = timeout_s
         self._thread = CapacityLimiter(1)
         self._reading: asyncio.Future[T] | None = None
 
@@ -51,11 +57,11 @@ class Lookup(Generic[T]):
         """The result of `read`; concurrent callers share one call.
 
         Raises:
-            TimeoutError: `read` does not return within `_TIMEOUT_S` seconds.
+            TimeoutError: `read` does not return within `timeout_s` seconds.
         """
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read_in_thread())
-        done, _ = await asyncio.wait({self._reading}, timeout=_TIMEOUT_S)
+        done, _ = await asyncio.wait({self._reading}, timeout=self._timeout_s)
         if not done:
             raise TimeoutError
         return self._reading.result()
@@ -100,6 +106,36 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
     return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
 
 
+def worker_check(database: Database, clock: Clock, no_worker_s: float) -> Check:
+    """A check that a worker that runs turns was seen within `no_worker_s` seconds, or since this call.
+
+    Workers report every few seconds, so the check waits for at least `presence.GONE_S` seconds.
+    """
+    began = clock.monotonic()
+
+    def find_fault() -> str | None:
+        try:
+            # A worker that has stopped counts, too: it may be about to start again.
+            seen = [each.seen_s for each in presence.read_processes(database) if each.runs_turns]
+        except (SQLAlchemyError, PerdureError):
+            return None  # the database's own check reports the fault
+        waited_s = min([*seen, clock.monotonic() - began])
+        if waited_s < max(no_worker_s, presence.GONE_S):
+            return None
+        return f"No worker that runs turns was seen for {waited_s:.0f} s."
+
+    return Check("The database", find_fault)
+
+
+def checks(runtime: Runtime, broker_reachable: Callable[[], bool], source: Source) -> list[Check]:
+    """What `/readyz` checks."""
+    found = [database_check(runtime.database), broker_check(broker_reachable)]
+    found += [Check("Redis", each.find_fault) for each in source.servers]
+    if no_worker_s := runtime.settings.ready.no_worker_s:
+        found.append(worker_check(runtime.database, runtime.clock, no_worker_s))
+    return found
+
+
 @router.head("/healthz", include_in_schema=False)
 @router.get(
     "/healthz",
@@ -130,13 +166,13 @@ async def ready(
     checks: Annotated[list[Check], Depends(_checks)],
     killed: Annotated[Lookup[Sequence[Kill]], Depends(_killed)],
 ) -> Health:
-    """Report whether the gateway can accept messages and wake workers.
+    """Report whether a message would be answered: the gateway can accept it, wake workers, and workers run.
 
     The answer lists the workers that were killed within the last hour. Such kills do not make the gateway unready.
     """
     gateway.admit()
     kills, results = await asyncio.gather(_killed_workers(killed), asyncio.gather(*(check.fault() for check in checks)))
-    faults = [fault for fault in results if fault is not None]
+    faults = dict.fromkeys(fault for fault in results if fault is not None)
     if faults:
         raise Unavailable(" ".join(faults))
     return Health(status="ready", killed_workers=kills) if kills else Health(status="ready")

@@ -48,7 +48,8 @@ async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Sc
 
     The text is sent once, at the time `at`, or repeatedly, at the times of the expression `cron`. Times without an
     offset are local to `timezone`. If a clock change skips a local time, the text is sent at the first instant after
-    the gap. If a local time occurs twice, the text is sent at the first occurrence.
+    the gap. If a local time occurs twice, the text is sent at the first occurrence. An expression of intervals, such as
+    `*/15 * * * *`, follows the clocks instead: no interval is skipped.
     """
     return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
 

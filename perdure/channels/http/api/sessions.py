@@ -16,18 +16,20 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
 from perdure.channels.http.limits.shares import CHUNKED_BYTES
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, Session
+from perdure.channels.http.schemas.sessions import EndSession, Forked, ForkSession, Message, QueuedTurn, Session
 from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork as fork_session
-from perdure.sessions.reading import list_sessions, message_pages, owner, read_session
+from perdure.sessions.reading import list_sessions, message_pages, owner, read_queue, read_session
+from perdure.sessions.routing import scope_of
 from perdure.text.chunks import joined, json_list
 from perdure.turns.inbox import rate_limit
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
+_DEFAULT_QUEUE = 20
 _SESSION_BYTES = 2**13
 """The memory of one session in a list: its summary and the response's text."""
 _DEFAULT_REASON = "requested over HTTP"
@@ -43,19 +45,27 @@ async def list_(
     *,
     user_id: parameters.UserId = None,
     conversation: parameters.ConversationKey = None,
+    channel: parameters.SessionChannel = None,
     limit: parameters.SessionLimit = _DEFAULT_LIMIT,
 ) -> list[Session]:
     """List a user's sessions, newest first.
 
     With an admin key, `user_id` may be omitted: the list then covers all users that the key may access. With a user
-    token, `user_id` is the token's user by default.
+    token, `user_id` is the token's user by default. With `channel`, the list has the sessions of the default
+    conversation: those of messages from that channel that name neither a conversation nor a session. Only an admin key
+    lists the sessions in which one agent answers another; `parent_turn_id` is the turn that asked.
     """
     if user_id is None and caller.user is not None:
         user_id = user_of(caller.user)
     if user_id is None and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
     await gateway.reserve(request, None if user_id is None else users.key(user_id), limit * _SESSION_BYTES)
-    return await gateway.in_thread(partial(_list, gateway.runtime, users, user_id, conversation, limit))
+    delegated = caller.kind is KeyKind.ADMIN
+    scope = None
+    if conversation is not None or channel is not None:
+        scope = scope_of(gateway.runtime.settings.session.scope, channel or "", conversation)
+    given = (gateway.runtime, users, user_id, scope, limit)
+    return await gateway.in_thread(partial(_list, *given, delegated=delegated))
 
 
 @router.get("/{session_id}", response_description="The session.", responses=problems(404))
@@ -97,6 +107,21 @@ async def fork(
 
 
 @router.get(
+    "/{session_id}/queue",
+    response_description="The turns, in the order in which they run.",
+    responses=problems(400, 404),
+)
+async def queue(
+    session_id: TheSession, gateway: TheGateway, limit: parameters.QueueLimit = _DEFAULT_QUEUE
+) -> list[QueuedTurn]:
+    """List the unsettled turns of a session with their messages: the turn that runs, and those that wait for it.
+
+    The transcript has a message from its turn's first commit on, this list until the turn is settled.
+    """
+    return await gateway.in_thread(partial(_queue, gateway.runtime, session_id, limit))
+
+
+@router.get(
     "/{session_id}/messages",
     response_model=list[Message],
     response_description="The transcript.",
@@ -115,10 +140,13 @@ async def messages(
     return await gateway.json_in_chunks(joined(json_list(message_pages(database, session_id, after, limit))))
 
 
-def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str | None, limit: int) -> list[Session]:
+def _list(
+    runtime: Runtime, users: Users, user_id: str | None, scope: str | None, limit: int, *, delegated: bool
+) -> list[Session]:
     if user_id is not None:
-        rows = list_sessions(runtime.database, users.key(user_id), limit, conversation=conversation)
-    elif conversation is not None:
+        key = users.key(user_id)
+        rows = list_sessions(runtime.database, key, limit, scope=scope, delegated=delegated)
+    elif scope is not None:
         raise Forbidden("Name a user_id: a conversation belongs to one user.")
     elif users.all_users:
         rows = list_sessions(runtime.database, limit=limit)
@@ -127,6 +155,10 @@ def _list(runtime: Runtime, users: Users, user_id: str | None, conversation: str
     else:
         rows = list_sessions(runtime.database, tenant=users.tenant, limit=limit)
     return [Session.model_validate(row) for row in rows]
+
+
+def _queue(runtime: Runtime, session_id: UUID, limit: int) -> list[QueuedTurn]:
+    return [QueuedTurn.model_validate(each) for each in read_queue(runtime.database, session_id, limit)]
 
 
 def _read(runtime: Runtime, session_id: UUID) -> Session:

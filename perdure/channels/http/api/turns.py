@@ -118,7 +118,13 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     """
     decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
-    return turn if is_own else Turn.model_validate(turn.model_dump(exclude={"metadata", "tools_left_out"}) | _CONCEALED)
+    return (
+        turn
+        if is_own
+        else Turn.model_validate(
+            turn.model_dump(exclude={"metadata", "tools_left_out", "parent_turn_id", "children"}) | _CONCEALED
+        )
+    )
 
 
 @router.post(

@@ -1,13 +1,15 @@
-"""A turn's answer as a sequence of text parts, from the turn's events.
+"""The answer to a request as a sequence of text parts, from the events of its turn.
 
 A turn may have several steps with text; a blank line separates their texts. An OpenAI stream cannot withdraw text.
 `follow` therefore raises `Rewound` if a step's text is withdrawn after a part of the text was yielded.
+
+An answer is an exchange (`turns.calls.client`): it ends with the turn, or where the turn waits for the client.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -16,7 +18,9 @@ from perdure.database.engine import Executor
 from perdure.events.event import Event, EventKind
 from perdure.tools.registry import STAFF
 from perdure.turns import queries
-from perdure.turns.committed import read_committed
+from perdure.turns.calls.client import ClientCall, Exchange, Stop, joined, read_stops, stop_of, used_in
+from perdure.turns.committed import Committed, read_committed
+from perdure.turns.reading import SETTLED, read_turn
 
 _BETWEEN = "\n\n"
 _LONGEST_CALL = 300
@@ -41,9 +45,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The turn is settled."""
+    """The turn is settled, or waits for the client: to run `calls`, or for the user's answer to a question.
+
+    `used` are the tokens of the answer.
+    """
 
     turn: dict[str, Any]
+    calls: tuple[ClientCall, ...] = ()
+    used: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,61 +65,160 @@ class Called:
 Part = Text | Called | Idle | AnswerEnded
 
 
-async def follow(events: AsyncIterator[Event | None]) -> AsyncIterator[Part]:
-    """The parts of a turn's answer, given all events of the turn. Ends without `AnswerEnded` if the gateway stops.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a turn has come: the turn, all of its stops, and the one that ends the exchange, if it has come to it.
+
+    The exchange is that of the turn, which the message may have joined.
+    """
+
+    turn: dict[str, Any]
+    stops: Sequence[Stop]
+    stop: Stop | None
+    exchange: Exchange
+
+
+async def follow(  # noqa: C901 (one event after another)
+    events: AsyncIterator[Event | None],
+    exchange: Exchange,
+    read: Callable[[], Awaitable[Progress]],
+    used: Callable[[Progress | None], Awaitable[dict[str, Any] | None]],
+) -> AsyncIterator[Part]:
+    """The parts of an answer, given the events of its turn from the answer's beginning.
+
+    `read` reads the turn, and `used` the tokens of the answer: up to a stop, or the turn's end.
+
+    Ends without `AnswerEnded` if the gateway stops.
 
     Raises:
         Rewound: text that was already yielded was withdrawn from the answer.
     """
-    answer = _Answer()
+    answer, number, after = _Answer(), exchange.after, exchange.after
+    may_join = exchange.may_join
     async for event in events:
         if event is None:
             yield Idle()
             continue
-        for part in answer.parts(event):
+        if may_join and event.kind in {EventKind.DELTA, EventKind.MESSAGE}:
+            after, may_join = (await read()).exchange.after, False
+        number += event.kind is EventKind.MESSAGE
+        if number + (event.kind is not EventKind.MESSAGE) <= after and event.kind is not EventKind.DONE:
+            continue  # it belongs to an earlier answer of the turn that the message has joined
+        progress = await read() if _may_stop(event) else None
+        stops = () if progress is None else progress.stops
+        if event.kind is EventKind.DONE:
+            turn = dict(event.data)
+            yield AnswerEnded(turn, used=await used(None) if exchange.after else turn["usage"])
+            return
+        for part in answer.parts(event, next((each for each in stops if each.number == number), None)):
             yield part
+        stop = None if progress is None else progress.stop
+        if progress is not None and stop is not None and stop.number <= number:
+            if stop.question is not None:
+                yield answer.said(stop.question)
+            yield AnswerEnded(progress.turn, calls_of(stop), await used(progress))
+            return
+
+
+def _may_stop(event: Event) -> bool:
+    """Whether the turn may have come to a stop: it has parked, or a message has calls."""
+    match event.kind:
+        case EventKind.STATE:
+            return bool(event.data["status"] == "parked")
+        case EventKind.MESSAGE:
+            return bool(event.data.get("tool_calls"))
+        case _:
+            return False
 
 
 @dataclass(slots=True)
 class CommittedAnswer:
-    """The answer of a turn as far as it is committed: the same texts and calls as those that `follow` yields."""
+    """An answer as far as it is committed: the same texts and calls as those that `follow` yields.
+
+    `stop` is the stop that ends it, `client_calls` are the calls that the client is to run, and `used` has its tokens.
+    """
 
     turn: dict[str, Any]
+    stops: Sequence[Stop] = ()
     texts: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    stop: Stop | None = None
+    client_calls: Sequence[ClientCall] = ()
+    used: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
         return _BETWEEN.join(self.texts)
 
-    def add(self, messages: list[dict[str, Any]]) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is missing."""
+        return self.stop is not None or self.turn["status"] in SETTLED
+
+    def add(self, page: Committed) -> None:
         """Add the texts and the calls of the turn's next messages."""
-        for each in messages:
+        for number, each in enumerate(page.messages, start=page.after + 1):
+            if self.stop is not None and number > self.stop.number:
+                return
             if each["role"] == "assistant":
-                self.calls += map(_line, each.get("tool_calls", ()))
+                self.calls += lines_of(each, next((stop for stop in self.stops if stop.number == number), None))
                 if "error" not in each and each["content"].strip():
                     self.texts.append(each["content"])
 
 
-def answer_bytes(executor: Executor, turn_id: UUID) -> int:
-    """The memory for a turn's answer and for the response with it: the answer's texts, the whole text and two JSONs."""
-    return 4 * int(executor.run(queries.ANSWER_BYTES, {"turn_id": turn_id})[0].size)
+def answer_bytes(executor: Executor, exchange: Exchange) -> int:
+    """The memory for an answer and for the response with it: the turn's texts, the whole text and two JSONs."""
+    return 4 * int(executor.run(queries.ANSWER_BYTES, {"turn_id": exchange.turn_id})[0].size)
 
 
-def read_answer(executor: Executor, turn_id: UUID) -> CommittedAnswer:
-    """Read a turn and its answer. Tools' results, which may be long, are read page by page and not kept.
+def read_answer(executor: Executor, exchange: Exchange) -> CommittedAnswer:
+    """Read a turn and the answer. Tools' results, which may be long, are read page by page and not kept.
 
     Raises:
         NotFound: there is no such turn.
     """
-    committed = read_committed(executor, turn_id)
-    answer = CommittedAnswer(committed.turn)
-    answer.add(committed.messages)
-    while not committed.is_last:
-        committed = read_committed(executor, turn_id, committed.count)
-        answer.turn = committed.turn
-        answer.add(committed.messages)
+    progress = read_progress(executor, exchange)
+    stop, exchange = progress.stop, progress.exchange
+    # A turn that has gone on since still ends the answer with its stop.
+    turn = progress.turn if stop is None else {**progress.turn, "status": "parked", "error": None, "reply": None}
+    page = read_committed(executor, exchange.turn_id, exchange.after)
+    answer = CommittedAnswer(
+        turn if stop is not None else page.turn, progress.stops, stop=stop, client_calls=calls_of(stop)
+    )
+    answer.add(page)
+    while not page.is_last and not (stop is not None and page.count >= stop.number):
+        page = read_committed(executor, exchange.turn_id, page.count)
+        answer.turn = turn if stop is not None else page.turn
+        answer.add(page)
+    if stop is not None and stop.question is not None:
+        answer.texts.append(stop.question)
+    answer.used = answer.turn["usage"]
+    if stop is not None or exchange.after:
+        answer.used = used_in(executor, exchange, stop)
     return answer
+
+
+def read_progress(executor: Executor, exchange: Exchange) -> Progress:
+    """How far the turn of an exchange has come.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    turn = read_turn(executor, exchange.turn_id)
+    turn_id = UUID(turn["turn_id"])  # of another turn, if the turn's message has joined it
+    stops, exchange = read_stops(executor, turn_id), joined(executor, exchange, turn_id)
+    return Progress(turn, stops, stop_of(stops, exchange, turn["status"]), exchange)
+
+
+def calls_of(stop: Stop | None) -> tuple[ClientCall, ...]:
+    """The calls that the client is to run."""
+    return () if stop is None else tuple(call for call in stop.calls if call.is_begun)
+
+
+def lines_of(message: Mapping[str, Any], stop: Stop | None) -> list[str]:
+    """The lines about the calls of a message, without those that the client runs."""
+    own = {call.position for call in stop.calls} if stop is not None else set()
+    return [_line(call) for position, call in enumerate(message.get("tool_calls", ())) if position not in own]
 
 
 class _Answer:
@@ -121,22 +229,23 @@ class _Answer:
         self._passed = 0
         """The number of characters of the current step's text that were yielded."""
 
-    def parts(self, event: Event) -> list[Part]:
+    def said(self, question: str) -> Text:
+        """The question that ends the answer."""
+        return Text(f"{_BETWEEN if self._has_text else ''}{question}")
+
+    def parts(self, event: Event, stop: Stop | None) -> list[Part]:
         match event.kind:
             case EventKind.DELTA:
                 return self._grow(self._step + event.data["text"])
             case EventKind.REWIND:
                 return self._withdraw()
             case EventKind.MESSAGE if event.data["role"] == "assistant":
-                called = [Called(_line(call)) for call in event.data.get("tool_calls", ())]
+                called = [Called(line) for line in lines_of(event.data, stop)]
                 # The text of an error is no part of the answer.
                 said = self._withdraw() if "error" in event.data else self._commit(event.data["content"])
                 return [*said, *called]
-            case EventKind.APPROVAL_REQUIRED:
-                by = " by staff" if event.data["approver"] == STAFF else ""
-                return [Text(f"waiting for approval of {event.data['tool']}{by}\n", progress=True)]
-            case EventKind.DONE:
-                return [AnswerEnded(dict(event.data))]
+            case EventKind.APPROVAL_REQUIRED | EventKind.PROGRESS:
+                return [_progress(event)]
             case _:
                 return []
 
@@ -165,6 +274,14 @@ class _Answer:
             raise Rewound
         self._step = ""
         return []
+
+
+def _progress(event: Event) -> Text:
+    """The line about a person for whom the turn waits, or about the progress of a call."""
+    if event.kind is EventKind.APPROVAL_REQUIRED:
+        by = " by staff" if event.data["approver"] == STAFF else ""
+        return Text(f"waiting for approval of {event.data['tool']}{by}\n", progress=True)
+    return Text(f"{event.data['tool']}: {event.data['text']}\n", progress=True)
 
 
 def _line(call: Mapping[str, Any]) -> str:

@@ -11,8 +11,15 @@ from fastapi import Response
 from perdure.channels.http.errors import CODES, headers_of
 from perdure.errors import Conflict, InvalidRequest, PerdureError, RateLimited, Unauthorized
 
-PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
-"""The prefixes of the paths whose errors have this shape."""
+PATHS = (
+    "/v1/chat", "/v1/models", "/v1/responses", "/v1/embeddings", "/v1/completions", "/v1/audio", "/v1/images",
+    "/v1/moderations", "/v1/batches", "/v1/assistants", "/v1/threads", "/v1/vector_stores", "/v1/fine_tuning",
+    "/v1/uploads", "/v1/realtime", "/v1/videos", "/v1/containers", "/v1/evals",
+)  # fmt: skip
+"""The prefixes of the paths whose errors have this shape: those of OpenAI, also where the gateway has no route."""
+
+SDK_HEADER = "x-stainless-lang"
+"""OpenAI's SDKs send it. Errors of all routes have this shape for them."""
 
 REWOUND = "stream_rewound"
 STOPPING = "gateway_stopping"

@@ -17,11 +17,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from perdure.channels.http.openai.answers import AnswerEnded, Called, Idle, Part, Rewound, Text
+from perdure.channels.http.openai.answers import AnswerEnded, Called, CommittedAnswer, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat_completions import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
-from perdure.channels.http.openai.wire import epoch_s, finish_reason, response_id, response_usage
+from perdure.channels.http.openai.wire import (
+    call_id,
+    epoch_s,
+    finish_reason,
+    has_failed,
+    response_id,
+    response_usage,
+    suffixed,
+)
 from perdure.errors import PerdureError
+from perdure.turns.additions import NO_ADDITIONS, Additions
+from perdure.turns.calls.client import ClientCall, Exchange
 
 PIECE_CHARS = 24
 """The maximum number of characters in one delta."""
@@ -41,48 +51,65 @@ _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "can
 class Response:
     """The members of a response that do not come from the turn's row and messages."""
 
+    exchange: Exchange
     agent: str
     conversation: str | None
     previous: str | None = None
     background: bool = False
+    additions: Additions = NO_ADDITIONS
 
     def body(
         self,
         turn: dict[str, Any],
-        text: str | None = None,
-        calls: Sequence[str] = (),
+        answer: CommittedAnswer | None = None,
         *,
         status: str | None = None,
     ) -> dict[str, Any]:
-        """The response object; `text` is the answer of a settled turn, and `calls` are the lines about tool calls."""
+        """The response object; `answer` is what it says, if it is complete."""
         status = status or status_of(turn)
+        if status == "in_progress" and answer is not None:  # the turn waits for the client
+            status = "completed"
         error = turn["error"] if status == "failed" else None
+        added = self.additions
         return {
-            "id": response_id(turn["turn_id"]),
+            "id": response_id(self.exchange),
             "object": "response",
             "created_at": epoch_s(turn["accepted_at"]),
             "status": status,
             "background": self.background,
             "error": None if error is None else {"code": "server_error", "message": error["message"]},
             "incomplete_details": {"reason": _INCOMPLETE[finish_reason(turn)]} if status == "incomplete" else None,
-            "instructions": None,
+            "instructions": added.instructions,
             "metadata": turn.get("metadata") or {},
             "model": self.agent,
-            "output": [] if text is None else _output(turn, text, calls),
-            "parallel_tool_calls": True,
+            "output": [] if answer is None else _output(self.exchange, answer),
+            "parallel_tool_calls": added.settings.get("parallel_tool_calls", True),
             "previous_response_id": self.previous,
             "conversation": None if self.conversation is None else {"id": self.conversation},
-            "tool_choice": "auto",
-            "tools": [],
-            "temperature": None,
-            "top_p": None,
-            "usage": response_usage(turn) if status in {"completed", "incomplete"} else None,
+            "tool_choice": _choice(added.settings.get("tool_choice")),
+            "tools": [
+                {
+                    "type": "function",
+                    "name": each.name,
+                    "description": each.description,
+                    "parameters": each.parameters,
+                    "strict": False,
+                }
+                for each in added.tools
+            ],
+            "temperature": added.settings.get("temperature"),
+            "top_p": added.settings.get("top_p"),
+            "max_output_tokens": added.settings.get("max_tokens"),
+            "store": added.remember,
+            "usage": response_usage(None if answer is None else answer.used)
+            if status in {"completed", "incomplete"}
+            else None,
         }
 
 
 def status_of(turn: dict[str, Any]) -> str:
     """The Responses API's name for a turn's status."""
-    if turn["status"] == "done" and finish_reason(turn) in _INCOMPLETE:
+    if turn["status"] in {"done", "failed"} and finish_reason(turn) in _INCOMPLETE:
         return "incomplete"
     return _STATUSES.get(turn["status"], "in_progress")
 
@@ -155,7 +182,7 @@ class _Events:
     def begin(self) -> Iterator[bytes]:
         """The events before the text."""
         running = self._response.body(self._turn, status="in_progress")
-        item = _item(self._turn, None, "in_progress")
+        item = _item(self._response.exchange, None, "in_progress")
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield from self._event(0, "response.created", response=running)
         yield from self._event(1, "response.in_progress", response=running)
@@ -175,8 +202,8 @@ class _Events:
                 return self.call(line)
             case Idle():
                 return iter((_HEARTBEAT,))
-            case AnswerEnded(turn):
-                return self.end(turn)
+            case AnswerEnded():
+                return self.end(part)
             case _:
                 assert_never(part)
 
@@ -200,9 +227,9 @@ class _Events:
         """
         yield from self.more("", whole=True)
         if not self._calls:
-            item = _reasoning(self._turn, (), "in_progress")
+            item = _reasoning(self._response.exchange, (), "in_progress")
             yield from self._event(self._advance(_MARK), "response.output_item.added", output_index=1, item=item)
-        place = {"item_id": _reasoning_id(self._turn), "output_index": 1, "summary_index": len(self._calls)}
+        place = {"item_id": _name("rs", self._response.exchange), "output_index": 1, "summary_index": len(self._calls)}
         self._calls.append(line)
         part, empty = {"type": "summary_text", "text": line}, {"type": "summary_text", "text": ""}
         kind = "response.reasoning_summary"
@@ -217,27 +244,34 @@ class _Events:
         self._crc = zlib.crc32(text.encode(), self._crc)
         return (self._position << _CHECK_BITS) + (self._crc >> _CRC_BITS - _CHECK_BITS)
 
-    def end(self, turn: dict[str, Any]) -> Iterator[bytes]:
-        """The last deltas of a settled turn, then its closing events.
+    def end(self, ended: AnswerEnded) -> Iterator[bytes]:
+        """The last deltas of an answer, the calls that the client is to run, then the closing events.
 
         Raises:
             Rewound: the client's sequence number belongs to other text.
         """
-        self._turn = turn
-        if turn["status"] != "done":  # the Responses API has no event for a cancelled response, only a status
+        self._turn = turn = ended.turn
+        if has_failed(turn):  # the API has no event for a cancelled response, only a status
             kind = "response.failed" if status_of(turn) == "failed" else "response.incomplete"
             yield from self._event(self._last + 1, kind, response=self._response.body(turn))
             return
         yield from self.more("", whole=True)
-        item = _item(turn, self._text, "completed")
+        answer = CommittedAnswer(turn, texts=[self._text], calls=self._calls, client_calls=ended.calls, used=ended.used)
+        items = _output(self._response.exchange, answer)
+        before = len(items) - len(ended.calls)
+        for index, item in enumerate(items[before:], start=before):
+            begun = {**item, "arguments": "", "status": "in_progress"}
+            place = {"item_id": item["id"], "output_index": index}
+            kind, arguments = "response.function_call_arguments", item["arguments"]
+            yield from self._event(self._last + 1, "response.output_item.added", output_index=index, item=begun)
+            yield from self._event(self._last + 1, f"{kind}.delta", **place, delta=arguments)
+            yield from self._event(self._last + 1, f"{kind}.done", **place, name=item["name"], arguments=arguments)
+        body = self._response.body(turn, answer)
         closing: tuple[tuple[str, dict[str, Any]], ...] = (
             ("response.output_text.done", {**self._place, "text": self._text, "logprobs": []}),
-            ("response.content_part.done", {**self._place, "part": item["content"][0]}),
-            *(
-                ("response.output_item.done", {"output_index": index, "item": each})
-                for index, each in enumerate(_output(turn, self._text, self._calls))
-            ),
-            (f"response.{status_of(turn)}", {"response": self._response.body(turn, self._text, self._calls)}),
+            ("response.content_part.done", {**self._place, "part": items[0]["content"][0]}),
+            *(("response.output_item.done", {"output_index": index, "item": each}) for index, each in enumerate(items)),
+            (f"response.{body['status']}", {"response": body}),
         )
         for kind, data in closing:
             yield from self._event(self._last + 1, kind, **data)
@@ -246,7 +280,7 @@ class _Events:
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": _item_id(self._turn), "output_index": 0, "content_index": 0}
+        return {"item_id": _name("msg", self._response.exchange), "output_index": 0, "content_index": 0}
 
     def _event(self, number: int, kind: str, **data: Any) -> Iterator[bytes]:
         self._last = number
@@ -258,27 +292,45 @@ class _Events:
         yield _encode(kind, {"type": kind, "sequence_number": number, **data})
 
 
-def _item(turn: dict[str, Any], text: str | None, status: str) -> dict[str, Any]:
+def _item(exchange: Exchange, text: str | None, status: str) -> dict[str, Any]:
     content = [] if text is None else [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
-    return {"id": _item_id(turn), "type": "message", "role": "assistant", "status": status, "content": content}
+    name = _name("msg", exchange)
+    return {"id": name, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _output(turn: dict[str, Any], text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
+def _output(exchange: Exchange, answer: CommittedAnswer) -> list[dict[str, Any]]:
     """The items of a response. The message is first, because its index must be known before the first tool call."""
-    return [_item(turn, text, "completed"), *([_reasoning(turn, calls, "completed")] if calls else [])]
+    reasoning = [_reasoning(exchange, answer.calls, "completed")] if answer.calls else []
+    return [_item(exchange, answer.text, "completed"), *reasoning, *map(_function_call, answer.client_calls)]
 
 
-def _reasoning(turn: dict[str, Any], calls: Sequence[str], status: str) -> dict[str, Any]:
+def _reasoning(exchange: Exchange, calls: Sequence[str], status: str) -> dict[str, Any]:
     summary = [{"type": "summary_text", "text": line} for line in calls]
-    return {"id": _reasoning_id(turn), "type": "reasoning", "summary": summary, "status": status}
+    return {"id": _name("rs", exchange), "type": "reasoning", "summary": summary, "status": status}
 
 
-def _reasoning_id(turn: dict[str, Any]) -> str:
-    return f"rs_{turn['turn_id'].replace('-', '')}"
+def _function_call(call: ClientCall) -> dict[str, Any]:
+    return {
+        "id": f"fc_{call.effect_id.hex}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call_id(call.effect_id),
+        "name": call.tool,
+        "arguments": call.arguments,
+    }
 
 
-def _item_id(turn: dict[str, Any]) -> str:
-    return f"msg_{turn['turn_id'].replace('-', '')}"
+def _choice(choice: Any) -> Any:
+    """The member `tool_choice` for the setting of this name."""
+    if isinstance(choice, list | tuple):
+        functions = [{"type": "function", "name": each} for each in choice]
+        several = {"type": "allowed_tools", "mode": "required", "tools": functions}
+        return functions[0] if len(functions) == 1 else several
+    return choice or "auto"
+
+
+def _name(prefix: str, exchange: Exchange) -> str:
+    return f"{prefix}_{suffixed(exchange, exchange.turn_id.hex)}"
 
 
 def _encode(kind: str, value: dict[str, Any]) -> bytes:

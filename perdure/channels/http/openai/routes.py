@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -12,34 +13,38 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from perdure.access.tenants import UserKey
-from perdure.channels.http.body import FileRoute
+from perdure.channels.http.body import HistoryRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers, require_turn
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_UNSENT_OF_USER
 from perdure.channels.http.openai import answers, chat_completions, responses, side_requests
-from perdure.channels.http.openai.caller import Place, idempotency_key, place_of
+from perdure.channels.http.openai.asked import Asked, read_whole, repeat_of
+from perdure.channels.http.openai.caller import (
+    Place,
+    is_open_webui,
+    place_of,
+)
 from perdure.channels.http.openai.errors import BadParameter, UnknownModel, respond, settled_failure
-from perdure.channels.http.openai.repeats import CHANNEL, accept_once, note_sent
-from perdure.channels.http.openai.repeats import RepeatableRequest as Repeat
 from perdure.channels.http.openai.wire import (
     ChatRequest,
     ResponseRequest,
+    exchange_of,
+    has_failed,
     newest_user_message,
     require_usable,
-    turn_of,
 )
 from perdure.channels.http.stream import sse
-from perdure.errors import DeadlineExceeded, NotFound
+from perdure.errors import NotFound
+from perdure.events.event import EventId
 from perdure.runtime import Runtime
+from perdure.turns.calls import client
+from perdure.turns.calls.client import Exchange
 from perdure.turns.cancel import cancel
-from perdure.turns.inbox.accept import Accepted
-from perdure.turns.inbox.incoming import parse_submitted
 from perdure.turns.reading import SETTLED, TurnPlace, find_owner, owner, read_place, read_turn
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=FileRoute)
+log = logging.getLogger(__name__)
 
-_WAIT_S = 600.0
-"""Seconds that a request waits for its turn to settle; the SDK's own time limit is ten minutes."""
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=HistoryRoute)
 
 _CANCEL_S = 2.0
 """Seconds that a cancellation waits for its turn to settle."""
@@ -50,7 +55,6 @@ _ERROR: dict[str, Any] = {
     "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
-_LATE = "The answer is not ready yet. Send the request again: it finds the same turn."
 
 
 @router.get("/models", responses={200: _ANY, **_ERRORS}, response_description="The agents.")
@@ -70,62 +74,73 @@ async def model(name: str, _caller: TheCaller, gateway: TheGateway) -> Response:
 async def completions(
     body: Annotated[ChatRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message in a turn of the durable conversation; respond with a chat completion."""
-    require_usable(body)
+    """Answer the newest user message in a turn of the durable conversation; respond with a chat completion.
+
+    A request that brings the results of tools that the client runs goes on with their turn.
+    """
+    require_usable(body, ignores_unknown=is_open_webui(request, users))
     _require_model(gateway.runtime, body.model)
-    said = newest_user_message(body.messages, "messages")
-    place = place_of(request, body, users)
-    repeat = await gateway.in_thread(partial(_repeat, request, place, body, said, body.messages))
+    place = place_of(request, body, users, is_open=gateway.is_open)
     if side_requests.is_side_request(request.headers):
+        said = newest_user_message(body.messages, "messages")
+        repeat = await gateway.in_thread(partial(repeat_of, request, place, body, said, body.messages))
         found = await gateway.side_requests.answer(users.caller, repeat.message)
         return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
-    accepted, repeat = await _accepted(gateway, request, repeat, said, body.messages)
-    note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
+    asked = Asked(gateway, request, users, place, body)
+    exchange, note = await asked.accept(body.messages)
+    agent = _agent_name(gateway.runtime, body.model)
     if not body.stream:
-        settled = await _settled(gateway, request, accepted.turn_id)
-        if settled.turn["error"] is not None:
+        answer = await asked.answered(exchange)
+        if has_failed(answer.turn):
             await note()
-            return settled_failure(settled.turn)
-        completion = chat_completions.completion_of(settled.turn, _agent_name(gateway.runtime, body.model))
+            return settled_failure(answer.turn)
+        completion = chat_completions.completion_of(exchange, answer.turn, agent)
         await note()  # before the response, which is sent in one write
-        return respond(completion.whole(settled.turn, settled.text), HTTPStatus.OK)
-    turn = await _turn(gateway, accepted.turn_id)
+        whole = completion.whole(answer.turn, answer.text, answer.used, answer.client_calls)
+        return respond(whole, HTTPStatus.OK)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    completion = chat_completions.completion_of(turn, _agent_name(gateway.runtime, body.model))
-    parts = await _begun(_parts(gateway, request, accepted.turn_id))
-    return sse.response(chat_completions.stream(completion, parts, include_usage=usage, on_sent=note))
+    completion = chat_completions.completion_of(exchange, await _turn(gateway, exchange.turn_id), agent)
+    parts = await _begun(_parts(gateway, request, exchange))
+    chunks = chat_completions.stream(completion, parts, include_usage=usage, on_sent=note)
+    return sse.response(asked.watched(exchange, chunks))
 
 
 @router.post("/responses", responses={200: _ANY, **_ERRORS}, response_description="The response.")
 async def create_response(
     body: Annotated[ResponseRequest, Body()], request: Request, gateway: TheOpenGateway, users: TheUsers
 ) -> Response:
-    """Answer the newest user message in a turn of the durable conversation; respond with a response object."""
-    require_usable(body)
+    """Answer the newest user message in a turn of the durable conversation; respond with a response object.
+
+    A request that brings the results of tools that the client runs goes on with their turn.
+    """
+    require_usable(body, ignores_unknown=is_open_webui(request, users))
     _require_model(gateway.runtime, body.model)
-    items = body.items()
-    said = newest_user_message(items, "input")
     place = await _response_place(gateway, request, body, users)
-    seen = {"input": items, "previous": body.previous_response_id}
-    repeat = await gateway.in_thread(partial(_repeat, request, place, body, said, [seen]))
-    accepted, repeat = await _accepted(gateway, request, repeat, said, items, seen)
-    note = partial(gateway.in_thread, partial(note_sent, gateway.runtime.database, repeat, accepted.turn_id))
+    seen = {"input": body.items(), "previous": body.previous_response_id}
+    asked = Asked(gateway, request, users, place, body)
+    exchange, note = await asked.accept([seen], seen)
     made = responses.Response(
-        _agent_name(gateway.runtime, body.model), place.conversation, body.previous_response_id, bool(body.background)
+        exchange,
+        _agent_name(gateway.runtime, body.model),
+        place.conversation,
+        body.previous_response_id,
+        bool(body.background),
+        asked.additions,
     )
     if body.stream:
-        turn = await _turn(gateway, accepted.turn_id)
-        parts = await _begun(_parts(gateway, request, accepted.turn_id))
-        return sse.response(responses.stream(made, turn, _keeping(gateway, request, place.user, parts), None, note))
+        turn = await _turn(gateway, exchange.turn_id)
+        parts = _keeping(gateway, request, place.user, await _begun(_parts(gateway, request, exchange)))
+        events = responses.stream(made, turn, parts, None, note)
+        return sse.response(events if body.background else asked.watched(exchange, events))
     if body.background:
-        turn = await _turn(gateway, accepted.turn_id)
+        turn = await _turn(gateway, exchange.turn_id)
         await note()
         return respond(made.body(turn), HTTPStatus.OK)
-    settled = await _settled(gateway, request, accepted.turn_id)
+    answer = await asked.answered(exchange)
     await note()
-    if settled.turn["error"] is not None:
-        return settled_failure(settled.turn)
-    return respond(_whole(made, settled), HTTPStatus.OK)
+    if has_failed(answer.turn):
+        return settled_failure(answer.turn)
+    return respond(made.body(answer.turn, answer), HTTPStatus.OK)
 
 
 @router.get("/responses/{response_id}", responses={200: _ANY, **_ERRORS}, response_description="The response.")
@@ -139,24 +154,24 @@ async def read_response(
     starting_after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> Response:
     """Read a response, or stream it from its beginning or after the sequence number `starting_after`."""
-    turn_id = await _turn_id(gateway, caller, response_id)
-    made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
+    exchange = await _exchange_of(gateway, caller, response_id)
+    made = await gateway.in_thread(partial(_response, gateway.runtime, exchange))
     if not stream:
-        return respond(_whole(made, await _answer(gateway, request, turn_id)), HTTPStatus.OK)
-    turn = await _turn(gateway, turn_id)
-    user = await gateway.in_thread(partial(owner, gateway.runtime.database, turn_id))
-    parts = await _begun(_parts(gateway, request, turn_id))
+        return respond(_whole(made, await read_whole(gateway, request, exchange)), HTTPStatus.OK)
+    turn = await _turn(gateway, exchange.turn_id)
+    user = await gateway.in_thread(partial(owner, gateway.runtime.database, exchange.turn_id))
+    parts = await _begun(_parts(gateway, request, exchange))
     return sse.response(responses.stream(made, turn, _keeping(gateway, request, user, parts), starting_after))
 
 
 @router.post("/responses/{response_id}/cancel", responses={200: _ANY, **_ERRORS}, response_description="The response.")
 async def cancel_response(response_id: str, gateway: TheGateway, caller: TheCaller, request: Request) -> Response:
     """Cancel a running response; a settled response does not change."""
-    turn_id = await _turn_id(gateway, caller, response_id)
-    await gateway.in_thread(partial(cancel, gateway.runtime, turn_id))
-    await gateway.until_settled(turn_id, _CANCEL_S, request)
-    made = await gateway.in_thread(partial(_response, gateway.runtime, turn_id))
-    return respond(_whole(made, await _answer(gateway, request, turn_id)), HTTPStatus.OK)
+    exchange = await _exchange_of(gateway, caller, response_id)
+    await gateway.in_thread(partial(cancel, gateway.runtime, exchange.turn_id))
+    await gateway.until_settled(exchange.turn_id, _CANCEL_S, request)
+    made = await gateway.in_thread(partial(_response, gateway.runtime, exchange))
+    return respond(_whole(made, await read_whole(gateway, request, exchange)), HTTPStatus.OK)
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -168,71 +183,36 @@ def _require_model(runtime: Runtime, name: str) -> None:
         raise UnknownModel(f"model: there is no agent {name[:100]!r}; GET /v1/models lists them.", "model")
 
 
-def _repeat(
-    request: Request,
-    place: Place,
-    body: ChatRequest | ResponseRequest,
-    said: dict[str, Any],
-    messages: list[Any],
-) -> Repeat:
-    given: dict[str, Any] = {"user_id": place.user_id, **said, "channel": CHANNEL, "metadata": body.metadata}
-    given["conversation"] = place.conversation
-    agent = {"agent": body.model} if body.model else {}
-    message = parse_submitted({**{name: each for name, each in given.items() if each is not None}, **agent})
-    retried = request.headers.get("x-stainless-retry-count", "0")
-    key = idempotency_key(request)
-    return Repeat.of(message.of(place.user), messages, key, is_retry=retried not in {"", "0"})
-
-
-async def _accepted(
-    gateway: Gateway, request: Request, repeat: Repeat, *read: list[Any] | dict[str, Any]
-) -> tuple[Accepted, Repeat]:
-    """Accept a request's message, then forget what was `read` of it: a request with files may wait for minutes."""
-    accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
-    for each in read:
-        each.clear()
-    gateway.release_body(request)
-    return accepted, repeat.without_parts()
-
-
 def _agent_name(runtime: Runtime, model: str) -> str:
     return model or runtime.agents.default.name
 
 
 async def _response_place(gateway: Gateway, request: Request, body: ResponseRequest, users: TheUsers) -> Place:
     """The user and the conversation; `previous_response_id` or `conversation` overrides the request's headers."""
-    place = place_of(request, body, users)
+    place = place_of(request, body, users, is_open=gateway.is_open)
     if body.previous_response_id is not None:
         if body.conversation is not None:
             raise BadParameter("Give previous_response_id or conversation, not both.", "previous_response_id")
-        turn_id = turn_of(body.previous_response_id)
-        if turn_id is None:
+        before = exchange_of(body.previous_response_id)
+        if before is None:
             raise NotFound("previous_response_id: there is no such response.")
-        found = await gateway.in_thread(partial(_conversation, gateway.runtime, place.user, turn_id))
+        found = await gateway.in_thread(partial(_conversation, gateway.runtime, place.user, before.turn_id))
         return Place(place.user, place.user_id, found.conversation)
     if body.conversation is not None:
         return Place(place.user, place.user_id, body.conversation.id)
     return place
 
 
-async def _turn_id(gateway: Gateway, caller: TheCaller, response_id: str) -> UUID:
-    turn_id = turn_of(response_id)
-    if turn_id is None:
+async def _exchange_of(gateway: Gateway, caller: TheCaller, response_id: str) -> Exchange:
+    exchange = exchange_of(response_id)
+    if exchange is None:
         raise NotFound("There is no such response.")
-    return await gateway.in_thread(partial(require_turn, gateway, caller, turn_id))
+    turn_id = await gateway.in_thread(partial(require_turn, gateway, caller, exchange.turn_id))
+    return await gateway.in_thread(partial(client.joined, gateway.runtime.database, exchange, turn_id))
 
 
 async def _turn(gateway: Gateway, turn_id: UUID) -> dict[str, Any]:
     return await gateway.in_thread(partial(read_turn, gateway.runtime.database, turn_id))
-
-
-async def _answer(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
-    """Read a turn and its answer, into memory that is reserved until the response has been sent."""
-    database = gateway.runtime.database
-    user = await gateway.in_thread(partial(owner, database, turn_id))
-    size = await gateway.in_thread(partial(answers.answer_bytes, database, turn_id))
-    await gateway.reserve(request, user, max(size, CHUNKED_BYTES))
-    return await gateway.in_thread(partial(answers.read_answer, database, turn_id))
 
 
 async def _keeping(
@@ -255,24 +235,20 @@ async def _keeping(
         yield part
 
 
-async def _settled(gateway: Gateway, request: Request, turn_id: UUID) -> answers.CommittedAnswer:
-    """Wait for a turn to settle, for `_WAIT_S` seconds at most; returns its answer.
-
-    Raises:
-        DeadlineExceeded: the turn is not settled in time.
-    """
-    if (await _turn(gateway, turn_id))["status"] not in SETTLED:
-        await gateway.until_settled(turn_id, _WAIT_S, request)
-    answer = await _answer(gateway, request, turn_id)
-    if answer.turn["status"] not in SETTLED:
-        raise DeadlineExceeded(_LATE)
-    return answer
-
-
-async def _parts(gateway: Gateway, request: Request, turn_id: UUID) -> AsyncIterator[answers.Part]:
+async def _parts(gateway: Gateway, request: Request, exchange: Exchange) -> AsyncIterator[answers.Part]:
     gateway.require_room()
-    async with aclosing(gateway.events(request, turn_id, None, sse.HEARTBEAT_S)) as events:
-        async for part in answers.follow(events):
+    database = gateway.runtime.database
+    last = EventId(exchange.after) if exchange.after else None
+
+    async def read() -> answers.Progress:
+        return await gateway.in_thread(partial(answers.read_progress, database, exchange))
+
+    async def used(progress: answers.Progress | None) -> dict[str, Any] | None:
+        stop = None if progress is None else progress.stop
+        return await gateway.in_thread(partial(client.used_in, database, exchange, stop))
+
+    async with aclosing(gateway.events(request, exchange.turn_id, last, sse.HEARTBEAT_S)) as events:
+        async for part in answers.follow(events, exchange, read, used):
             yield part
 
 
@@ -290,14 +266,14 @@ async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Pa
 
 
 def _whole(made: responses.Response, answer: answers.CommittedAnswer) -> dict[str, Any]:
-    if answer.turn["status"] != "done":
-        return made.body(answer.turn)
-    return made.body(answer.turn, answer.text, answer.calls)
+    is_said = answer.stop is not None or (answer.turn["status"] in SETTLED and not has_failed(answer.turn))
+    return made.body(answer.turn, answer if is_said else None)
 
 
-def _response(runtime: Runtime, turn_id: UUID) -> responses.Response:
-    place = read_place(runtime.database, turn_id)
-    return responses.Response(place.agent, place.conversation)
+def _response(runtime: Runtime, exchange: Exchange) -> responses.Response:
+    place = read_place(runtime.database, exchange.turn_id)
+    additions = client.read_additions(runtime.database, exchange.turn_id)
+    return responses.Response(exchange, place.agent, place.conversation, additions=additions)
 
 
 def _conversation(runtime: Runtime, user: UserKey, turn_id: UUID) -> TurnPlace:

@@ -72,8 +72,8 @@ class SideRequests:
             self._running -= 1
         usage = None if reply.usage is None else reply.usage.to_dict()
         now = int(self._runtime.clock.now().timestamp())
-        turn = {"usage": usage, "reply": {"stop_reason": recorded(reply)}}
-        return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content)
+        turn = {"reply": {"stop_reason": recorded(reply)}}
+        return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content, usage)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

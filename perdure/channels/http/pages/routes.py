@@ -26,7 +26,7 @@ _TYPES = {
 }
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "cache-control": "no-cache",

@@ -17,6 +17,7 @@ _EXAMPLE: dict[str, Any] = {
     "conversation": "trip-to-rome",
     "title": "A trip to Rome in May",
     "archived": False,
+    "remember": True,
     "session_id": SESSION_ID,
     "unsettled_turns": [],
     "created_at": "2026-05-02T09:30:00+00:00",
@@ -34,7 +35,8 @@ class ChangeConversation(BaseModel):
     """Changes to a conversation. A member that is `null` or absent changes nothing."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"title": "Rome in May"}, {"archived": True}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"title": "Rome in May"}, {"archived": True}, {"remember": False}]},
     )
 
     title: (
@@ -46,6 +48,7 @@ class ChangeConversation(BaseModel):
         | None
     ) = None
     archived: StrictBool | None = None
+    remember: StrictBool | None = None
 
 
 class Conversation(Answer):
@@ -61,6 +64,7 @@ class Conversation(Answer):
     conversation: str
     title: str
     archived: bool
+    remember: bool
     session_id: UUID | None
     unsettled_turns: list[UUID]
     created_at: Instant

@@ -1,16 +1,20 @@
-"""The request and response bodies of `/v1/memory`."""
+"""The request and response bodies of `/v1/memory` and `/v1/memories`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from perdure.channels.http.schemas.answer import SESSION_ID, Answer, Instant, examples
+from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS
 from perdure.memory.recall.search import MAX_K, Layer
-from perdure.text.untrusted import whole
+from perdure.text.untrusted import NOT_BLANK_PATTERN, whole
 from perdure.turns.inbox.incoming import Text, UserId
+
+MEMORY_ID = "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f50"
+"""The memory's id in the examples."""
 
 
 class Search(BaseModel):
@@ -33,6 +37,12 @@ class Search(BaseModel):
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)] = (Layer.EPISODIC, Layer.SEMANTIC)
 
 
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty")
+    return value
+
+
 class SearchResult(Answer):
     """A message or a memory. `message_ids`: the message's own id, or the ids of the memory's source messages."""
 
@@ -52,7 +62,7 @@ class SearchResults(Answer):
             "results": [
                 {
                     "layer": "semantic",
-                    "id": "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f50",
+                    "id": MEMORY_ID,
                     "content": "The user's dog is called Rex.",
                     "score": 0.83,
                     "message_ids": ["web-4711"],
@@ -63,6 +73,51 @@ class SearchResults(Answer):
     )
 
     results: list[SearchResult]
+
+
+class CorrectMemory(BaseModel):
+    """The right words of a memory, in place of the wrong ones."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"content": "The user lives in Paris."}]})
+
+    content: Annotated[
+        Text,
+        Field(min_length=1, max_length=MAX_CONTENT_CHARS, json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
+        AfterValidator(_not_blank),
+    ]
+
+
+class Memory(Answer):
+    """What is remembered of a user.
+
+    `type` is `fact`, `preference`, `insight`, or `conversation` for a text with instructions, which is quoted and
+    claims nothing. `subject` and `attribute` are null if they are unknown. `valid_until` is set if a newer memory has
+    superseded this one, or if the user said that it is over. `message_ids`: the messages that it came from.
+    """
+
+    model_config = examples(
+        {
+            "id": MEMORY_ID,
+            "content": "The user lives in Lyon.",
+            "type": "fact",
+            "subject": "user",
+            "attribute": "home",
+            "importance": 0.7,
+            "valid_from": "2026-05-02T09:30:00+00:00",
+            "valid_until": None,
+            "message_ids": ["web-4711"],
+        }
+    )
+
+    id: UUID
+    content: str
+    type: Literal["fact", "preference", "insight", "conversation"]
+    subject: str | None
+    attribute: str | None
+    importance: float
+    valid_from: Instant
+    valid_until: Instant | None
+    message_ids: list[str]
 
 
 class Consolidate(BaseModel):

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 
 from perdure.channels.http.schemas.answer import SESSION_ID, TURN_ID, Answer, Instant, examples
-from perdure.channels.http.schemas.turns import Error
+from perdure.channels.http.schemas.turns import Error, Status
 from perdure.text.untrusted import whole
 from perdure.turns.inbox.incoming import MAX_REASON_CHARS, Text
 
@@ -40,7 +40,10 @@ class Consolidation(Answer):
 
 
 class Session(Answer):
-    """A session. `title`: its conversation's title. `summary_kind` is `extractive` if no model wrote the summary."""
+    """A session, with `turn_count` settled turns and `unsettled` others. `title`: its conversation's title.
+
+    `summary_kind` is `extractive` if no model wrote the summary.
+    """
 
     model_config = examples(
         {
@@ -50,6 +53,7 @@ class Session(Answer):
             "agent": "assistant",
             "state": "active",
             "turn_count": 1,
+            "unsettled": 0,
             "message_count": 2,
             "created_at": "2026-05-02T09:30:00.104512+00:00",
             "last_activity_at": "2026-05-02T09:30:01.870233+00:00",
@@ -60,6 +64,7 @@ class Session(Answer):
             "summary": None,
             "summary_kind": None,
             "key_topics": [],
+            "parent_turn_id": None,
             "consolidation": None,
         }
     )
@@ -70,6 +75,7 @@ class Session(Answer):
     agent: str
     state: str
     turn_count: int
+    unsettled: int
     message_count: int
     created_at: Instant
     last_activity_at: Instant
@@ -80,6 +86,7 @@ class Session(Answer):
     summary: str | None
     summary_kind: Literal["model", "extractive"] | None
     key_topics: list[str]
+    parent_turn_id: UUID | None
     consolidation: Consolidation | None
 
 
@@ -92,11 +99,15 @@ class Forked(Answer):
 
 
 class Call(Answer):
-    """A tool call that the model requested. `arguments` is text if the model did not pass a JSON object."""
+    """A tool call that the model requested. `arguments` is text if the model did not pass a JSON object.
+
+    `question` is present if the call asks the user a question: whether the user has answered it.
+    """
 
     id: str
     name: str
     arguments: dict[str, Any] | str
+    question: Literal["", "open", "answered", "unanswered"] = ""
 
 
 class FileOfMessage(Answer):
@@ -113,8 +124,38 @@ class FileOfMessage(Answer):
     pages: int = 0
 
 
+class QueuedTurn(Answer):
+    """An unsettled turn and what its user has said to it: the message, those merged into it, and answers to questions.
+
+    `attempts` is over 1 if an attempt was interrupted, as by a worker's loss.
+    """
+
+    model_config = examples(
+        {
+            "turn_id": TURN_ID,
+            "seq": 2,
+            "status": "accepted",
+            "attempts": 0,
+            "message_id": "web-4711",
+            "text": "And what is 12 * 8?",
+            "channel": "web",
+            "accepted_at": "2026-05-02T09:30:00.104512+00:00",
+        }
+    )
+
+    turn_id: UUID
+    seq: int
+    status: Status
+    attempts: int
+    message_id: str
+    text: str
+    parts: list[FileOfMessage] = Field(default=[])
+    channel: str
+    accepted_at: Instant
+
+
 class Message(Answer):
-    """One committed message of a transcript.
+    """One committed message of a transcript. `message_id` is the sender's own id of a user's message.
 
     `stop_reason` tells how a model's reply ended, such as `stop`, `tool_calls` or `length`. `error` marks the reply of
     a failed turn, which no model receives.
@@ -136,6 +177,7 @@ class Message(Answer):
     turn_id: UUID
     role: Literal["user", "assistant", "tool"]
     content: str
+    message_id: str = ""
     parts: list[FileOfMessage] = Field(default=[])
     tool_calls: list[Call] = Field(default=[])
     tool_call_id: str = ""

@@ -18,6 +18,8 @@ Status = Literal["accepted", "running", "waiting_approval", "parked", "done", "f
 
 Approver = Literal["user", "staff"]
 
+Resumed = Literal["worker_lost", "error"]
+
 _ACCEPTED = {"turn_id": TURN_ID, "session_id": SESSION_ID, "seq": 1}
 
 
@@ -189,24 +191,46 @@ class WaitingApproval(Answer):
 
 
 class Awaited(Answer):
-    """The task, timer or client that a parked turn waits for. If it waits for several, the first one that is due.
+    """What a parked turn waits for. Of several, the user, else the first that is due.
 
     `name` is the name of the tool that was called. `until` is the time when the call is due. A task or a client without
-    a result by that time counts as lost. `progress` is the task's last progress report, as text. `pending_calls` has
-    the calls that a client runs.
+    a result by that time counts as lost, and an agent without an answer is cancelled. `progress` is the task's last
+    progress report, as text. `pending_calls` has the calls that a client runs.
+
+    The user's next message answers the `question`. `asked` counts how often it was asked, and `problem` is the sentence
+    that says why the last answer did not fit. The value can also be brought as the result of the call `call_id`. These
+    members are missing if the turn waits for another reason.
     """
 
-    kind: Literal["task", "timer", "client"]
+    kind: Literal["task", "timer", "client", "agent", "user"]
     name: str
     until: Instant
     progress: str | None
+    question: str | None = None
+    problem: str | None = None
+    asked: int | None = None
+    call_id: str | None = None
+
+
+class Child(Answer):
+    """The turn in which another agent answers a call of this turn, in a session of its own."""
+
+    call_id: str
+    tool: str
+    turn_id: UUID
+    agent: str
+    status: Status
 
 
 class Turn(Answer):
     """A message and its outcome. The statuses `done`, `failed` and `cancelled` are final.
 
+    `resumed` tells why a later attempt than the first runs the turn: the worker was lost (`worker_lost`), or an earlier
+    attempt ended with an unexpected error (`error`).
+
     A message without `metadata` has none here, either. `tools_left_out` has the names of tools that did not fit the
-    turn's prompts; if all fit, the member is missing.
+    turn's prompts; if all fit, the member is missing. A turn that has asked other agents has `children`, and `usage`
+    includes theirs; a turn in which an agent answers another has `parent_turn_id`.
     """
 
     model_config = examples(
@@ -214,6 +238,7 @@ class Turn(Answer):
             **_ACCEPTED,
             "status": "done",
             "attempts": 1,
+            "resumed": None,
             "steps": 2,
             "reply": {"text": "12 * 7 is 84.", "format": "text", "stop_reason": "stop"},
             "error": None,
@@ -235,6 +260,7 @@ class Turn(Answer):
     seq: int | None
     status: Status
     attempts: int
+    resumed: Resumed | None
     steps: int
     reply: Reply | None
     error: Error | None
@@ -248,4 +274,6 @@ class Turn(Answer):
     started_at: Instant | None
     settled_at: Instant | None
     tools_left_out: list[str] = Field(default_factory=list)
+    parent_turn_id: UUID = Field(default_factory=lambda: UUID(int=0))
+    children: list[Child] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)

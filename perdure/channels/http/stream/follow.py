@@ -8,6 +8,7 @@ was withdrawn, or if its position is unknown because Redis lost the stream.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
@@ -47,17 +48,23 @@ class Follower:
             NotFound: there is no such turn.
             RateLimited: too many streams are open.
         """
-        with self._hub.listening(self._turn_id) as news:
-            async with aclosing(self._catch_up(resumes=True, memory=self._memory)) as events:
-                async for event in events:
-                    yield event
-            while not self._is_over():
-                if news.pending:
-                    async with self._memory():
-                        async for event in self._new(news):
-                            yield event
-                if not (self._is_over() or news.pending or await news.wait(pause_s)):
-                    yield None
+        resumes = True
+        while True:
+            turn_id = self._turn_id
+            with self._hub.listening(turn_id) as news:
+                async with aclosing(self._catch_up(resumes=resumes, memory=self._memory)) as events:
+                    async for event in events:
+                        yield event
+                while not (self._is_over() or turn_id != self._turn_id):
+                    if news.pending:
+                        async with self._memory():
+                            async for event in self._new(news):
+                                yield event
+                    if not (self._is_over() or news.pending or await news.wait(pause_s)):
+                        yield None
+            if self._is_over():
+                return
+            resumes = False  # the turn's message has joined another turn, whose events follow
 
     def _is_over(self) -> bool:
         return self._settled or self._hub.stopped
@@ -75,6 +82,7 @@ class Follower:
                     yield event
                 for event in self._client.catch_up(committed):
                     yield event
+            self._turn_id = committed.turn_id
             if committed.is_last:
                 self._settled = committed.settled
                 return
@@ -122,7 +130,9 @@ class _Client:
         self._token = 0
         self._length = 0
         """The length of the client's text of the current step. `_token` is the fencing token of the text's writer."""
-        self._status: tuple[str, Any] | None = None
+        self._shown = _hash("")
+        """The hash of this text, which may be long."""
+        self._status: tuple[object, ...] | None = None
         self._approvals: set[str] = set()
         self._decisions: set[str] = set()
 
@@ -153,13 +163,18 @@ class _Client:
             yield from self._ending(committed) if committed.settled else self._state(committed.turn)
 
     def _is_replaced(self, committed: Committed) -> bool:
-        """Whether the next reply is the error's message of a failed turn, and not the reply that the client reads.
+        """Whether the next reply does not begin with the text that the client has.
 
-        The message itself tells: the turn may have been read before it was settled, and the messages after.
+        It is the error's message of a failed turn, or a hook has changed it. The stream's `rewind` may come later.
         """
         numbered = enumerate(committed.messages, start=committed.after + 1)
         replies = (each for number, each in numbered if number > self.messages and each["role"] == "assistant")
-        return "error" in next(replies, {})
+        reply = next(replies, None)
+        return reply is not None and ("error" in reply or not self._shows(reply["content"]))
+
+    def _shows(self, content: str) -> bool:
+        """Whether `content` begins with the client's text of the current step."""
+        return _hash(content[: self._length]).digest() == self._shown.digest()
 
     def provisional(self, entry: StreamEntry) -> Iterator[Event]:
         """The events of one entry of the stream; empty if the entry belongs to another epoch."""
@@ -175,6 +190,8 @@ class _Client:
                 yield from self._continue(entry.data)
             case EventKind.REWIND if self._length:
                 yield self._withdraw()
+            case EventKind.PROGRESS:
+                yield self._event(EventKind.PROGRESS, entry.data)
             case _:
                 pass  # states come from PostgreSQL; other kinds are from a newer release
 
@@ -187,10 +204,15 @@ class _Client:
 
     def _state(self, turn: dict[str, Any]) -> Iterator[Event]:
         waiting = turn["waiting_for"]
-        if (turn["status"], waiting) != self._status:
-            self._status = turn["status"], waiting
+        state = turn["status"], waiting, turn["attempts"], turn["resumed"]
+        if state != self._status:
+            self._status = state
             also = {} if waiting is None else {"waiting_for": waiting}
+            also |= {} if turn["resumed"] is None else {"resumed": turn["resumed"]}
             yield self._event(EventKind.STATE, {"status": turn["status"], **also})
+            if waiting is not None and waiting["progress"] is not None:  # of a task, which is stored
+                data = {"call_id": waiting["call_id"], "tool": waiting["name"], "text": waiting["progress"]}
+                yield self._event(EventKind.PROGRESS, data)
         for approval in turn["pending_approvals"]:
             if approval["call_id"] not in self._approvals:
                 self._approvals.add(approval["call_id"])
@@ -203,18 +225,24 @@ class _Client:
     def _continue(self, delta: Any) -> Iterator[Event]:
         if delta.get("at") == self._length:
             self._length = delta["to"]
+            self._shown.update(delta["text"].encode())
             yield self._event(EventKind.DELTA, {"text": delta["text"]})
 
     def _withdraw(self) -> Event:
-        self._length = 0
+        self._length, self._shown = 0, _hash("")
         return self._event(EventKind.REWIND, rewind_to(self.messages))
 
     def _move(self, messages: int) -> None:
         self.messages, self.position = messages, EventId(messages)
         self._token = self._length = 0
+        self._shown = _hash("")
 
     def _event(self, kind: EventKind, data: Any) -> Event:
         return Event(self.position, kind, data)
+
+
+def _hash(text: str) -> hashlib.blake2b:
+    return hashlib.blake2b(text.encode(), digest_size=16)
 
 
 def _tool_events(message: dict[str, Any]) -> Iterator[tuple[EventKind, dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """Wakes the streams and the waiting requests of one gateway when their turns change.
 
 Workers announce turns with new events, and settled turns, on one Redis channel. The gateway subscribes to the channel
-on one connection and reads the turns' streams on another. Every `_ANNOUNCE_S` seconds, the gateway announces to the
+on one connection and reads the turns' streams on another. Every `ANNOUNCE_S` seconds, the gateway announces to the
 workers which turns have listeners. Every `_LOOK_S` seconds, and more often while Redis is unavailable, one query reads
 the turns' states from PostgreSQL. This query finds changes that Redis lost, and changes that no worker announced.
 """
@@ -23,24 +23,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from perdure.channels.http.threads import Threads
 from perdure.errors import PerdureError, RateLimited, loggable
-from perdure.events.event import (
-    EventId,
-    hexes,
-    listening_key,
-    news_channel,
-    parse_hexes,
-)
-from perdure.events.listening import INTEREST_S
-from perdure.events.writer import StreamEntry
+from perdure.events.event import EventId, news_channel, parse_hexes
+from perdure.events.listening import ANNOUNCE_S, announce
+from perdure.events.writer import StreamEntry, parse_entry
 from perdure.memory.redis.event_streams import stream_key
 from perdure.redis import client_url
 from perdure.runtime import Runtime
-from perdure.text.untrusted import load_object
 from perdure.turns.committed import states_of
 
 log = logging.getLogger(__name__)
 
-_ANNOUNCE_S = 20.0
 _LOOK_S = 2.0
 _LOOK_WITHOUT_REDIS_S = 0.25
 _TIMEOUT_S = 1.0
@@ -177,7 +169,7 @@ class Hub:
                 return
             for row in rows or ():
                 first = f"({row[0].decode()}"
-                if (entry := _entry(*row)) is not None:
+                if (entry := parse_entry(*row)) is not None:
                     yield entry
 
     async def _subscribe_forever(self) -> None:
@@ -198,12 +190,13 @@ class Hub:
 
     def _on_news(self, message: bytes) -> None:
         settled = message[:2] == b"s "
+        changed = settled or message[:2] == b"c "
         turn_ids = parse_hexes(message[2:])
-        if settled:
+        if changed:
             self._on_settled(turn_ids)
         for turn_id in turn_ids:
             for news in self._listeners.get(turn_id, ()):
-                news.add(changed=settled)
+                news.add(changed=changed)
 
     def _wake_all(self) -> None:
         for listeners in self._listeners.values():
@@ -213,9 +206,9 @@ class Hub:
         self._announce_soon.set()
 
     async def _announce_forever(self) -> None:
-        """Announce turns with new listeners at once, and all turns with listeners every `_ANNOUNCE_S` seconds."""
+        """Announce turns with new listeners at once, and all turns with listeners every `ANNOUNCE_S` seconds."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + _ANNOUNCE_S
+        due = loop.time() + ANNOUNCE_S
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
@@ -223,16 +216,13 @@ class Hub:
             self._announce_soon.clear()
             new, self._new = self._new, set()
             if loop.time() >= due:
-                new, due = set(self._listeners), loop.time() + _ANNOUNCE_S
+                new, due = set(self._listeners), loop.time() + ANNOUNCE_S
             if new:
                 await self._announce(list(new))
 
     async def _announce(self, turn_ids: list[UUID]) -> None:
-        key, now = listening_key(self._prefix), self._clock.now().timestamp()
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.zadd(key, {turn_id.hex: now + INTEREST_S for turn_id in turn_ids})
-        pipeline.zremrangebyscore(key, "-inf", now)
-        pipeline.publish(key, hexes(turn_ids))
+        announce(pipeline, self._prefix, self._clock.now().timestamp(), turn_ids)
         try:
             await pipeline.execute()
         except (redis.RedisError, OSError) as error:
@@ -272,13 +262,3 @@ def _client(url: str | None) -> Any:
         socket_connect_timeout=_TIMEOUT_S,
         health_check_interval=20,
     )
-
-
-def _entry(identifier: bytes, fields: dict[bytes, bytes]) -> StreamEntry | None:
-    try:
-        epoch, _, number = identifier.decode("ascii").partition("-")
-        data = load_object(fields[b"data"].decode())
-        return StreamEntry(EventId(int(epoch), int(number)), fields[b"kind"].decode(), data)
-    except (KeyError, ValueError, TypeError) as error:
-        log.warning("an entry of a turn's events is invalid and skipped: %s", loggable(error))
-        return None

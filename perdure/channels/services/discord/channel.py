@@ -55,6 +55,7 @@ from perdure.channels.services.protocol import (
     Unsupported,
     Update,
 )
+from perdure.channels.services.splitting import units
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
 from perdure.text.patterns import compiled
@@ -94,6 +95,7 @@ _LOOK_S = 0.25
 _MOST_RECIPIENTS = 10_000
 _BUTTONS_A_ROW = 5
 _MENTION = compiled(r"<(?:@|#|:|/|a:|t:|id:)")
+_MARKUP = compiled(r"[\\*_~`|<>\[\]#@:-]")
 _CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _NAMED = compiled(r"<@!?([0-9]{1,20})>")
 
@@ -107,6 +109,7 @@ class Discord:
     name = "discord"
     most_chars = 2_000
     typing_s = 10.0
+    notes_a_second = 10.0
     reads_history = True
     listens = True
 
@@ -218,8 +221,12 @@ class Discord:
         names[self._bot_id] = ""
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
 
-    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str) -> None:
-        """Send one message of at most `most_chars` characters.
+    def length(self, text: str) -> int:
+        """The UTF-16 code units of the text, with escapes."""
+        return units(render(text))
+
+    def send(self, place: Place, text: str, buttons: Sequence[Button], key: str, *, plain: bool = False) -> None:
+        """Send one message, whose `length` is at most `most_chars`.
 
         Each message has its own `key`. Repeated attempts to send a message use the same `key`.
 
@@ -231,7 +238,8 @@ class Discord:
         nonce = hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
 
         async def work(rest: RESTClient) -> None:
-            content = {"content": render(text), "components": _rows(rest, buttons), **_SILENT}
+            shown = _without_markup(text) if plain else render(text)
+            content = {"content": shown, "components": _rows(rest, buttons), **_SILENT}
             if not (self._is_answerable(place) and await _answered(rest, place, content)):
                 await rest.create_message(int(place.chat), nonce=nonce, **content)
 
@@ -264,6 +272,40 @@ class Discord:
             await rest.trigger_typing(int(place.chat))
 
         self._rest.run(work, _TYPING_S)
+
+    def show_note(self, place: Place, text: str, note_id: str | None) -> str:
+        """Show a note, or change the text of the message `note_id`.
+
+        A note is a message of its own even in a place that answers an interaction, so that a change that comes late
+        cannot replace the reply.
+
+        Raises:
+            NotAsked: Discord asks for a pause.
+            Undeliverable: Discord refuses the note, or the person has deleted it.
+            DeliveryFailed: Discord did not confirm the note.
+        """
+
+        async def work(rest: RESTClient) -> str:
+            content = {"content": render(text), **_SILENT}
+            if note_id is not None:
+                await rest.edit_message(int(place.chat), int(note_id), **content)
+                return note_id
+            flags = hikari.MessageFlag.SUPPRESS_NOTIFICATIONS | hikari.MessageFlag.SUPPRESS_EMBEDS
+            return str((await rest.create_message(int(place.chat), flags=flags, **content)).id)
+
+        return self._rest.run(work)
+
+    def remove_note(self, place: Place, note_id: str) -> None:
+        """Delete the message `note_id`.
+
+        Raises:
+            DeliveryFailed: as in `show_note`.
+        """
+
+        async def work(rest: RESTClient) -> None:
+            await rest.delete_message(int(place.chat), int(note_id))
+
+        self._rest.run(work)
 
     def missed(self, chat: str, after: str) -> Sequence[Update]:
         """The messages after the message with the id `after` in the channel `chat`, oldest first, as gateway events.
@@ -367,6 +409,12 @@ def render(text: str) -> str:
         pieces += [_plain(text[end : code.start()]), text[code.start() : code.end()]]
         end = code.end()
     return "".join([*pieces, _plain(text[end:])])
+
+
+def _without_markup(text: str) -> str:
+    """The text with all its markup escaped, where that fits into a message."""
+    escaped = _MARKUP.sub(lambda found: f"\\{found[0]}", text)
+    return escaped if units(escaped) <= Discord.most_chars else render(text)
 
 
 def _plain(text: str) -> str:

@@ -40,6 +40,11 @@ export class Api {
     return this.ask("POST", `/v1/files?${where}`, file);
   }
 
+  /** The bytes of a file of the user. */
+  async download(fileId) {
+    return (await this.#fetch("GET", `/v1/files/${fileId}/content`, undefined, {})).blob();
+  }
+
   /** Send a request until the gateway answers it. Only for requests that may be repeated. */
   async insist(method, path, body) {
     for (let tries = 0; ; tries += 1) {

@@ -2,10 +2,15 @@
 
 import { Api, Refused, signedInUser } from "./api.js";
 import { byId, element } from "./elements.js";
-import { Files } from "./files.js";
-import { LiveTurn, place, show, userMessage } from "./turn.js";
+import { Files, loadFiles } from "./files.js";
+import { LiveTurn, noAnswer, place, saidIn, show, showFailure, userMessage } from "./turn.js";
 
 const CHANNEL = "web";
+/** The key that the page gives to the default conversation: that of messages without a key, as `perdure send` sends. */
+const DEFAULT = "";
+const DEFAULT_HASH = "#/";
+/** The beginning of the id of a message that repeats that of a failed turn: trying twice sends one message. */
+const RETRY = "retry-";
 const MOST_SESSIONS = 5;
 const TOKEN = "perdure.token";
 const RUNNING = "perdure.running";
@@ -16,7 +21,7 @@ const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("
 
 /** @type {Api} */
 let api;
-const files = new Files((file) => api.upload(file), trouble);
+const files = new Files((file) => api.upload(file));
 /** @type {{ key: string, title: string | null, session_id: string | null }} */
 let open;
 /** The conversation that is being opened; `null` once its messages are shown. */
@@ -26,11 +31,15 @@ let hasty = false;
 /** @type {AbortController | null} */
 let following = null;
 let runningTurn = null;
+/** Whether the turn that runs waits for the user's answer to a question. */
+let asks = false;
 /** What the list of conversations shows. */
 let listed = "";
 /** When something last happened in the open conversation, and the turns that the page shows. */
 let activity = null;
 const knownTurns = new Set();
+/** The channels over which turns came that were not sent here: an answer to such a turn's question goes over its own. */
+const channelOf = new Map();
 
 start();
 
@@ -49,8 +58,8 @@ async function start() {
   app.hidden = false;
   const unsent = JSON.parse(sessionStorage.getItem("perdure.unsent") ?? "null");
   const found = await list();
-  const wanted = decodeURIComponent(location.hash.slice(1));
-  await go(found.find((each) => each.conversation === wanted) ?? (wanted ? named(wanted) : found[0] ?? fresh()));
+  const wanted = location.hash === DEFAULT_HASH ? DEFAULT : decodeURIComponent(location.hash.slice(1)) || null;
+  await go(found.find((each) => each.conversation === wanted) ?? (wanted === null ? found[0] ?? fresh() : named(wanted)));
   if (unsent !== null) await sendAgain(unsent);
   setTimeout(look, LOOK_MS);
 }
@@ -74,17 +83,40 @@ function signIn(why) {
 
 // --- conversations ---------------------------------------------------------------------
 
-const named = (key) => ({ conversation: key, title: null, session_id: null });
+const named = (key) => ({ conversation: key, title: key === DEFAULT ? "Default conversation" : null, session_id: null });
 const fresh = () => named(`web-${crypto.randomUUID().slice(0, 8)}`);
 
+/** The query that selects a conversation's sessions. */
+const sessionsOf = (key, limit) => `/v1/sessions?user_id=${encodeURIComponent(api.user)}&limit=${limit}&` +
+  (key === DEFAULT ? `channel=${CHANNEL}` : `conversation=${encodeURIComponent(key)}`);
+
+/** The conversations with keys and the default one, if it has a session; the most recently active first. */
+async function conversations() {
+  const [keyed, [newest]] = await Promise.all([
+    api.insist("GET", `/v1/conversations?archived=false&user_id=${encodeURIComponent(api.user)}`),
+    api.insist("GET", sessionsOf(DEFAULT, 1)),
+  ]);
+  for (const each of keyed) each.busy = each.unsettled_turns.length > 0;
+  if (newest === undefined) return keyed;
+  const { session_id: id, ended_at: ended, last_activity_at: at, unsettled } = newest;
+  const keyless = { ...named(DEFAULT), session_id: ended === null ? id : null, last_activity_at: at, busy: unsettled > 0 };
+  return [...keyed, keyless].sort((one, other) => Date.parse(other.last_activity_at) - Date.parse(one.last_activity_at));
+}
+
 async function list() {
-  const found = await api.insist("GET", `/v1/conversations?archived=false&user_id=${encodeURIComponent(api.user)}`);
+  const found = await conversations();
   const shown = JSON.stringify(found.map((each) => [each.conversation, each.title]));
   if (shown !== listed) { // else a button keeps the focus
     listed = shown;
     byId("conversations").replaceChildren(...found.map((each) => element("li", {}, element("button", {
       type: "button", title: each.title, "data-key": each.conversation, onclick: () => open_(each.conversation),
-    }, each.title))));
+    }, element("span", {}, each.title)))));
+  }
+  const busy = new Set(found.filter((each) => each.busy).map((each) => each.conversation));
+  for (const button of byId("conversations").querySelectorAll("button")) {
+    const dot = button.querySelector(".busy");
+    if (!busy.has(button.dataset.key)) dot?.remove();
+    else if (dot === null) button.append(element("span", { className: "busy", role: "img", "aria-label": "not answered yet" }));
   }
   mark();
   return found;
@@ -122,9 +154,11 @@ async function lookOnce() {
   const key = open.key;
   const current = (await list()).find((each) => each.conversation === key);
   if (current === undefined || open.key !== key || log.querySelector(".unsent")) return;
-  const begun = current.unsettled_turns.filter((each) => !remembered(key).includes(each));
-  for (const turnId of begun) remember(key, turnId);
-  if (following !== null) return; // the loop that runs goes on with them
+  if (current.title !== open.title) showTitle([current]);
+  const queue = current.session_id === null ? [] : await queued(current.session_id);
+  if (open.key !== key || log.querySelector(".unsent")) return;
+  const begun = queue.filter((each) => !remembered(key).includes(each.turn_id));
+  if (following !== null) return showQueued(key, begun); // the loop that runs goes on with them
   if (begun.length || await changedElsewhere(current)) {
     open.session_id = current.session_id;
     await loadAndFollow();
@@ -153,13 +187,13 @@ async function go(conversation) {
   following = null;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
   activity = conversation.last_activity_at ?? null;
-  for (const turnId of conversation.unsettled_turns ?? []) remember(open.key, turnId);
-  history.replaceState(null, "", `#${encodeURIComponent(open.key)}`);
+  history.replaceState(null, "", open.key === DEFAULT ? DEFAULT_HASH : `#${encodeURIComponent(open.key)}`);
   app.classList.remove("listing");
   byId("title").textContent = open.title ?? "New conversation";
   document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
   byId("menu").hidden = open.title === null;
   byId("menu").open = false;
+  for (const each of ["rename", "archive"]) byId(each).hidden = open.key === DEFAULT;
   text.value = typed || (sessionStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "");
   grow();
   mark();
@@ -171,33 +205,59 @@ async function go(conversation) {
   if (hasty) byId("form").requestSubmit();
 }
 
-/** Show the transcript, and go on with the turns that are not settled, behind the messages that are shown. */
+/** Show all that was said, and go on with the turns that are not settled, behind the messages that are shown. */
 async function loadAndFollow() {
   const shown = {};
   for (const message of await load()) shown[message.turn_id] = (shown[message.turn_id] ?? 0) + 1;
   followTurns(shown);
 }
 
-/** Show the transcript of the conversation's newest sessions; its messages. */
+/** A session's turns that are not settled, with their messages. */
+const queued = (sessionId) => api.insist("GET", `/v1/sessions/${sessionId}/queue`);
+
+/** Show the messages of turns that the transcript does not have yet: the first one is answered, the others wait. */
+function showQueued(key, turns) {
+  for (const turn of turns) {
+    remember(key, turn.turn_id);
+    knownTurns.add(turn.turn_id);
+    channelOf.set(turn.turn_id, turn.channel);
+    if ([...log.querySelectorAll(".user")].some((each) => each.dataset.turn === turn.turn_id)) continue;
+    const shown = userMessage(turn.text, turn.turn_id, turn.parts);
+    shown.dataset.text = turn.text;
+    shown.classList.toggle("queued", turn.turn_id !== runningTurn && remembered(key)[0] !== turn.turn_id);
+    log.append(shown);
+    markRetried(turn);
+  }
+}
+
+/** Show the transcript of the conversation's newest sessions, and the messages that wait; the committed messages. */
 async function load() {
   const key = open.key;
-  const where = `user_id=${encodeURIComponent(api.user)}&conversation=${encodeURIComponent(key)}`;
-  const sessions = await api.insist("GET", `/v1/sessions?${where}&limit=${MOST_SESSIONS}`);
-  const transcripts = [];
+  const sessions = await api.insist("GET", sessionsOf(key, MOST_SESSIONS));
+  const transcripts = [], waiting = [];
   for (const session of sessions.reverse()) {
+    // In this order: a turn that is not in the queue has all its messages in the transcript.
+    if (session.ended_at === null) waiting.push(...await queued(session.session_id));
     transcripts.push(await api.insist("GET", `/v1/sessions/${session.session_id}/messages`));
   }
+  const messages = transcripts.flat(), unsettled = new Set(waiting.map((each) => each.turn_id));
   if (open.key !== key) return [];
   const unsent = [...log.querySelectorAll(".unsent")];
-  for (const message of transcripts.flat()) knownTurns.add(message.turn_id);
+  for (const message of messages) knownTurns.add(message.turn_id);
   log.setAttribute("aria-live", "off");
   log.replaceChildren();
-  for (const message of transcripts.flat()) show(log, message);
+  messages.forEach((message, index) => {
+    show(log, message, retry, true);
+    markRetried(message);
+    const ends = messages[index + 1]?.turn_id !== message.turn_id, replies = message.role === "assistant" && !message.tool_calls?.length;
+    if (ends && !replies && !unsettled.has(message.turn_id)) place(log, noAnswer("There is no answer.")); // it was stopped
+  });
+  showQueued(key, waiting);
   log.append(...unsent);
   if (!log.children.length) log.append(element("p", { className: "empty" }, "What can I do for you?"));
   log.scrollTop = log.scrollHeight;
   requestAnimationFrame(() => log.setAttribute("aria-live", "polite"));
-  return transcripts.flat();
+  return messages;
 }
 
 // --- messages --------------------------------------------------------------------------
@@ -216,26 +276,61 @@ function keep(key, turnIds) {
 }
 
 async function send(words) {
+  const key = open.key;
+  if (files.any) status.textContent = "Uploading…";
   const parts = await files.take();
+  status.textContent = "";
+  if (parts === null) return unsay(words);
   const said = parts.length === 0 ? { text: words } : { parts: [...(words.trim() ? [{ type: "text", text: words }] : []), ...parts] };
   if (parts.length === 0 && !words.trim()) return;
+  await submit(key, said, crypto.randomUUID());
+}
+
+/** Send the message of a failed turn again, once: another try has the same id. */
+function retry(turnId) {
+  const said = saidIn(log, turnId);
+  markRetried({ message_id: RETRY + turnId });
+  return submit(open.key, said, RETRY + turnId);
+}
+
+/** Take the button away from a failed turn whose message this one repeats. */
+function markRetried({ message_id: id }) {
+  if (!id?.startsWith(RETRY)) return;
+  for (const each of log.querySelectorAll(".failed")) {
+    if (RETRY + each.dataset.failed === id) each.querySelector(".retry")?.remove();
+  }
+}
+
+async function submit(key, said, messageId) {
+  const channel = asks && key === open.key ? channelOf.get(runningTurn) ?? CHANNEL : CHANNEL;
   const message = {
-    user_id: api.user, ...said, channel: CHANNEL, conversation: open.key, message_id: crypto.randomUUID(),
+    user_id: api.user, ...said, channel, ...(key === DEFAULT ? {} : { conversation: key }), message_id: messageId,
+    metadata: { timezone: Intl.DateTimeFormat().resolvedOptions().timeZone },
   };
   sessionStorage.setItem("perdure.unsent", JSON.stringify(message));
   await deliver(message);
 }
 
+/** Put words that were not accepted back, before what was written since. */
+function unsay(words) {
+  text.value = [words, text.value].filter((each) => each.trim()).join("\n");
+  draft();
+  grow();
+}
+
 /** A message that this tab had not delivered when it was reloaded; its id makes sending it again safe. */
 async function sendAgain(unsent) {
-  if (unsent.conversation !== open.key) await go(named(unsent.conversation));
+  const key = unsent.conversation ?? DEFAULT;
+  if (key !== open.key) await go(named(key));
   await deliver(unsent);
 }
 
 async function deliver(message) {
+  const key = message.conversation ?? DEFAULT;
   log.querySelector(".empty")?.remove();
   const written = message.text ?? message.parts.find((each) => each.type === "text")?.text ?? "";
   const shown = userMessage(written, "", message.parts);
+  shown.dataset.text = written;
   shown.classList.add("unsent");
   shown.classList.toggle("queued", following !== null);
   log.append(shown);
@@ -243,16 +338,24 @@ async function deliver(message) {
   try {
     const accepted = await api.insist("POST", "/v1/messages", message);
     shown.classList.remove("unsent");
+    const known = [...log.querySelectorAll(".user")].some((each) => each.dataset.turn === accepted.turn_id);
+    if (accepted.duplicate && known) return shown.remove(); // sent before, and shown
     shown.dataset.turn = accepted.turn_id;
-    remember(message.conversation, accepted.turn_id);
+    if (accepted.turn_id === runningTurn) { // it answers a question of the turn, or joined it
+      shown.classList.remove("queued");
+      place(log, shown);
+    }
+    remember(key, accepted.turn_id);
     knownTurns.add(accepted.turn_id);
-    open.session_id = accepted.session_id;
-    if (open.key === message.conversation) followTurns();
-    if (open.title === null) showTitle(await list());
+    if (open.key === key) {
+      open.session_id = accepted.session_id;
+      followTurns();
+    }
+    showTitle(await list());
   } catch (error) {
     shown.remove();
-    text.value = written;
-    grow();
+    unsay(written);
+    files.restore(message.parts ?? []);
     trouble(error.message);
   } finally {
     sessionStorage.removeItem("perdure.unsent");
@@ -264,6 +367,7 @@ function showTitle(conversations) {
   if (found === undefined) return;
   open.title = found.title;
   byId("title").textContent = found.title;
+  document.title = `${found.title} · perdure`;
   byId("menu").hidden = false;
 }
 
@@ -288,12 +392,20 @@ async function follow(key, turnId, last, signal) {
   }
   const live = new LiveTurn(log, turnId, {
     decide: (callId, decision) => attempt(() => api.insist("POST", `/v1/turns/${turnId}/approval`, { call_id: callId, decision })),
+    joined: (joined) => { if (joined !== turnId) forget(key, joined); },
+    retry,
   });
+  live.answers = last !== null;
   try {
     await api.follow(turnId, { last }, (event) => {
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
       live.apply(event);
-      if (event.kind === "state") status.textContent = words(event.data);
+      if (event.kind === "state") {
+        asks = event.data.waiting_for?.kind === "user";
+        status.textContent = words(event.data);
+      }
+      if (event.kind === "progress" && !status.textContent.startsWith("Waits")) status.textContent = `${event.data.tool}: ${event.data.text}`;
+      if (event.kind === "tool_result") status.textContent = "Thinking…";
       if (event.kind === "done") settled(turnId, event.data);
       if (atEnd) log.scrollTop = log.scrollHeight;
     }, signal);
@@ -307,13 +419,14 @@ const words = ({ status: state, waiting_for: waiting }) => (waiting ? waits(wait
   accepted: "Waiting for a worker…", running: "Thinking…", waiting_approval: "Waits for your decision", parked: "The answer is delayed",
 }[state] ?? "");
 
-const waits = ({ name, until, progress }) =>
+const waits = ({ kind, name, until, progress }) => kind === "user" ? "Waits for your answer" :
   `Waits for ${name} until ${new Date(until).toLocaleString()}${progress === null ? "" : `: ${progress}`}`;
 
 function settled(turnId, turn) {
   const last = [...log.querySelectorAll(".assistant")].at(-1);
   if (turn.status === "done" && last) last.append(rating(turnId));
-  if (turn.status === "cancelled") place(log, element("p", { className: "empty" }, "The answer was stopped."));
+  if (turn.status === "cancelled") place(log, noAnswer("The answer was stopped."));
+  if (turn.status === "failed") showFailure(log, turnId, turn.error.message, retry);
   status.textContent = turn.error === null ? "" : `${turn.error.message} (${turn.error.code})`;
   list();
 }
@@ -330,7 +443,9 @@ function rating(turnId) {
 
 function running(turnId) {
   runningTurn = turnId;
+  asks = false;
   byId("stop").hidden = turnId === null;
+  byId("stop").disabled = false;
   if (turnId === null && !status.textContent.endsWith(")")) status.textContent = "";
 }
 
@@ -348,14 +463,19 @@ function bind() {
     grow();
     send(words_);
   });
-  files.bind(byId("form"), text);
+  files.bind(text);
+  loadFiles(log, (fileId) => api.download(fileId), trouble);
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     byId("form").requestSubmit();
   });
   text.addEventListener("input", () => { grow(); draft(); });
-  byId("stop").addEventListener("click", () => attempt(() => api.insist("POST", `/v1/turns/${runningTurn}/cancel`)));
+  byId("stop").addEventListener("click", () => attempt(async () => {
+    byId("stop").disabled = true;
+    status.textContent = "Stopping…"; // a tool that runs ends first
+    await api.insist("POST", `/v1/turns/${runningTurn}/cancel`);
+  }).then((asked) => { if (!asked) byId("stop").disabled = false; }));
   byId("new").addEventListener("click", () => go(fresh()));
   byId("open-side").addEventListener("click", () => { app.classList.add("listing"); byId("new").focus(); });
   byId("close-side").addEventListener("click", () => { app.classList.remove("listing"); text.focus(); });

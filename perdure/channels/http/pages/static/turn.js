@@ -1,13 +1,32 @@
 /** One message or tool call as the page shows it, and a turn's events applied to them. */
 
 import { element } from "./elements.js";
+import { shownFile } from "./files.js";
 import { rendered } from "./text.js";
 
-/** A message of the user; `turnId` is that of its turn, once it is accepted, and `parts` has its files. */
+const RESUMED = {
+  worker_lost: "The worker was lost. Another one continues the answer.",
+  error: "An attempt failed unexpectedly. The next one continues the answer.",
+};
+
+/**
+ * A message of the user; `turnId` is that of its turn, once it is accepted, and `parts` has its files. `said` has both
+ * for `said`.
+ */
 export function userMessage(text, turnId = "", parts = []) {
-  const names = parts.filter((each) => each.type !== "text").map((each) => each.name || each.type);
-  return element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
-    element("div", { className: "text" }, ...names.map((name) => element("span", { className: "file" }, name)), text));
+  const files = parts.filter((each) => each.type !== "text");
+  const made = element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
+    element("div", { className: "text" }, ...files.map(shownFile), text));
+  made.said = { text, files: files.map(({ type, file_id, name }) => ({ type, file_id, ...(name ? { name } : {}) })) };
+  return made;
+}
+
+/** What the user said in a turn, as the members `text` or `parts` of a message. */
+export function saidIn(log, turnId) {
+  const said = [...log.querySelectorAll(".user:not(.answer)")].filter((each) => each.dataset.turn === turnId).map((each) => each.said);
+  const text = said.map((each) => each.text).filter((each) => each.trim()).join("\n\n"), files = said.flatMap((each) => each.files);
+  if (!files.length) return { text };
+  return { parts: [...(text ? [{ type: "text", text }] : []), ...files] };
 }
 
 /** A message of the agent, or the error that is shown in its place. */
@@ -18,19 +37,38 @@ export function agentMessage(text, failed = false) {
   return made;
 }
 
+/** What is shown in place of an answer that does not come. */
+export const noAnswer = (why) => element("p", { className: "note" }, why);
+
 /** Add a node to the end of the log, before the messages of the user that wait for an earlier answer. */
 export function place(log, node) {
   log.insertBefore(node, log.querySelector(".user.queued"));
 }
 
-/** Show a committed message of a transcript. */
-export function show(log, message) {
-  for (const call of message.tool_calls ?? []) addCall(log, message.turn_id, call);
+/** Show the error in place of a turn's answer, once, with a button that sends the turn's message again. */
+export function showFailure(log, turnId, text, retry) {
+  if ([...log.querySelectorAll(".failed")].some((each) => each.dataset.failed === turnId)) return;
+  const made = agentMessage(text, true);
+  made.dataset.failed = turnId;
+  if (Object.values(saidIn(log, turnId)).some((each) => each.length)) {
+    made.append(element("button", { type: "button", className: "retry", onclick: () => retry(turnId) }, "Try again"));
+  }
+  place(log, made);
+}
+
+/** Show a committed message of a transcript; one that is `past` has no answers of the user elsewhere on the page. */
+export function show(log, message, retry, past = false) {
+  for (const call of message.tool_calls ?? []) {
+    addCall(log, message.turn_id, call);
+    const asked = call.question && call.arguments.question;
+    if (asked) addQuestion(log, `${message.turn_id}:${call.id}`, 1, asked, call.question);
+  }
+  if (message.role === "tool" && past) addAnswer(log, `${message.turn_id}:${message.tool_call_id}`, message);
   if (message.role === "user") place(log, userMessage(message.content, message.turn_id, message.parts));
   if (message.role === "tool") addResult(log, message.turn_id, message.tool_call_id, message.content);
-  if (message.role === "assistant" && message.content.trim()) {
-    place(log, agentMessage(message.content, message.error !== undefined));
-  }
+  if (message.role !== "assistant" || !message.content.trim()) return;
+  if (message.error) showFailure(log, message.turn_id, message.content, retry);
+  else place(log, agentMessage(message.content));
 }
 
 /** The element of a tool call. The ids of calls are distinct within a turn only. */
@@ -46,6 +84,25 @@ function addCall(log, turnId, call) {
     element("summary", {}, `Uses ${call.name}`), element("pre", {}, shown)));
 }
 
+/** Show a question to the user, once for each number `asked`. */
+function addQuestion(log, call, asked, text, state = "open") {
+  if ([...log.querySelectorAll(".question")].some((each) => each.dataset.asked === `${call}:${asked}`)) return;
+  const shown = agentMessage(text);
+  shown.classList.add("question");
+  shown.dataset.asked = `${call}:${asked}`;
+  shown.dataset.state = state;
+  place(log, shown);
+}
+
+/** Show the user's answer to a question below it, as the model has read it. */
+function addAnswer(log, call, { turn_id: turnId, content }) {
+  const question = [...log.querySelectorAll(".question")].find((each) => each.dataset.asked === `${call}:1`);
+  if (question?.dataset.state !== "answered") return;
+  const answer = userMessage(content, turnId);
+  answer.classList.add("answer");
+  question.after(answer);
+}
+
 /** Add its result to a tool call, once. */
 function addResult(log, turnId, callId, content) {
   const made = findCall(log, turnId, callId);
@@ -57,7 +114,11 @@ export class LiveTurn {
   /**
    * @param {HTMLElement} log
    * @param {string} turnId
-   * @param {{ decide: (callId: string, decision: string) => Promise<boolean> }} actions
+   * @param {{
+   *   decide: (callId: string, decision: string) => Promise<boolean>,
+   *   joined: (turnId: string) => void,
+   *   retry: (turnId: string) => void,
+   * }} actions
    */
   constructor(log, turnId, actions) {
     this.log = log;
@@ -65,6 +126,7 @@ export class LiveTurn {
     this.actions = actions;
     this.provisional = null;
     this.text = "";
+    this.answers = false;
   }
 
   apply({ kind, data }) {
@@ -73,12 +135,15 @@ export class LiveTurn {
       case "rewind": this.#discard(); break;
       case "message":
         this.#discard();
-        if (data.role !== "user" || !this.#showsUser()) show(this.log, data);
+        if (data.role !== "user") this.answers = true;
+        if (data.role === "user" && (this.answers || data.turn_id !== this.turnId)) this.#join(data);
+        else if (data.role !== "user" || !this.#showsUser()) show(this.log, data, this.actions.retry);
         break;
       case "tool_call": addCall(this.log, this.turnId, data); break;
       case "tool_result": addResult(this.log, this.turnId, data.id, data.content); break;
       case "approval_required": this.#ask(data); break;
       case "approval_decided": this.#decided(data); break;
+      case "state": this.#resumed(data.resumed); this.#question(data.waiting_for); break;
       case "done": this.#end(data); break;
       default: break;
     }
@@ -87,6 +152,18 @@ export class LiveTurn {
   /** Whether the page has the user's message already: it was sent here. */
   #showsUser() {
     return [...this.log.querySelectorAll(".user")].some((each) => each.dataset.turn === this.turnId);
+  }
+
+  /** Show a message that joined the turn while it ran, below what came before; the one that was sent here moves. */
+  #join(message) {
+    const sent = [...this.log.querySelectorAll(".user")].find((each) => each.dataset.text === message.content &&
+      (each.classList.contains("queued") || each.dataset.turn === this.turnId));
+    if (sent === undefined || !this.answers) return show(this.log, message, this.actions.retry);
+    this.actions.joined(sent.dataset.turn);
+    sent.classList.remove("queued");
+    sent.dataset.turn = message.turn_id;
+    delete sent.dataset.text;
+    place(this.log, sent);
   }
 
   #grow(text) {
@@ -122,6 +199,19 @@ export class LiveTurn {
       element("button", { className: "quiet", type: "button", onclick: () => decide("deny") }, "Deny"),
       element("button", { type: "button", onclick: () => decide("approve") }, "Approve")));
     place(this.log, card);
+  }
+
+  /** Say once that another worker runs the turn. */
+  #resumed(why) {
+    if (!why || [...this.log.querySelectorAll(".note")].some((each) => each.dataset.turn === this.turnId)) return;
+    place(this.log, element("p", { className: "note", "data-turn": this.turnId }, RESUMED[why] ?? RESUMED.error));
+  }
+
+  /** Show the question for which the turn waits, with what did not fit, each time that it is asked. */
+  #question(waiting) {
+    if (waiting?.kind !== "user") return;
+    const text = [waiting.problem, waiting.question].filter(Boolean).join("\n\n");
+    addQuestion(this.log, `${this.turnId}:${waiting.call_id}`, waiting.asked, text);
   }
 
   #decided(call) {

@@ -1,0 +1,34 @@
+"""Signals that end a command in the foreground cleanly: its blocks stop what they have started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interruptible(said: str) -> Iterator[None]:
+    """Make SIGINT, SIGTERM and SIGHUP leave the block, once; then print `said`."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        ignore_signals()
+        raise KeyboardInterrupt
+
+    for number in _NUMBERS:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.write(f"{said}\n")
+        sys.stdout.flush()
+
+
+def ignore_signals() -> None:
+    """Ignore further signals: they must not interrupt a shutdown, which is time-limited."""
+    for number in _NUMBERS:
+        signal.signal(number, signal.SIG_IGN)

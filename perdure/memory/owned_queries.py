@@ -1,0 +1,62 @@
+"""The SQL statements of a user's own view of the memories."""
+
+from __future__ import annotations
+
+from perdure.database.engine import Statement
+
+_MEMORY = """
+    SELECT w.memory_id, w.kind, w.content, w.subject, w.attribute, w.importance, w.valid_from, w.valid_to,
+           ARRAY(SELECT coalesce(m.message_id, m.session_id || ':' || m.seq)
+                 FROM memory_sources AS s JOIN messages AS m USING (session_id, seq)
+                 WHERE s.memory_id = w.memory_id ORDER BY m.created_at, m.session_id, m.seq LIMIT 1000) AS message_ids
+    FROM memories AS w
+"""
+
+OWNER = Statement("memories.owner", "SELECT user_id FROM memories WHERE memory_id = %(memory_id)s", writes=False)
+
+READ = Statement("memories.read", f"{_MEMORY} WHERE w.memory_id = %(memory_id)s", writes=False)
+
+LIST = Statement(
+    "memories.list",
+    f"""
+    {_MEMORY} WHERE w.user_id = %(user_id)s
+      AND (%(after)s::uuid IS NULL
+           OR (w.valid_from, w.memory_id) < (SELECT a.valid_from, a.memory_id FROM memories AS a
+                                             WHERE a.memory_id = %(after)s AND a.user_id = %(user_id)s))
+    ORDER BY w.valid_from DESC, w.memory_id DESC LIMIT %(limit)s
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+TO_CORRECT = Statement(
+    "memories.to_correct",
+    """
+    SELECT m.content, m.valid_to IS NULL AS holds, m.superseded_by,
+           (SELECT newer.content FROM memories AS newer
+            WHERE newer.memory_id = m.superseded_by AND newer.origin = 'user') AS newer_content
+    FROM memories AS m WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s FOR NO KEY UPDATE
+    """,
+)
+
+# The new memory is embedded later (`embed_missing`). Its attribute is the old one's if its words name none.
+CORRECT = Statement(
+    "memories.correct",
+    """
+    WITH made AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, session_id,
+                              created_at, valid_from, subject, attribute)
+        SELECT %(new_id)s, user_id, kind, %(content)s, importance, importance, channels, 'user', session_id,
+               perdure_now(), perdure_now(), coalesce(subject, %(subject)s), coalesce(%(attribute)s, attribute)
+        FROM memories WHERE memory_id = %(memory_id)s
+        RETURNING memory_id, user_id
+    ), sources AS (
+        INSERT INTO memory_sources (memory_id, session_id, seq)
+        SELECT %(new_id)s, session_id, seq FROM memory_sources WHERE memory_id = %(memory_id)s
+    ), noted AS (
+        INSERT INTO unembedded (kind, id, seq, user_id, due_at)
+        SELECT 'memory', memory_id, 0, user_id, perdure_now() FROM made
+    )
+    UPDATE memories SET superseded_by = %(new_id)s, valid_to = greatest(valid_from, perdure_now())
+    WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s
+    """,
+)

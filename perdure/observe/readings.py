@@ -1,0 +1,239 @@
+"""Reads the condition of an installation from PostgreSQL and Redis, for the metrics and `perdure status`.
+
+Each reading stands alone: one that fails is missing and named in `Readings.failed`, and the others are read. A reading
+takes at most `LIMIT_S` seconds on the server. `Latest` reads again only after some seconds, one caller at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from perdure.clock import Clock
+from perdure.database.engine import Database, Statement
+from perdure.errors import PerdureError, loggable
+from perdure.ids import new_id
+from perdure.observe import queries
+from perdure.observe.presence import Running, read_processes
+from perdure.observe.servers import RedisServer, RedisState
+from perdure.resilience.registry import Metrics, Switchboard
+from perdure.timetable.entry import ScheduleEntry
+from perdure.timetable.reading import read_schedules
+
+log = logging.getLogger(__name__)
+
+MOST = 10_000
+"""The most rows that one number counts. A number that equals it means this many or more."""
+
+_FIRST = 10
+"""How many sessions of each range are asked for the age of their oldest turn."""
+
+LIMIT_S = 2.0
+
+LATELY = timedelta(hours=1)
+"""The time for which failed turns are counted, from their acceptance."""
+
+SWEEPS = ("turns", "schedules", "erasures", "files", "statistics", "memory indexes", "case indexes")
+"""The sweeps that have a due time: the sweeper's rounds, and the duties of `perdure.workers.upkeep`."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number of rows, and the age of the oldest in seconds (`None`: there is none)."""
+
+    number: int
+    oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A number of rows with the same labels."""
+
+    labels: tuple[str, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The state of PostgreSQL."""
+
+    size_bytes: int
+    oldest_transaction_s: float
+    connections: int
+    max_connections: int
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was read. A member is `None` or empty if its reading failed.
+
+    Attributes:
+        due: The sessions whose turn may run and that no worker holds, by priority.
+        amounts: The numbers of the statement `observe.amounts`, by their names.
+        unsettled: Turns by agent and status.
+        failures: Turns accepted within `LATELY` that failed, by agent and error code.
+        parked: Sessions whose turn waits for a model, by model.
+        sweeps: By how many seconds each sweep is late.
+        schedules: By how many seconds the newest slot of each entry is late.
+        processes: The workers and beats.
+        failed: The readings that failed, each with the reason.
+    """
+
+    due: Mapping[int, Amount] = field(default_factory=dict)
+    amounts: Mapping[str, Amount] = field(default_factory=dict)
+    unsettled: Sequence[Counted] = ()
+    failures: Sequence[Counted] = ()
+    parked: Sequence[Counted] = ()
+    sweeps: Mapping[str, float] = field(default_factory=dict)
+    schedules: Mapping[str, float] = field(default_factory=dict)
+    processes: Sequence[Running] = ()
+    intake_closed: bool | None = None
+    server: ServerState | None = None
+    breakers: Sequence[Metrics] = ()
+    redis: Sequence[RedisState] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> list[Running]:
+        """The workers that run turns and are alive."""
+        return [each for each in self.processes if each.runs_turns and each.is_alive]
+
+
+class Source:
+    """Where the readings come from. `servers` are those whose state is read."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        entries: Sequence[ScheduleEntry] = (),
+        servers: Sequence[RedisServer] = (),
+        breakers: Switchboard | None = None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._entries = entries
+        self.servers = servers
+        self._breakers = breakers
+
+    def read(self) -> Readings:
+        """Read all. Never raises."""
+        failed: dict[str, str] = {}
+
+        def tried(name: str, read: Callable[[], Result], otherwise: Result) -> Result:
+            if "server" in failed:  # PostgreSQL cannot be reached: each further reading would wait for it
+                return otherwise
+            try:
+                return read()
+            except Exception as error:
+                log.warning("the reading %r failed: %s", name, loggable(error), exc_info=not _is_expected(error))
+                failed[name] = error.message if isinstance(error, PerdureError) else type(error).__name__
+                return otherwise
+
+        server = tried("server", self._server, None)
+        return Readings(
+            due=tried("due", self._due, {}),
+            amounts=tried("amounts", self._amounts, {}),
+            unsettled=tried("unsettled", lambda: self._counted(queries.UNSETTLED, "agent", "status"), ()),
+            failures=tried("failures", self._failures, ()),
+            parked=tried("parked", lambda: self._counted(queries.PARKED, "model"), ()),
+            sweeps=tried("sweeps", self._sweeps, {}),
+            schedules=tried("schedules", self._schedules, {}),
+            processes=tried("processes", lambda: read_processes(self._database), ()),
+            intake_closed=tried("intake", lambda: bool(self._run(queries.INTAKE)[0].closed), None),
+            server=server,
+            breakers=tried("breakers", lambda: self._breakers.list() if self._breakers else (), ()),
+            redis=[each.read() for each in self.servers],
+            failed=failed,
+        )
+
+    def stuck(self, stuck_s: float, most: int) -> list[Row[Any]]:
+        """Up to `most` sessions whose oldest unsettled turn was accepted more than `stuck_s` seconds ago."""
+        return list(self._run(queries.STUCK, {"stuck_s": stuck_s, "most": most}))
+
+    def close(self) -> None:
+        """Close the connections to Redis."""
+        for each in self.servers:
+            each.close()
+
+    def _run(self, statement: Statement, given: Mapping[str, Any] | None = None) -> Sequence[Row[Any]]:
+        """Run a statement that the server ends after `LIMIT_S` seconds."""
+        with self._database.transaction(statement.name) as transaction:
+            transaction.run(queries.BOUND, {"milliseconds": str(int(LIMIT_S * 1_000))})
+            return transaction.run(statement, given or {})
+
+    def _due(self) -> dict[int, Amount]:
+        rows = self._run(queries.DUE, {"most": MOST, "first": _FIRST})
+        return {row.priority: Amount(row.number, row.oldest_s) for row in rows}
+
+    def _amounts(self) -> dict[str, Amount]:
+        return {row.what: Amount(row.number, row.oldest_s) for row in self._run(queries.AMOUNTS, {"most": MOST})}
+
+    def _counted(self, statement: Statement, *labels: str, **given: Any) -> list[Counted]:
+        rows = self._run(statement, {"most": MOST, **given})
+        return [Counted(tuple(str(getattr(row, label)) for label in labels), row.number) for row in rows]
+
+    def _failures(self) -> list[Counted]:
+        since = UUID(int=new_id(_Earlier(self._clock)).int >> 80 << 80)
+        return self._counted(queries.FAILED, "agent", "error_code", since=since)
+
+    def _sweeps(self) -> dict[str, float]:
+        return {row.name: row.late_s for row in self._run(queries.SWEEPS, {"names": list(SWEEPS)})}
+
+    def _schedules(self) -> dict[str, float]:
+        found = read_schedules(self._database, self._entries)
+        now = self._clock.now()
+        return {
+            each.entry: 0.0 if each.running else max((now - each.next_due).total_seconds(), 0.0)
+            for each in found
+            if each.since is not None
+        }
+
+    def _server(self) -> ServerState:
+        row = self._run(queries.SERVER)[0]
+        return ServerState(row.size_bytes, row.oldest_transaction_s, row.connections, row.max_connections)
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """A clock that is `LATELY` behind, for the first id of that time."""
+
+    clock: Clock
+
+    def now(self) -> Any:
+        return self.clock.now() - LATELY
+
+    def monotonic(self) -> float:
+        return self.clock.monotonic()
+
+
+class Latest:
+    """The latest readings of a process, at most `every_s` seconds old when `read` returns. Thread-safe."""
+
+    def __init__(self, read: Callable[[], Readings], clock: Clock, every_s: float) -> None:
+        self._read = read
+        self._clock = clock
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._found: tuple[float, Readings] | None = None
+
+    def __call__(self) -> Readings:
+        """The latest readings. Callers wait for the one that reads."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._found is None or now - self._found[0] >= self._every_s:
+                self._found = now, self._read()
+            return self._found[1]
+
+
+def _is_expected(error: Exception) -> bool:
+    return isinstance(error, PerdureError)

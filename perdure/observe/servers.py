@@ -1,0 +1,89 @@
+"""The state of a Redis server: whether it accepts writes, its memory, and what it does when its memory is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from perdure.network.tls import normalised
+from perdure.redis import connect, remedy
+
+_PROBE_S = 60
+
+NEARLY_FULL = 0.9
+"""The part of a memory limit above which a server is soon full."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisState:
+    """The state of a Redis server. `fault` says why no wake-up can be published; `None`: the server accepts writes.
+
+    `name` is `redis` or `broker`. A number is `None` if the server does not tell it. `limit_bytes` 0: no limit.
+    """
+
+    name: str
+    fault: str | None
+    memory_bytes: int | None = None
+    limit_bytes: int | None = None
+    policy: str | None = None
+    evicted: int | None = None
+
+    @property
+    def fill(self) -> float | None:
+        """Which part of the memory limit is used; `None` without a limit."""
+        return self.memory_bytes / self.limit_bytes if self.memory_bytes and self.limit_bytes else None
+
+
+class RedisServer:
+    """A Redis server at `url`: the one of `PERDURE_REDIS_URL` (`redis`), or the broker. Thread-safe."""
+
+    def __init__(self, name: str, url: str, prefix: str) -> None:
+        self.name = name
+        self._client: Any = connect(url)
+        self._key = f"{prefix}probe"
+
+    def find_fault(self) -> str | None:
+        """Why the server accepts no write, in one sentence without addresses; `None` if it does. Writes one key.
+
+        Takes about a second if the server does not answer.
+        """
+        title = "The broker" if self.name == "broker" else "Redis"
+        try:
+            self._client.set(self._key, "1", ex=_PROBE_S)
+        except redis.OutOfMemoryError:
+            return (
+                f"{title} is full: it refuses writes, so no turn is woken. Raise its maxmemory, or free memory in it."
+            )
+        except redis.ReadOnlyError:
+            return f"{title} is read-only: it is a replica."
+        except redis.ResponseError as error:
+            return f"{title} refuses writes. {remedy(error)}"
+        except redis.RedisError:
+            return f"{title} cannot be reached."
+        return None
+
+    def read(self) -> RedisState:
+        """The server's state. Never raises."""
+        fault, found, evicted = self.find_fault(), {}, None
+        try:
+            found = self._client.info("memory")
+            evicted = self._client.info("stats").get("evicted_keys")
+        except redis.RedisError:  # it cannot be reached, as `fault` says, or a managed server forbids INFO
+            pass
+        return RedisState(
+            self.name, fault, found.get("used_memory"), found.get("maxmemory"), found.get("maxmemory_policy"), evicted
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def redis_servers(redis_url: str | None, broker_url: str | None, prefix: str) -> list[RedisServer]:
+    """Redis, and the broker if it is another Redis server."""
+    found = [] if redis_url is None else [RedisServer("redis", redis_url, prefix)]
+    is_redis = broker_url is not None and broker_url.startswith("redis") and ";" not in broker_url
+    if broker_url is not None and is_redis and (redis_url is None or normalised(broker_url) != normalised(redis_url)):
+        found.append(RedisServer("broker", broker_url, prefix))
+    return found

@@ -1,0 +1,38 @@
+"""Calls that another agent answers, in a session of its own: the child.
+
+`CallLedger.delegate` opens the child under the caller's fence, in one statement. The child's session and its only turn
+have the id of the call (`queries.DELEGATE`). So a call is asked once, however often it is begun, and each of both is
+found from the other.
+
+The commit that settles the child's turn ends its session, and is followed by `report`, which records the answer as the
+result of the call and wakes the caller's session (`awaited.record`). If the process dies in between, the sweeper's
+probe reports the answer (`awaited.probe_due`), as it reads the result of a Celery task. If the caller no longer waits,
+because it was cancelled, ended, or the call's time is over, the same probe cancels the child's turn.
+
+The caller's row is locked only after the child's commit, and the child is opened only while the caller holds its own
+row: no process waits for one while it holds the other in the opposite order.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from perdure.database.engine import Executor
+from perdure.tools.awaited.port import TaskEnded
+from perdure.turns.calls import queries
+
+GONE = "The agent's session does not exist any more."
+CANCELLED = "The agent's turn was cancelled."
+
+
+def answer_of(executor: Executor, effect_id: UUID) -> TaskEnded | None:
+    """The answer to the call `effect_id`; `None` if the agent still works on it."""
+    rows = executor.run(queries.ANSWER, {"effect_id": effect_id})
+    if not rows:
+        return TaskEnded(failed=True, value=GONE)
+    row = rows[0]
+    if not row.is_settled:
+        return None
+    if row.status == "done":
+        return TaskEnded(failed=False, value=row.reply if row.data is None else row.data)
+    return TaskEnded(failed=True, value=CANCELLED if row.status == "cancelled" else row.error_message)

@@ -1,0 +1,38 @@
+"""`perdure status` says what works, with an exit status for probes."""
+
+from __future__ import annotations
+
+import json
+
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.observe.presence import WORKER, Presence
+from tests.cli.conftest import Environment, Perdure
+
+
+def test_the_exit_status_tells_whether_messages_are_answered(perdure: Perdure, database_url: str) -> None:
+    """Without a worker the status is 1, and with one 0. Both outputs name the part at fault."""
+    down, text = perdure("status", "--json"), perdure("status")
+    database = Database(database_url)
+    Presence(database, SystemClock(), WORKER, "w@h", ["turns"]).report()
+    database.close()
+    up = perdure("status", "--json")
+    found, works = json.loads(down.stdout), json.loads(up.stdout)
+
+    assert (down.returncode, text.returncode, up.returncode) == (1, 1, 0)
+    assert [each["part"] for each in found["faults"]] == ["workers"]
+    assert "No worker runs turns: none was seen today." in text.stdout
+    assert (found["status"], works["status"]) == ("down", "ok")
+    assert [each["state"] for each in works["processes"]] == ["alive"]
+    assert works["redis"][0]["policy"] == "noeviction"
+    assert works["database"]["size_bytes"] > 0
+
+
+def test_a_lost_server_is_a_fault_and_no_crash(perdure: Perdure, environment: Environment) -> None:
+    """If a server cannot be reached, the command still prints the rest, and its exit status is 1."""
+    lost = {"PERDURE_REDIS_URL": "redis://127.0.0.1:1", "PERDURE_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}
+    for name, part in (("PERDURE_REDIS_URL", "redis"), ("PERDURE_DATABASE_URL", "database")):
+        ran = perdure("status", "--json", env={**environment, name: lost[name]})
+        found = json.loads(ran.stdout)
+        assert ran.returncode == 1
+        assert (part, "down") in {(each["part"], each["severity"]) for each in found["faults"]}

@@ -1,0 +1,189 @@
+"""Two opinions decide what a statement is to a memory; where they disagree, both statements stay as they are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from perdure.clock import MovedClock
+from perdure.errors import ContentFiltered, SettingsError
+from perdure.memory.consolidation.candidates import Decision
+from perdure.memory.consolidation.judging import (
+    Judge,
+    ModelJudge,
+    Pair,
+    Settled,
+    Topic,
+    guard,
+    resolve_judge,
+    settle,
+)
+from perdure.models.offline import OfflineModel
+from perdure.models.protocol import ModelCall
+from perdure.settings import Settings
+from perdure.text.statements import Relation
+from perdure.turns.lease.keeper import Keeper
+from tests.memory.archive import LYON, PARIS, Archive, Echo, Grouped, answer, memory
+from tests.turns.harness import Harness
+from tests.turns.scripted import Line, Scripted, says
+
+SAME, CHANGES, UNRELATED, UNKNOWN = Relation
+HOME = Topic("user", "home")
+MET = Pair("I met Nora at the lake.", "Nora and I met at the big lake.", 0.5)
+
+
+@pytest.fixture
+def archive(harness: Harness, settings: Settings) -> Archive:
+    """An `Archive` that has no sessions yet."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
+    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
+
+
+@pytest.mark.parametrize(
+    ("judged", "decision", "settled"),
+    [
+        (SAME, Decision.SAME, Settled(SAME)),
+        (SAME, None, Settled(SAME)),
+        (SAME, Decision.NEW, Settled(SAME, disputed=True)),
+        (SAME, Decision.CHANGES, Settled(UNKNOWN, disputed=True)),
+        (SAME, Decision.ENDS, Settled(UNKNOWN, disputed=True)),
+        (CHANGES, Decision.SAME, Settled(CHANGES, disputed=True)),
+        (CHANGES, Decision.NEW, Settled(CHANGES, disputed=True)),
+        (CHANGES, Decision.ENDS, Settled(CHANGES)),
+        (CHANGES, None, Settled(CHANGES)),
+        (UNRELATED, Decision.SAME, Settled(UNRELATED, disputed=True)),
+        (UNRELATED, Decision.CHANGES, Settled(UNRELATED, disputed=True)),
+        (UNRELATED, None, Settled(UNRELATED)),
+        (UNKNOWN, Decision.SAME, Settled(SAME)),
+        (UNKNOWN, Decision.NEW, Settled(UNKNOWN)),
+        (UNKNOWN, None, Settled(UNKNOWN)),
+    ],
+)
+def test_neither_opinion_reinforces_a_contradiction_or_ends_an_unrelated_memory(
+    judged: Relation, decision: Decision | None, settled: Settled
+) -> None:
+    """The table of the module. A decision about another memory is none about this one."""
+    topics = (Topic(), Topic())
+    named = decision not in (None, Decision.NEW)
+    assert settle(MET, judged, decision, topics, is_named=named) == settled
+    other = settle(MET, judged, decision, topics, is_named=False)
+    assert other.relation is (settled.relation if judged is not SAME and not named else judged)
+
+
+def test_a_change_that_no_rule_finds_needs_one_attribute() -> None:
+    """The model alone ends no memory: the memory must be about the same attribute of the same subject."""
+    pair = Pair("The user studies law.", "The user became a pilot.")
+    for topics, relation in (
+        ((HOME, HOME), CHANGES),
+        ((HOME, Topic("user", "job")), UNKNOWN),
+        ((Topic(),) * 2, UNKNOWN),
+    ):
+        assert settle(pair, UNKNOWN, Decision.CHANGES, topics, is_named=True).relation is relation
+    sisters = Topic("sister", "home")
+    assert settle(pair, UNKNOWN, Decision.ENDS, (HOME, sisters), is_named=True) == Settled(UNKNOWN, disputed=True)
+
+
+def test_a_repetition_that_no_rule_finds_must_be_near() -> None:
+    """The model alone merges no statements that have no word in common and are not similar."""
+    for similarity, relation in ((None, UNKNOWN), (0.1, UNKNOWN), (0.8, SAME)):
+        pair = Pair("The kitchen gets new tiles.", "We renovate where we cook.", similarity)
+        assert settle(pair, UNKNOWN, Decision.SAME, (Topic(), Topic()), is_named=True).relation is relation
+
+
+def test_similar_statements_agree_unless_a_difference_is_found() -> None:
+    """Above the threshold of similarity, as before. Spanish has no list of opposites, so one word may be one."""
+    assert guard(Pair("I sleep well.", "I sleep badly.", 0.95), 0.92) is CHANGES
+    assert guard(Pair("I go to bed at 11.", "I am in bed by 11.", 0.95), 0.92) is SAME
+    assert guard(Pair("I go to bed at 11.", "I am in bed by 11.", 0.5), 0.92) is UNKNOWN
+    assert guard(Pair("Bebo café.", "Bebo zumo.", 0.95), 0.92) is UNKNOWN
+    assert guard(Pair(LYON, "My sister lives in Lyon.", 0.99), 0.92) is UNRELATED
+
+
+@pytest.mark.parametrize(
+    ("line", "relations"),
+    [
+        (says('["same", "changes"]'), [SAME, CHANGES]),
+        (says('Sure:\n```json\n["unrelated", "unrelated"]\n```'), [UNRELATED, UNRELATED]),
+        (says('["same"]'), [UNKNOWN, UNKNOWN]),
+        (says('["same", "perhaps"]'), [UNKNOWN, UNKNOWN]),
+        (says("I would rather not."), [UNKNOWN, UNKNOWN]),
+        (ContentFiltered("no"), [UNKNOWN, UNKNOWN]),
+    ],
+)
+def test_a_model_as_the_judge_decides_only_by_a_usable_reply(line: Line, relations: list[Relation]) -> None:
+    """After an unusable reply or a refusal the rules decide alone."""
+    pairs = [MET, Pair("The user studies law.", "The user became a pilot.")]
+    assert ModelJudge(Scripted(line)).judge(pairs, ModelCall(MovedClock(), 60)) == relations
+
+
+def test_a_model_as_the_judge_reinforces_no_contradiction() -> None:
+    """The rules outrank its "same"."""
+    judge = ModelJudge(Scripted(says('["same"]')))
+    assert judge.judge([Pair("I have 2 cats.", "I have 3 cats.")], ModelCall(MovedClock(), 60)) == [UNKNOWN]
+
+
+def test_a_judge_is_chosen_by_its_setting(settings: Settings) -> None:
+    """`guard` needs no judge. An unknown name stops the program with the accepted ones."""
+
+    def chosen(name: str) -> Judge | None:
+        memory = settings.memory.model_copy(update={"judge": name})
+        return resolve_judge(settings.model_copy(update={"memory": memory}), OfflineModel())
+
+    assert chosen("guard") is None
+    assert isinstance(chosen("model"), ModelJudge)
+    with pytest.raises(SettingsError, match="PERDURE_MEMORY__JUDGE is 'nobody': accepted: guard, model"):
+        chosen("nobody")
+
+
+def test_a_consolidation_asks_the_judge_what_the_rules_do_not_tell(archive: Archive) -> None:
+    """The judge is asked without an open transaction, and its answer supersedes the earlier memory."""
+    earlier, later = "The user studies law.", "The user became a pilot."
+    archive.ended(earlier)
+    archive.ended(later)
+    judge = ModelJudge(Scripted(says('["changes"]')))
+    archive.embedder = Grouped()
+    counts = archive.consolidator(Echo(), judge=judge).batch()
+    assert (counts.stored, counts.superseded) == (1 + 1, 1)
+    assert [(row.content, row.replaced_by) for row in archive.known()] == [(earlier, later), (later, None)]
+
+
+def test_a_dispute_is_recorded(archive: Archive) -> None:
+    """The session's outcome counts the comparisons in which the model and the judge disagreed."""
+    archive.ended(LYON)
+    session_id = archive.ended(PARIS)
+    archive.harness.script(answer(LYON), answer(memory(PARIS, decision="same", known=1)))
+    archive.consolidator().batch()
+    assert archive.session(session_id).consolidation == {
+        "stored": 1, "duplicates_merged": 0, "superseded": 1, "disputed": 1,
+    }  # fmt: skip
+
+
+def test_a_memory_holds_since_the_time_that_was_told(archive: Archive) -> None:
+    """The earlier memory ends when the later one begins to hold, not when the later one was said."""
+    archive.ended(LYON)
+    archive.ended(PARIS)
+    now = archive.harness.clock.now()
+    begins, later = now.replace(year=now.year - 6), now.replace(year=now.year - 1, month=3)
+    archive.harness.script(answer(memory(LYON, since=f"{begins:%Y}")), answer(memory(PARIS, since=f"{later:%Y-%m}")))
+    archive.consolidator().batch()
+    old, new = archive.known()
+    assert (old.valid_from, new.valid_to) == (datetime(begins.year, 1, 1, tzinfo=UTC), None)
+    assert old.valid_to == new.valid_from == datetime(later.year, 3, 1, tzinfo=UTC)
+
+
+def test_what_is_over_already_is_history(archive: Archive) -> None:
+    """A memory "until last year" ends then, and so does what it ends. A time to come ends nothing yet."""
+    archive.ended("I work at Contoso.")
+    archive.ended("I worked at Contoso until last year.")
+    archive.ended("I own a boat until next year.")
+    year = archive.harness.clock.now().year
+    archive.harness.script(
+        answer(memory("I work at Contoso.", since=f"{year - 3}", attribute="employer")),
+        answer(memory("I left Contoso.", until=f"{year - 1}", decision="ends", known=1, attribute="employer")),
+        answer(memory("I own a boat.", until=f"{year + 1}")),
+    )
+    archive.consolidator().batch()
+    ended = {row.content: row.valid_to for row in archive.known()}
+    last = datetime(year, 1, 1, tzinfo=UTC)
+    assert ended == {"I work at Contoso.": last, "I left Contoso.": last, "I own a boat.": None}

@@ -1,0 +1,26 @@
+"""Where the gateway and `perdure status` read the condition of the installation."""
+
+from __future__ import annotations
+
+from perdure.clock import Clock
+from perdure.database.engine import Database
+from perdure.observe.readings import Source
+from perdure.observe.servers import redis_servers
+from perdure.resilience.registry import Switchboard
+from perdure.schedules.entries import active_entries
+from perdure.settings import Settings
+from perdure.workers.celery_application import TASKS
+
+
+def observed(
+    settings: Settings,
+    database: Database,
+    clock: Clock,
+    *,
+    breakers: Switchboard | None,
+    redis_url: str | None,
+    broker_url: str | None,
+) -> Source:
+    """The source of the readings. The caller closes it."""
+    entries = list(active_entries(TASKS, settings).values())
+    return Source(database, clock, entries, redis_servers(redis_url, broker_url, settings.redis_prefix), breakers)
