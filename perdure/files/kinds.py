@@ -6,12 +6,14 @@ library of images is no help here: Pillow allocates the canvas of a WebP image w
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import lzma
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from perdure.errors import InvalidRequest
 
@@ -33,6 +35,8 @@ MAX_UNPACKED = 2**28
 
 _HEAD = 2**16
 _PIECE = 2**16
+_DICTIONARY = 2**24
+"""The most bytes of memory that unpacking xz may take. By default, `xz` makes files that take 9 MiB."""
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -92,8 +96,8 @@ def kind_of(content: BinaryIO, named: str | None = None) -> Kind:
             return Kind(PDF, pages=_pages(content) or None)
         case "application/zip":
             return Kind(_archive(content))
-        case "application/gzip":
-            _check_unpacked(_gunzipped(content))
+        case "application/gzip" | "application/x-bzip2" | "application/x-xz":
+            _check_unpacked(_unpacked(content, _UNPACKERS[media_type]))
             return Kind(media_type)
         case None if _is_text(content):
             base = (named or "").partition(";")[0].strip().lower()
@@ -219,20 +223,70 @@ def _entries(content: BinaryIO) -> Iterator[tuple[int, bytes]]:
         at += 46 + name + extra + comment
 
 
-def _gunzipped(content: BinaryIO) -> int:
-    """The unpacked size of a gzip file, at least `MAX_UNPACKED` + 1 if it is greater. Keeps one piece in memory."""
+class _Unpacker(Protocol):
+    """A decompressor of the standard library."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _Gunzipper:
+    """`zlib.decompressobj`, which gives back what it has not read, as a decompressor that keeps it."""
+
+    def __init__(self) -> None:
+        self._unpacker = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._unpacker.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._unpacker.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return self._unpacker.decompress(self._unpacker.unconsumed_tail + data, max_length)
+
+
+_UNPACKERS: Mapping[str, Callable[[], _Unpacker]] = {
+    "application/gzip": _Gunzipper,
+    "application/x-bzip2": bz2.BZ2Decompressor,
+    "application/x-xz": lambda: lzma.LZMADecompressor(memlimit=_DICTIONARY),
+}
+
+
+def _unpacked(content: BinaryIO, unpacker: Callable[[], _Unpacker]) -> int:
+    """The unpacked size, at least `MAX_UNPACKED` + 1 if it is greater. Keeps one piece in memory.
+
+    What follows the last readable part is not counted: it is described, and never unpacked.
+
+    Raises:
+        InvalidRequest: unpacking would take too much memory.
+    """
     content.seek(0)
-    unpacked, decompress = 0, zlib.decompressobj(wbits=31)
-    rest = b""
+    size, unpacking, packed = 0, unpacker(), content.read(_PIECE)
     try:
-        while unpacked <= MAX_UNPACKED and (rest := rest or content.read(_PIECE)):
-            unpacked += len(decompress.decompress(rest, _PIECE))
-            rest = decompress.unconsumed_tail
-            if decompress.eof:
-                rest, decompress = decompress.unused_data, zlib.decompressobj(wbits=31)
-    except zlib.error:
-        pass  # what follows is no gzip; it is described, and never unpacked
-    return unpacked
+        while size <= MAX_UNPACKED:
+            piece = unpacking.decompress(packed, _PIECE)
+            size, packed = size + len(piece), b""
+            if unpacking.eof:
+                unpacking, packed = unpacker(), unpacking.unused_data or content.read(_PIECE)
+            elif not piece:
+                packed = content.read(_PIECE)
+            if not (piece or packed):
+                break
+    except lzma.LZMAError as error:
+        if "limit" in str(error):
+            raise InvalidRequest(
+                f"The archive would take more than {_DICTIONARY:,} bytes of memory to unpack, and is not accepted. A "
+                "lower level, such as `xz -6`, takes less."
+            ) from None
+    except (zlib.error, OSError, EOFError):
+        pass
+    return size
 
 
 def _check_unpacked(size: int) -> None:

@@ -275,11 +275,20 @@ class Conversation:
         self._failures: set[int] = set()
         """The `seq` of each failed turn's reply, which no model receives."""
 
+    def steer(self, text: str) -> None:
+        """Send a message while a turn runs, as with `on_busy="steer"`. A tool, a hook or a model may call it.
+
+        The message joins the turn after the calls of its reply. If the turn has no further step, the message is the
+        next turn: `ask`, without a text, runs it.
+        """
+        row = {"message_id": str(new_id(self._clock)), "text": storable(text), "parts": None}
+        self._store.steer({**row, "accepted_at": self._clock.now().isoformat()})
+
     def ask(self, text: str = "", *, parts: Given | None = None) -> Answer:
         """Run the session's next turn, on a message with this text or these `parts`.
 
         Raises:
-            RuntimeError: the previous turn is not settled.
+            RuntimeError: the previous turn is not settled, or a message of `steer` waits.
             InvalidRequest: a file cannot be used.
             Exception: the model raised an error that is not a `PerdureError`, such as `ScriptExhausted`.
         """
@@ -324,7 +333,11 @@ class Conversation:
         self._progress.setdefault(call_id, []).append(text)
 
     def _received(self, text: str, parts: Given | None) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-        """The text of a message, and the records of its files, which are stored."""
+        """The text of a message, and the records of its files, which are stored. A message of `steer` comes first."""
+        if self._store.steering:
+            if text or parts is not None:
+                raise RuntimeError("a message that joined no turn waits: ask(), without a text, answers it")
+            return self._store.steering.pop(0)["text"], ()
         if parts is None:
             return text, ()
         message = Incoming.model_validate({"user": self._user, "parts": parts, **({"text": text} if text else {})})

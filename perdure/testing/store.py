@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
@@ -28,6 +28,7 @@ from perdure.files.spool import Spool
 from perdure.files.store import Files, Owner, Stored
 from perdure.sessions.running_summary import Running
 from perdure.settings import FileSettings
+from perdure.turns.transcript import heard
 
 
 class _StoredFile(NamedTuple):
@@ -133,7 +134,7 @@ class _Row:
     variables: str | None = None
     ending: bool = False
     instructions: str | None = None
-    joined: None = None
+    joined: Sequence[Mapping[str, Any]] | None = None
     metadata: None = None
     too_deep: bool = False
     is_new: bool = False
@@ -174,9 +175,12 @@ class MemoryStore(Database):
         """Those of the turn at hand."""
         self.running = Running()
         """The running summary, which is made of extracts."""
+        self.steering: list[dict[str, Any]] = []
+        """The messages that steer the running turn and have not joined it, as rows of the inbox."""
         self._lock = threading.RLock()
         self._statements: dict[str, Callable[[Mapping[str, Any]], Sequence[object]]] = {
             "turns.step": self._step,
+            "turns.step_joining": self._step_joining,
             "turns.step_handing_off": self._step,
             "turns.delegate": self._delegate,
             "turns.used": lambda _: self.used(),
@@ -241,6 +245,11 @@ class MemoryStore(Database):
         base = len(self.messages)
         self.messages += [{**each, "turn_id": turn_id, "seq": base + each["position"]} for each in messages]
 
+    def steer(self, message: dict[str, Any]) -> None:
+        """Add a message, in the form of a row of the inbox, that joins the running turn after a step."""
+        with self._lock:
+            self.steering.append(message)
+
     def decide(self, effect: Effect, *, approved: bool, denial: str) -> None:
         effect.status, effect.result = ("approved", None) if approved else ("denied", denial)
 
@@ -263,7 +272,16 @@ class MemoryStore(Database):
     def waiting(self) -> list[Effect]:
         return [each for each in self.effects.values() if each.waits_for is not None and each.status == "intended"]
 
+    def _step_joining(self, step: Mapping[str, Any]) -> Sequence[object]:
+        joined, self.steering = self.steering, []
+        [row] = self._step({**step, "joins": False})
+        told = heard(step["turn_id"], joined)
+        self.append(step["turn_id"], [entry.to_dict(position) for position, entry in enumerate(told, start=1)])
+        return [replace(cast("_Row", row), joined=joined)]
+
     def _step(self, step: Mapping[str, Any]) -> Sequence[object]:
+        if step["joins"] and self.steering:
+            return []
         base = len(self.messages)
         self.append(step["turn_id"], json.loads(step["messages"]))
         for intent in json.loads(step["intents"]):

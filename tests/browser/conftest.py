@@ -6,8 +6,6 @@ missing, the browser tests are skipped. In CI, the tests fail instead.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from tests.processes.conftest import (
     worker_count,
 )
 from tests.processes.gateway import GatewayProcess
+from tests.programs import program
 
 __all__ = [
     "celery_backend_cluster",
@@ -48,25 +47,15 @@ __all__ = [
 PATIENCE_S = 40.0
 
 
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        missing = f"{name} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
-
-
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[webdriver.Chrome]:
     """A headless Chromium."""
     options = webdriver.ChromeOptions()
-    options.binary_location = _program("chromium")
+    options.binary_location = program("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(_program("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program("chromedriver")))
     yield driver
     driver.quit()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from perdure.testing import Scripted, ask, call
+from tests.files.contents import pdf
 
 RESEARCHER = Path(__file__).parents[2] / "examples" / "researcher" / "researcher.py"
 
@@ -42,6 +44,17 @@ def test_a_report_of_two_readers(research: ModuleType) -> None:
     )  # fmt: skip
     assert answer.data == report
     assert ["toxic to cats" in (each.result or "") for each in answer.calls] == [True, True]
+
+
+def test_a_file_of_the_user_reaches_the_model(research: ModuleType) -> None:
+    """The model reads the file with the question, under the agent's settings."""
+    report = research.Report(answer="No.", confidence="high", sources=[{"page": "lily.pdf", "quote": "toxic"}])
+    model = Scripted(report, reads={"application/pdf"})
+    parts = [{"type": "file", "data": base64.b64encode(pdf()).decode(), "name": "lily.pdf"}]
+    answer = ask(research.researcher, "Is it?", model=model, agents=[research.reader], parts=parts)
+    assert answer.data == report
+    assert [each.media_type for each in model.requests[0].messages[-1].files] == ["application/pdf"]
+    assert model.requests[0].settings["max_tokens"] == 4_000
 
 
 def test_a_report_without_sources_is_written_again(research: ModuleType) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import struct
 import zipfile
 import zlib
@@ -77,6 +79,9 @@ BOMBS = {
     "a WebP canvas": webp(b"VP8X", 2**24, 2**24),
     "a ZIP of 10 GB": zip_bomb(),
     "a gzip of 10 GB": gzip_bomb(10 * GIB),
+    "a bzip2 of 10 GB": bz2.compress(bytes(2**23)) * 1_280,
+    "an xz of 10 GB": lzma.compress(bytes(2**23)) * 1_280,
+    "an xz that takes 64 MiB": lzma.compress(b"hello", preset=9),
 }
 """Contents that would take gigabytes when decoded or unpacked."""
 

@@ -118,6 +118,23 @@ def test_messages(harness: Harness, endpoint: Making) -> None:
     assert (found[3]["source"]["data"], found[3]["title"]) == (ENCODED["pdf"], "bill.pdf")
 
 
+@pytest.mark.long
+def test_a_pdf_of_20_mb_reaches_a_model_that_reads_it(
+    harness: Harness, openai_server: OpenAIServer, endpoint: Making
+) -> None:
+    """Each protocol has it whole."""
+    large = base64.b64encode(pdf(3, size=20_000_000)).decode()
+    parts = ({"type": "file", "data": large, "name": "book.pdf"},)
+    harness.any_model = endpoint(openai_server, reads=("images", "pdf"))
+    harness.ask("", parts=parts)
+    assert [each["type"] for each in asked(openai_server)] == ["file"]
+    assert asked(openai_server)[0]["file"]["file_data"] == f"data:{PDF_TYPE};base64,{large}"
+    with AnthropicServer(player=lambda _: Answer("ok")) as server:
+        harness.any_model = endpoint(server, "anthropic")
+        harness.ask("", parts=parts)
+        assert asked(server)[-1]["source"]["data"] == large
+
+
 def test_a_server_of_unknown_models_gets_images_but_no_pdf(
     harness: Harness, openai_server: OpenAIServer, endpoint: Making
 ) -> None:

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg2
-import pytest
 from sqlalchemy.engine import URL, make_url
 
 from tests.databases import ADMINISTRATOR
 from tests.processes.faults import wait_until
+from tests.programs import program
 
 _START_S = 20.0
 
@@ -49,11 +49,7 @@ def running(database_url: str, access: Path) -> Iterator[str]:
 
     `access`: the directory of PostgreSQL's `pg_ident.conf`. This function adds the pooler's account to the file.
     """
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("pgbouncer is not installed")
-        pytest.skip("pgbouncer is not installed")
+    pgbouncer = program("pgbouncer", path="/usr/sbin")
     direct = make_url(database_url)
     _allow_account(direct, access)
     port = _free_port()
@@ -71,7 +67,7 @@ def running(database_url: str, access: Path) -> Iterator[str]:
         as_account = ["-u", account.pw_name]
     with (directory / "out").open("wb") as out:
         process = subprocess.Popen(
-            [program, *as_account, str(file)], stdout=out, stderr=out, start_new_session=True, cwd="/"
+            [pgbouncer, *as_account, str(file)], stdout=out, stderr=out, start_new_session=True, cwd="/"
         )
     pooled = URL.create("postgresql", "anyone", host="127.0.0.1", port=port, database=direct.database)
     try:

@@ -35,7 +35,7 @@ BOUNDARIES = [
     Place("after", "turns.wait_calls"),
     Place("before", "turns.finish_task"),  # the result has arrived
     Place("after", "turns.finish_task"),
-    Place("after", "turns.claim"),  # the turn resumes: the result of the task has named its session
+    Place("after", "turns.claim_due", 2),  # the turn resumes
     Place("before", "turns.step", 2),
     Place("after", "turns.step", 2),
 ]

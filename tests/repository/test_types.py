@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_type_hints
 
@@ -12,6 +13,7 @@ import pytest
 
 from perdure.application.sending import Fields
 from perdure.turns.inbox.incoming import MessageFields
+from tests.programs import package, program
 from tests.repository.source import ROOT
 
 PROGRAM = """
@@ -63,15 +65,23 @@ pieces = 0 if data is None else data.peices  # a wrong field
 """Correct declarations, and mistakes with a comment each."""
 
 
+def mypy(path: Path) -> list[str]:
+    return [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(path)]
+
+
+def pyright(path: Path) -> list[str]:
+    return [program("node"), str(package("pyright") / "index.js"), "--pythonpath", sys.executable, str(path)]
+
+
 @pytest.mark.long
-def test_mypy_finds_planted_mistakes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_a_checker_finds_planted_mistakes(checker: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """Each line with a mistake has an error, and no other line has one, but for the function of a wrong decorator."""
     path = tmp_path / "planted.py"
     path.write_text(PROGRAM, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    ran = subprocess.run(checker(path), cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     errors = [line for line in ran.stdout.splitlines() if "[untyped-decorator]" not in line]
-    found = {int(line) for line in re.findall(r"planted\.py:(\d+): error", "\n".join(errors))}
+    found = {int(line) for line in re.findall(r"planted\.py:(\d+):(?:\d+ -)? error", "\n".join(errors))}
     planted = {number for number, line in enumerate(PROGRAM.splitlines(), start=1) if "  # a " in line}
     assert found == planted, ran.stdout + ran.stderr
 

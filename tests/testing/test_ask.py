@@ -413,3 +413,35 @@ def test_questions_to_the_user_are_answered_in_order() -> None:
     answer = ask(waiter, "Tea.", model=Scripted(milk, "Without, then."), answers=never)
     assert answer.calls[0].result == "Error: The user's answers do not fit. They said: perhaps; perhaps; perhaps"
     assert (answer.calls[0].status, len(asked)) == ("failed", 3)
+
+
+def test_a_message_steers_the_running_turn() -> None:
+    """It follows the results of the calls, and the model reads it with the next step."""
+    model = Scripted(call("look", article="tea"), "Only green tea, then.")
+
+    @tool(effect="pure")
+    def look(article: str) -> str:
+        """Look at an article."""
+        conversation.steer("Only green tea!")
+        return f"{article}: much"
+
+    conversation = Conversation(Agent("assistant", "You sell tea.", [look]), model=model)
+    answer = conversation.ask("Which tea is there?")
+    assert (answer.status, answer.reply) == ("done", "Only green tea, then.")
+    assert [each.content for each in answer.transcript if each.role is Role.USER] == [
+        "Which tea is there?", "Only green tea!",
+    ]  # fmt: skip
+    assert [each.content for each in spoken(model.requests[1])][-2:] == ["tea: much", "Only green tea!"]
+
+
+def test_a_message_that_finds_no_further_step_is_the_next_turn() -> None:
+    def reply(*_: object) -> ModelReply:
+        conversation.steer("And coffee?")
+        return ModelReply("Tea is there.")
+
+    conversation = Conversation(ASSISTANT, model=Scripted(reply, "No coffee.", "Milk is."))
+    assert conversation.ask("Is tea there?").reply == "Tea is there."
+    with pytest.raises(RuntimeError, match="joined no turn"):
+        conversation.ask("Is milk there?")
+    assert conversation.ask().reply == "No coffee."
+    assert conversation.ask("Is milk there?").reply == "Milk is."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -12,8 +13,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import perdure.testing
+from perdure import Agent, ToolContext, tool
+from perdure.turns.inbox.incoming import MessageFields
 from tests.repository.source import ROOT, files, read
 
+_CODE = re.compile(r"`([^`]+)`")
+_BEGINNING = re.compile(r"@?([\w.]+)(=)?")
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -90,3 +96,25 @@ def test_each_link_to_a_file_of_the_repository_resolves(path: Path) -> None:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_comparison_in_the_document_for_authors_names_what_exists() -> None:
+    """Each code in the first column begins with a name of the package, of a context, of a test's or of an argument."""
+    table = read("docs/agents-and-tools.md").partition("## What you know from elsewhere")[2].split("\n## ")[0]
+    codes = [
+        code for line in table.splitlines() if line.startswith("| `") for code in _CODE.findall(line.split(" | ")[0])
+    ]
+    arguments = {*signature(Agent).parameters, *signature(tool).parameters, *MessageFields.model_fields}
+    names = {
+        *perdure.__all__,
+        *perdure.testing.__all__,
+        *(f"context.{each}" for each in ToolContext.__dataclass_fields__),
+    }
+    names |= {f"perdure.{each}" for each in perdure.__all__} | {
+        f"perdure.testing.{each}" for each in perdure.testing.__all__
+    }
+    names |= {"context.progress", "POST"}
+    assert len(codes) > 20
+    for code in codes:
+        name, is_argument = _BEGINNING.match(code).groups()  # type: ignore[union-attr]
+        assert name in (arguments if is_argument else names), code

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,11 +18,11 @@ from perdure.channels.callback import UrlCarrier
 from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import make_secret, parse_secrets, signed_headers
 from perdure.turns.outbox import Delivered, DeliveryFailed, DeliveryNotDue, deliver, resend
-from tests.repository.source import ROOT, read
+from tests.programs import package, program
+from tests.repository.source import read
 from tests.turns.harness import Harness
 
 SECRET = make_secret()
-PACKAGES = ROOT / "tests" / "turns" / "javascript"
 LOOPBACK = Reachable.parse(["127.0.0.0/8"])
 ID = "01a20501-43ff-7152-9363-e4b105eb51a7"
 BODY = b'{"delivery_id": "d", "session_id": "s", "seq": 1, "status": "done"}'
@@ -36,26 +35,15 @@ def printed(language: str) -> str:
     return block
 
 
-def missing(what: str) -> NoReturn:
-    """Fail in continuous integration, skip elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
 def _python(directory: Path) -> list[str]:
     (directory / "receiver.py").write_text(printed("python"), encoding="utf-8")
     return [sys.executable, str(directory / "receiver.py")]
 
 
 def _javascript(directory: Path) -> list[str]:
-    node = shutil.which("node")
-    if node is None:
-        missing("node is not installed (Debian: nodejs)")
-    if not (PACKAGES / "node_modules" / "standardwebhooks").is_dir():
-        missing("standardwebhooks is not installed: npm ci --prefix tests/turns/javascript")
+    node, packages = program("node"), package("standardwebhooks").parent
     (directory / "receiver.mjs").write_text(printed("javascript"), encoding="utf-8")
-    (directory / "node_modules").symlink_to(PACKAGES / "node_modules")
+    (directory / "node_modules").symlink_to(packages)
     return [node, str(directory / "receiver.mjs")]
 
 

@@ -113,7 +113,8 @@ def test_it_reads_the_messages_of_each_turn_once(harness: Harness) -> None:
     harness.sql(
         "INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, first_seq,"
         " accepted_at, settled_at)"
-        " SELECT gen_random_uuid(), %(id)s, n, 'ana', 'assistant', 'http', 5, 'done', 2 * n, now(), now()"
+        " SELECT ('f' || substr(gen_random_uuid()::text, 2))::uuid, %(id)s, n, 'ana', 'assistant', 'http', 5, 'done',"
+        " 2 * n - 3, now(), now()"
         " FROM generate_series(2, %(count)s) AS n RETURNING 1",
         id=session_id,
         count=count,
@@ -123,6 +124,11 @@ def test_it_reads_the_messages_of_each_turn_once(harness: Harness) -> None:
         " SELECT session_id, first_seq + n, turn_id, CASE n WHEN 0 THEN 'user' ELSE 'assistant' END, 'a', 'http', 1,"
         " CASE n WHEN 1 THEN 'm' END, now() FROM turns, generate_series(0, 1) AS n WHERE first_seq IS NOT NULL"
         " RETURNING 1"
+    )
+    harness.sql(
+        "UPDATE sessions SET turn_count = %(count)s - 1, last_turn_seq = %(count)s, message_count = 2 * %(count)s - 2"
+        " RETURNING 1",
+        count=count,
     )
     given = {"by": "agent", "first_id": UUID(int=0), "zone": "UTC"}
     for nodes in plans(harness.database, USAGE, given):

@@ -172,6 +172,7 @@ def test_what_perdure_remembers_is_added_to_the_instructions(harness: Harness) -
         _use(harness, bare, model.model, memory=memory)
         harness.ask()
         assert ("The user is writing on the channel" in str(model.seen[0])) is memory
+        assert ("Today is" in str(model.seen[0])) is memory
         assert "Be kind." in str(model.instructions[0])
 
 

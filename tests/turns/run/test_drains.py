@@ -176,8 +176,9 @@ def test_closed_intake_stops_drains(harness: Harness) -> None:
     assert _drain(harness, sent[0].session_id) == Drained(2, ("done",) * 2)
 
 
-def test_a_drain_wakes_further_threads_while_more_is_due(harness: Harness) -> None:
+def test_a_drain_wakes_further_threads_while_more_is_due(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first claim of a drain wakes the next thread, so that all threads of the workers soon drain."""
+    monkeypatch.setattr(loop, "_INVITE_S", 60.0)
     sent = _send(harness, 5, 5, 5)
     harness.waker.sessions.clear()
     _drain(harness, sent[0].session_id)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from perdure import Agent, GuardRejected, ModelRetry, TurnEnding, tool
 from perdure.agents import Agents
 from perdure.database.engine import Moment
+from perdure.turns import outbox
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status
 from tests.turns.harness import Harness
@@ -166,12 +167,21 @@ def test_a_repair_survives_a_crash(harness: Harness, server: OpenAIServer, momen
 
 
 def test_hooks_and_callbacks_have_the_data(harness: Harness, server: OpenAIServer) -> None:
-    """`after_turn` sees the data before the turn is settled."""
+    """`after_turn` sees the data before the turn is settled. The receiver of the reply gets it, too."""
     seen: list[TurnEnding] = []
+    bodies: list[dict[str, Any]] = []
+
+    class Carrier:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            del target, message_id
+            bodies.append(json.loads(body))
+
     _order(harness, after_turn=[seen.append])
     server.script(Answer(ORDER))
-    harness.ask("two teas")
+    harness.ask("two teas", reply_to={"url": "https://a.example"})
     assert seen[0].data == DATA
+    outbox.deliver(harness.database, {"url": Carrier()}, harness.waker.deliveries[-1])
+    assert [each["reply"]["data"] for each in bodies] == [DATA]
 
 
 def test_a_refused_schema_is_sent_as_a_tool(harness: Harness, server: OpenAIServer) -> None:
