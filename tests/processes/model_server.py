@@ -27,6 +27,7 @@ OF_CLIENT = "weather"
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
 ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
 ASK_SIZE = "ask_size"
+SECRET = "4111"
 PLANS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE, OF_CLIENT)}
 PLANS |= {"all": SIDE_BY_SIDE, "asks": (ASK, ASK_ADAPTED), "hands over": (HAND_OVER,), "coffee": (ASK_SIZE,)}
 
