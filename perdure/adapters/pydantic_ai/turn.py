@@ -29,7 +29,7 @@ import anyio.to_thread
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
-from pydantic_ai.exceptions import UserError
+from pydantic_ai.exceptions import ModelAPIError, UserError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
@@ -61,6 +61,7 @@ from perdure.errors import (
 from perdure.files.kinds import IMAGES, PDF
 from perdure.ids import new_id
 from perdure.models import endings, endpoints
+from perdure.models.adapted.messages import finish_reason
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, name_of, read_by
 from perdure.models.resilient import CallWindow, wait_within
@@ -460,7 +461,7 @@ class AdaptedTurn(Turn):
                 def attempts() -> Any:
                     return retrying(
                         self._model_name,
-                        lambda: self._attempt_request(start, part),
+                        lambda: self._attempt_request(start, part, model),
                         runtime.settings.retry,
                         call_window,
                         random.random,
@@ -483,14 +484,14 @@ class AdaptedTurn(Turn):
         measures.model_called(self._model_name, clock.monotonic() - began, usage, None, settings)
         return payload
 
-    def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall) -> Any:
+    def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall, model: object) -> Any:
         self._call = part  # before the request begins to stream to it
         self._body = body = start()
         try:
             with part.aborting(body.cancel):
                 while not body.wait(part.remaining()):
                     pass
-                return body.result()
+                return _ended(body.result(), model)
         except asyncio.CancelledError as error:
             part.check()
             raise ProviderError("The model's request was cancelled.") from error
@@ -710,6 +711,19 @@ def _unwrapped(model: object) -> object:
     while isinstance(model, WrapperModel):
         model = model.wrapped
     return model
+
+
+def _ended(payload: Any, model: object) -> Any:
+    """The response, if its server ended it. Models of the author's own classes need not tell why they ended one.
+
+    Raises:
+        ModelAPIError: the response ended early.
+    """
+    is_known = any(each.__module__.startswith("pydantic_ai.models.") for each in type(model).__mro__)
+    response: ModelResponse = JSON_CODEC.load(ModelResponse, payload)
+    if is_known and not finish_reason(response):
+        raise ModelAPIError(response.model_name or "", "The response ended without a finish reason.")
+    return payload
 
 
 def _safe(text: str, built: Prompt | None) -> str:
