@@ -23,6 +23,7 @@ from perdure.access.tenants import UserKey, decider_of
 from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound, TurnCancelled, Unavailable
+from perdure.models.endings import LENGTH
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 from perdure.turns import queries
@@ -214,6 +215,12 @@ def question_of(turn: Mapping[str, Any]) -> str | None:
     if waiting is None or waiting["kind"] != "user":
         return None
     return "\n".join(each for each in (waiting["problem"], waiting["question"]) if each)
+
+
+def cut_off(turn: Mapping[str, Any]) -> str | None:
+    """What a person is told of a reply that the model's limit of tokens cut off; `None` of any other."""
+    is_cut = (turn["reply"] or {}).get("stop_reason") == LENGTH and turn.get("error") is None
+    return "The answer was cut off at the model's limit of tokens." if is_cut else None
 
 
 def _reply(row: Row[Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     flat = {
         **turn,
         "reply": turn["reply"] and turn["reply"]["text"],
+        "stop_reason": turn["reply"] and turn["reply"].get("stop_reason"),
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
