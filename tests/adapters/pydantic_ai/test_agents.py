@@ -24,7 +24,7 @@ from pydantic_ai import (
     ToolReturn,
     UsageLimits,
 )
-from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.capabilities import AbstractCapability, ProcessHistory, durable_operation
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -512,11 +512,24 @@ def test_the_names_of_units_are_pinned() -> None:
     )
 
 
+class _Recording(AbstractCapability[Any]):
+    """A capability with a durable operation of its own."""
+
+    id = "recording"
+
+    @durable_operation(name="record")
+    async def record(self, ctx: RunContext[Any], text: str) -> str:
+        del ctx
+        return text
+
+
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: PydanticAgent("test", name="a", deps_type=Deps), {}, "needs dependencies"),
     (lambda: PydanticAgent("test"), {}, "without a name"),
     (lambda: PydanticAgent("test", name="a"), {"deps": 3}, "accepted: a function with one parameter"),
     (lambda: Agent("a", "b"), {}, "accepted: an Agent of pydantic-ai"),
+    (lambda: PydanticAgent("test", name="a", capabilities=[Durability("a")]), {}, "has Durability, but perdure makes"),
+    (lambda: PydanticAgent("test", name="a", capabilities=[_Recording()]), {}, "with durable operations of its own"),
 ]
 
 
