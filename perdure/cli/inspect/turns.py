@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
@@ -132,6 +134,57 @@ def export(turn_id: TurnId) -> None:
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.runtime() as runtime:
         write_json(record(runtime, wanted))
+
+
+@commands.command()
+def replay(
+    bundle: Annotated[Path, typer.Argument(help="The file that `perdure turns export` has printed.", dir_okay=False)],
+    model: Annotated[
+        str | None, typer.Option(help="Ask this model, as in PERDURE_MODEL, instead of giving the recorded replies.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Let this agent answer instead of the recorded one.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Run an exported turn again, without servers, and show where it departs from the recording.
+
+    No tool runs: the recorded results answer the calls. The agents are those of PERDURE_AGENTS. The exit status is 1 if
+    the turn departs.
+    """
+    from perdure.assembly import load_agents
+    from perdure.errors import SettingsError
+    from perdure.settings import Settings
+    from perdure.testing.recorded import recorded
+    from perdure.testing.scripted import ScriptExhausted
+
+    settings = Settings.load()
+    agents = load_agents(settings)
+    try:
+        found = recorded(bundle)
+    except (OSError, SettingsError) as error:
+        raise Failure(f"{bundle}: {error}", WRONG_USAGE) from error
+    name = agent or found.bundle["agent"]
+    own = agents.find(name)
+    if own is None:
+        raise Failure(
+            f"PERDURE_AGENTS is {settings.agents}, which has no agent {name!r}: --agent names one", WRONG_USAGE
+        )
+    try:
+        made = found.replay(own, model=model, settings=settings, agents=list(agents))
+    except ScriptExhausted as error:
+        raise Failure(
+            f"the turn departs: {error}".replace("pass replay(…, model=…)", "name one with --model")
+        ) from error
+    if as_json:
+        departs = {"departs": bool(made.difference), **asdict(made.difference)}
+        write_json({**departs, "not_recorded": list(made.not_recorded), "not_reproduced": list(found.not_reproduced)})
+    else:
+        lines = [str(made.difference), *(f"not recorded: {each}" for each in made.not_recorded)]
+        write_text("\n".join(lines))
+    if made.difference:
+        raise typer.Exit(1)
 
 
 @commands.command()
