@@ -148,10 +148,10 @@ def replay(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Run an exported turn again, without servers, and show where it departs from the recording.
+    """Run an exported turn again, and show where it departs.
 
-    No tool runs: the recorded results answer the calls. The agents are those of PERDURE_AGENTS. The exit status is 1 if
-    the turn departs.
+    No server is needed, and no tool runs: the recorded results answer the calls. The agents are those of
+    PERDURE_AGENTS. The exit status is 1 if the turn departs.
     """
     from perdure.assembly import load_agents
     from perdure.errors import SettingsError
