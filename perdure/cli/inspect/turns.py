@@ -188,14 +188,30 @@ def replay(
 
 
 @commands.command()
-def cancel(turn_id: TurnId, *, as_json: AsJson = False) -> None:
-    """Cancel a turn.
+def cancel(
+    turn_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The turn's id.", show_default=False)] = None,
+    user: Annotated[str | None, typer.Option(help="All unsettled turns of this user.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="All unsettled turns of this tenant.")] = None,
+    agent: Annotated[str | None, typer.Option(help="All unsettled turns of this agent.")] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the turns of --user and the like.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a turn, or all of a user, tenant or agent.
 
     A turn that a worker runs is cancelled at its next safe point. Any other unsettled turn is cancelled immediately.
+    With several options, only turns to which all apply are cancelled. Messages that arrive meanwhile run: `perdure
+    pause` keeps them waiting.
     """
     from perdure.turns.cancel import cancel as cancel_turn
     from perdure.turns.reading import read_turn
 
+    whom = any((user, tenant, agent))
+    if whom == (turn_id is not None) or (dry_run and not whom):
+        raise Failure("Pass either a turn's id, or --user, --tenant or --agent.", WRONG_USAGE)
+    if turn_id is None:
+        _cancel_all(user, tenant, agent, dry_run=dry_run, as_json=as_json)
+        return
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.runtime() as runtime:
         cancel_turn(runtime, wanted)
@@ -203,6 +219,22 @@ def cancel(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     if as_json:
         write_json({"turn_id": str(wanted), "status": status})
     sys.stderr.write(f"Cancel requested. The turn is {status}.\n")
+
+
+def _cancel_all(user: str | None, tenant: str | None, agent: str | None, *, dry_run: bool, as_json: bool) -> None:
+    from perdure.turns import pauses
+    from perdure.turns.cancel import cancel_all
+
+    key, named = connecting.parse_user(user, tenant)
+    with connecting.runtime() as runtime:
+        if dry_run:
+            turns = pauses.count(runtime.database, tenant=named, user=key, agent=agent)
+        else:
+            turns = cancel_all(runtime, tenant=named, user=key, agent=agent)
+    if as_json:
+        write_json({"cancelled": not dry_run, "turns": turns})
+    else:
+        write_text(f"{turns} unsettled turns {'would be' if dry_run else 'are'} cancelled")
 
 
 @commands.command()
