@@ -44,7 +44,8 @@ def _known(page: Page) -> list[str]:
 
 
 def _open(page: Page) -> None:
-    page.press("What I know about you")
+    page.until(lambda: page.find("#known").is_enabled(), "an open conversation")
+    page.find("#known").click()
     page.until(lambda: page.texts("#memory-status") == [""], "the memories")
 
 
@@ -181,11 +182,10 @@ def test_many_memories_and_errors(
     page.until(lambda: page.texts("#memory-list form .bad") != [""], "the error")
     assert len(_known(page)) == 45
     _close(page)
-    page.press("What I know about you")
+    page.find("#known").click()
     page.until(lambda: "could not be read" in page.texts("#memory-status")[0], "the error of the list")
     page.picture(tmp_path / "error.png")
     gateway.start()
     page.press("Try again")
     page.until(lambda: len(_known(page)) == 20, "the list")
-    page.press("What I know about you")
     installation.check()

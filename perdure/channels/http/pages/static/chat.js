@@ -191,6 +191,7 @@ async function go(conversation) {
   hasty &&= open === undefined;
   following?.abort();
   following = null;
+  byId("known").disabled = false;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
   showRemembered(conversation.remember);
   activity = conversation.last_activity_at ?? null;
