@@ -8,11 +8,12 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from perdure.access.tenants import UserKey
+from perdure.memory.consolidation.extraction import PROMPT
 from tests.browser.conftest import Page
 from tests.memory.remembering import add_memory
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
-from tests.processes.model_server import EXTRACTION, answer_to, memory_of
+from tests.processes.model_server import answer_to, memory_of
 
 LYON, BOAT, CASTLE, CAVE = "I live in Lyon.", "I own a boat.", "I own a secret castle.", "I own a lost cave."
 LOCAL = UserKey("local")
@@ -57,7 +58,7 @@ def _close(page: Page) -> None:
 def _extracted(installation: Installation) -> str:
     """All that the model was given to extract memories from."""
     requests = [each["messages"] for each in installation.model_server.server.requests]
-    return "\n".join(str(each[1:]) for each in requests if each[0]["content"] == EXTRACTION)
+    return "\n".join(str(each[1:]) for each in requests if each[0]["content"] == PROMPT)
 
 
 @pytest.mark.browser
@@ -171,7 +172,9 @@ def test_many_memories_and_errors(
         for width, height in ((1280, 800), (400, 800)):
             page.size(width, height)
             page.picture(tmp_path / f"{theme}-{width}.png")
-            wide = "return Math.max(document.documentElement.scrollWidth, document.querySelector('#memories').scrollWidth)"
+            wide = (
+                "return Math.max(document.documentElement.scrollWidth, document.querySelector('#memories').scrollWidth)"
+            )
             assert page.driver.execute_script(wide) <= width
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     page.size(1280, 800)

@@ -48,6 +48,9 @@ def test_memories_are_listed_with_their_sources(archive: Archive) -> None:
     assert (home["content"], home["subject"], home["attribute"]) == (LYON, "user", "home")
     assert (home["type"], home["valid_until"], home["message_ids"]) == ("fact", None, [f"{session_id}:1"])
     assert owned.read_memory(archive.harness.database, home["id"]) == home
+    [source] = owned.read_with_sources(archive.harness.database, home["id"])["sources"]
+    assert (source["message_id"], source["text"], source["role"]) == (f"{session_id}:1", LYON, "user")
+    assert source["said_at"] == home["valid_from"]
     assert owned.list_memories(archive.harness.database, ANA, 1) == [boat]
     assert owned.list_memories(archive.harness.database, ANA, 1, boat["id"]) == [home]
     assert owned.list_memories(archive.harness.database, UserKey("bo"), 9, boat["id"]) == []

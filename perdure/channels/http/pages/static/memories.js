@@ -94,7 +94,7 @@ export class Memories {
 
   #sources(memory) {
     const count = memory.message_ids.length;
-    if (!count) return element("p", { className: "about" }, "Its messages no longer exist.");
+    if (!count) return element("p", { className: "about" }, "No message is known.");
     const made = element("details", {}, element("summary", {}, count === 1 ? "From 1 message" : `From ${count} messages`));
     made.addEventListener("toggle", async () => {
       if (!made.open || made.querySelector("ul") !== null) return;
