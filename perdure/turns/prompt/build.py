@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -204,13 +204,14 @@ def past_parts(
     previous = _previous_session(runtime, turn.before, limits.budget_archive)
     summary = [cut_to(transcript.running.text, limits.budget_working // SUMMARY_SHARE)]
     found = _ask(runtime, scope, turn, agent, transcript, limits=limits, is_noted=is_noted)
-    hot = Part(MEMORY, _META, [_dated(each) for each in found.past.hot], limits.budget_meta, place=Place.PAST)
+    zone = turn.zone(runtime.settings.timezone)
+    hot = Part(MEMORY, _META, [_dated(each, zone) for each in found.past.hot], limits.budget_meta, place=Place.PAST)
     known = {each.content for each in found.past.hot[: len(fitting(hot))]}
     cases = Part(MEMORY, _CASES, [_case(each) for each in found.cases], limits.budget_semantic // _CASES_SHARE)
     archive_budget = limits.budget_archive - estimate_tokens(render(previous, quoter))
     semantic_budget = limits.budget_semantic - estimate_tokens(render(cases, quoter))
-    archived = [_dated(each) for each in found.past.summaries]
-    recalled = [_recalled(each, found.around) for each in found.recalled if each.content not in known]
+    archived = [_dated(each, zone) for each in found.past.summaries]
+    recalled = [_recalled(each, found.around, zone) for each in found.recalled if each.content not in known]
     parts = [
         Part(CONVERSATION, _ARCHIVE, archived, archive_budget, backwards=True, place=Place.PAST),
         previous,
@@ -352,19 +353,19 @@ def _case(case: FoundCase) -> str:
     return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 
 
-def _recalled(each: Recalled, around: Surroundings) -> str:
+def _recalled(each: Recalled, around: Surroundings, zone: tzinfo) -> str:
     said = cut(each.content, _PIECE_CHARS)
     if each.layer is Layer.EPISODIC:
-        return f"- {_day(each.occurred_at)}, {each.author or each.role} said: {said}"
-    until = f", until {_day(each.valid_to)} only" if each.valid_to else ""
+        return f"- {_day(each.occurred_at, zone)}, {each.author or each.role} said: {said}"
+    until = f", until {_day(each.valid_to, zone)} only" if each.valid_to else ""
     sources = around.sources.get(UUID(str(each.id)), ())
-    cited = "".join(f"\n  said on {_day(source.at)}: {source.content}" for source in sources)
-    return f"- {_day(each.occurred_at)}{until}: {said}{cited}"
+    cited = "".join(f"\n  said on {_day(source.at, zone)}: {source.content}" for source in sources)
+    return f"- {_day(each.occurred_at, zone)}{until}: {said}{cited}"
 
 
-def _dated(each: Dated) -> str:
-    return f"- {_day(each.at)}: {cut(each.content, _PIECE_CHARS)}"
+def _dated(each: Dated, zone: tzinfo) -> str:
+    return f"- {_day(each.at, zone)}: {cut(each.content, _PIECE_CHARS)}"
 
 
-def _day(at: datetime) -> str:
-    return f"{at:%Y-%m-%d}"
+def _day(at: datetime, zone: tzinfo) -> str:
+    return f"{at.astimezone(zone):%Y-%m-%d}"
