@@ -88,6 +88,7 @@ USER_TABLES = (
     UserTable("reminders", _OF_USER),
     UserTable("files", _OF_USER, added=_SHA256),
     UserTable("inbox", _OF_USER),
+    UserTable("turn_spendings", OF_TURNS),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),
     UserTable("link_codes", _OF_USER, ("code_hash",)),
@@ -97,6 +98,7 @@ USER_TABLES = (
     UserTable("chat_places", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("pauses", _OF_USER),
+    UserTable("day_spendings", "kind = 'user' AND key = %(user_id)s"),  # a tenant's sums stay: its limit holds
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded,
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
+    BudgetExhausted,
     ContentFiltered,
     ContextTooLong,
     GuardRejected,
@@ -111,6 +113,10 @@ class _Steered(Exception):  # raised by a job, to unwind the run
     """Messages joined the turn: the agent runs again with them, as after a crash."""
 
 
+class _Cheaper(Exception):  # raised by a job, to unwind the run
+    """A call exceeds a budget: the agent runs again with the cheaper model."""
+
+
 class _Rejected(Exception):  # raised by the run
     """The function `deps` failed, and with it the turn."""
 
@@ -131,6 +137,7 @@ class AdaptedTurn(Turn):
     ) -> None:
         super().__init__(runtime, tenure, agent, transcript, variables)
         costs.check_prices(agent, runtime.settings)
+        self._asked = agent.asked_model(runtime.settings.model)
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
@@ -145,8 +152,7 @@ class AdaptedTurn(Turn):
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
         """The last error of the model as the run sees it, and as perdure knows it."""
         self._limits = runtime.settings.memory
-        asked = name_of(agent.asked_model(runtime.settings.model))
-        self._lesson = Lesson(runtime.windows, endpoints.canonical(asked, runtime.settings))
+        self._lesson = Lesson(runtime.windows, endpoints.canonical(name_of(self._asked), runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
         self._size: tuple[int, int, str | None] = (0, 0, None)
@@ -186,7 +192,9 @@ class AdaptedTurn(Turn):
             PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
-        if isinstance(error, _Steered):
+        if isinstance(error, _Cheaper):
+            self._ask_cheaper()
+        if isinstance(error, _Steered | _Cheaper):
             return None
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
@@ -408,6 +416,8 @@ class AdaptedTurn(Turn):
         self._close_round(context.messages, parameters)
         if self._why_stop() is not None:
             raise Interrupted
+        if self._budget.is_set:
+            self._reserve(messages, settings, parameters)
         try:
             payload = self._screened(
                 lambda: self._respond(start, messages, settings, parameters, context),
@@ -422,6 +432,43 @@ class AdaptedTurn(Turn):
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
+
+    def _reserve(
+        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> None:
+        """Reserve what the request may cost.
+
+        Raises:
+            BudgetExhausted: the request may exceed a budget.
+            _Cheaper: it may, and a cheaper model is configured.
+        """
+        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        texts = [each.instructions or "" for each in requests[-1:]]
+        texts += [messages.system_text(part) for each in requests for part in each.parts]
+        texts += [
+            f"{each.name} {each.description} {json.dumps(each.parameters_json_schema)}"
+            for each in (*parameters.function_tools, *parameters.output_tools)
+        ]
+        said = sum(entry.token_count for turn in self.transcript.turns for entry in turn)
+        try:
+            self._budget.reserve(
+                self._asked, said + sum(map(estimate_tokens, texts)), (settings or {}).get("max_tokens")
+            )
+        except BudgetExhausted as error:
+            cheaper = self._runtime.settings.budget.cheaper_model
+            if cheaper is None or self._asked == cheaper:
+                raise
+            log.info("turn %s: the model %s answers: %s", self._row.turn_id, cheaper, error.message)
+            raise _Cheaper from error
+
+    def _ask_cheaper(self) -> None:
+        """Give the turn's further requests by this process to the cheaper model."""
+        runtime, cheaper = self._runtime, self._runtime.settings.budget.cheaper_model
+        assert cheaper is not None  # noqa: S101 (else nothing raises `_Cheaper`)
+        self._asked = cheaper
+        self._model = OwnModel(runtime.models(cheaper), runtime.clock, runtime.settings.model_timeout_s)
+        self.streams = False
+        self._lesson = Lesson(runtime.windows, endpoints.canonical(cheaper, runtime.settings))
 
     def _respond(
         self,
