@@ -40,7 +40,7 @@ def upgrade() -> None:
         sa.Column("key", sa.Text, nullable=False, comment="the user's key, or the tenant; empty: no tenant"),
         sa.Column("day", sa.Date, nullable=False),
         sa.Column("amount", sa.Numeric, nullable=False, comment="US dollars, with what is reserved for calls"),
-        sa.CheckConstraint("kind IN ('user', 'tenant')", name="day_spendings_kind_check"),
+        sa.CheckConstraint("kind IN ('user', 'tenant')", name=op.f("day_spendings_kind_check")),
         sa.PrimaryKeyConstraint("kind", "key", "day"),
         comment="What the turns of a user or a tenant cost in a day, while a budget is set.",
     )

@@ -53,11 +53,12 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The condition of an installation."""
+    """The condition of an installation. `budgets` are those who spent most today, as JSON objects."""
 
     readings: Readings
     faults: tuple[Fault, ...]
     stuck: tuple[Stuck, ...] = ()
+    budgets: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_up(self) -> bool:
@@ -87,6 +88,7 @@ class Status:
                 {**asdict(each), "session_id": str(each.session_id), "turn_id": str(each.turn_id)}
                 for each in self.stuck
             ],
+            "budgets": list(self.budgets),
             "unread": dict(read.failed),
             "counted_up_to": MOST,
         }

@@ -83,7 +83,7 @@ _SPEND = Statement(
 )
 
 # What a turn costs with the turns that work for it. Runs after _SPEND, whose lock on the user's sum they share.
-_TREE = Statement(
+TREE = Statement(
     "budgets.tree",
     "SELECT sum(total) AS total FROM turn_spendings WHERE root_id = %(root_id)s::uuid",
     writes=False,
@@ -92,8 +92,8 @@ _TREE = Statement(
 _TODAY = Statement(
     "budgets.today",
     f"""
-    SELECT kind, key, amount FROM day_spendings WHERE day = {_DAY} AND amount > 0
-    ORDER BY kind, amount DESC, key
+    SELECT key, amount FROM day_spendings WHERE day = {_DAY} AND kind = %(kind)s AND amount > 0
+    ORDER BY amount DESC, key LIMIT %(most)s
     """,  # noqa: S608 (constants)
     writes=False,
 )
@@ -164,7 +164,7 @@ class TurnBudget:
                 return
             sums = {_USER_DAY: rows[0].user_day, _TENANT_DAY: rows[0].tenant_day}
             if _TURN in self._limits:
-                sums[_TURN] = transaction.run(_TREE, given)[0].total
+                sums[_TURN] = transaction.run(TREE, given)[0].total
             for setting, limit in self._limits.items():
                 if sums[setting] > limit:
                     raise self._exhausted(setting, limit, reserved)  # rolls back
@@ -199,21 +199,23 @@ def _until_midnight_s(now: datetime, zone: ZoneInfo) -> float:
     return (datetime.combine(tomorrow, time(), zone) - now).total_seconds() + 1
 
 
-def spent_today(executor: Executor, settings: Settings) -> list[dict[str, Any]]:
+def spent_today(executor: Executor, settings: Settings, most: int) -> list[dict[str, Any]]:
     """What users and tenants have spent today of the limits that are set, with what is reserved for calls.
 
-    Users come first, then tenants; those who have spent most come first.
+    Tenants come first, then users; of either, those `most` that have spent most. Reads all of today's sums.
     """
-    limits = {"user": settings.budget.user_day, "tenant": settings.budget.tenant_day}
-    found = []
-    for row in executor.run(_TODAY, {"zone": settings.timezone}):
-        limit = limits[row.kind]
-        if limit is not None:
-            is_user, key = row.kind == "user", UserKey(row.key)
-            found.append({
-                "user": user_of(key) if is_user else None,
-                "tenant": tenant_of(key) if is_user else row.key or None,
-                "spent_usd": f"{row.amount.normalize():f}",
-                "limit_usd": f"{limit.normalize():f}",
-            })  # fmt: skip
-    return sorted(found, key=lambda each: each["user"] is None)
+    found: list[dict[str, Any]] = []
+    for kind, limit in (("tenant", settings.budget.tenant_day), ("user", settings.budget.user_day)):
+        if limit is None:
+            continue
+        for row in executor.run(_TODAY, {"zone": settings.timezone, "kind": kind, "most": most}):
+            is_user, key = kind == "user", UserKey(row.key)
+            found.append(
+                {
+                    "tenant": tenant_of(key) if is_user else row.key or None,
+                    "user": user_of(key) if is_user else None,
+                    "spent_usd": f"{row.amount.normalize():f}",
+                    "limit_usd": f"{limit.normalize():f}",
+                }
+            )
+    return found

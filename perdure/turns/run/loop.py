@@ -593,10 +593,8 @@ class Turn(ABC):
         if isinstance(error, BudgetExhausted):
             waits_for, wait_s, may_wait = error.setting or "", error.wait_s, True
         else:
-            waits_for, wait_s = (
-                self._model_name,
-                wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s),
-            )
+            waits_for = self._model_name
+            wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             may_wait = self._waits_for_models and wait_for_model.may_wait(self._row, self._runtime.clock)
         if wait_s is None or not may_wait or self._tenure.spent_s >= self._timeout_s:
             return Failed(error)

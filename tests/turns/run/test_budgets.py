@@ -390,11 +390,11 @@ def test_what_was_spent_today_and_its_erasure(harness: Harness) -> None:
     harness.script(_says(), _says())
     harness.ask(user=user_key("acme", "ana"))
     harness.ask(user=user_key(None, "ben"))
-    assert spent_today(harness.database, harness.settings) == [
-        {"user": "ana", "tenant": "acme", "spent_usd": "0.0006", "limit_usd": "1"},
-        {"user": "ben", "tenant": None, "spent_usd": "0.0006", "limit_usd": "1"},
-        {"user": None, "tenant": None, "spent_usd": "0.0006", "limit_usd": "2"},
-        {"user": None, "tenant": "acme", "spent_usd": "0.0006", "limit_usd": "2"},
+    assert spent_today(harness.database, harness.settings, 10) == [
+        {"tenant": None, "user": None, "spent_usd": "0.0006", "limit_usd": "2"},
+        {"tenant": "acme", "user": None, "spent_usd": "0.0006", "limit_usd": "2"},
+        {"tenant": "acme", "user": "ana", "spent_usd": "0.0006", "limit_usd": "1"},
+        {"tenant": None, "user": "ben", "spent_usd": "0.0006", "limit_usd": "1"},
     ]
     runtime = harness.runtime
     eraser = Eraser(harness.database, harness.clock, harness.snapshots, None, 30, runtime.files)
