@@ -533,6 +533,7 @@ messages = Table(
     Column("stop_reason", Text, comment="how the model's reply ended, such as stop or length"),
     Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
     Column("parts", JSONB, comment=_PARTS),
+    Column("prompt", JSONB, comment="of a reply: what its prompt had, by reference"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",

@@ -31,7 +31,14 @@ from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    UserContent,
+    UserPromptPart,
+)
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -45,7 +52,7 @@ from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
-from perdure.adapters.pydantic_ai.own_model import OwnModel
+from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
     BudgetExhausted,
@@ -88,6 +95,7 @@ from perdure.turns.outcome import (
     Outcome,
     Replied,
 )
+from perdure.turns.prompt import record
 from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.tools import usable_window
@@ -158,6 +166,9 @@ class AdaptedTurn(Turn):
         self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
+        self._built: Prompt | None = None
+        self._record: Mapping[str, Any] | None = None
+        self._last_record: Mapping[str, Any] | None = None
 
     def _step(self) -> Outcome | None:
         """Run the agent until the turn ends or stops.
@@ -231,7 +242,7 @@ class AdaptedTurn(Turn):
         elif not self._halvings:
             self._limits = within_window(self._runtime.settings.memory, usable_window(self._runtime, self._agent))
             self._let_leave(self._limits)
-        built = self._recalled()
+        self._built = built = self._recalled()
         prompt, history = self._read_history(built)
         instructions = None if built is None else "\n\n".join(built.system)
         size = (len(history), messages.files_in(prompt), instructions)
@@ -429,6 +440,7 @@ class AdaptedTurn(Turn):
             raised = errors.as_raised(error)
             self._model_error = raised, error
             return raised
+        self._note(messages, settings, parameters)
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
@@ -460,6 +472,24 @@ class AdaptedTurn(Turn):
                 raise
             log.info("turn %s: the model %s answers: %s", self._row.turn_id, cheaper, error.message)
             raise _Cheaper from error
+
+    def _note(
+        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> None:
+        """Make the record of the prompt. Of the instructions, only their digest is known."""
+        transcript, budget = self.transcript, turns_budget(self._limits)
+        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        texts = [part.content for each in requests for part in each.parts if isinstance(part, SystemPromptPart)]
+        texts += [each.instructions or "" for each in requests[-1:]]
+        earlier = [each for each in fitting_entries(transcript, budget) if each.turn_id != transcript.turn_id]
+        made = record.of_call(
+            self._agent, self._model_name, settings or {},
+            instructions=record.of_instructions("\n\n".join(texts), None),
+            parts=() if self._built is None else self._built.parts, earlier=earlier, budget=budget,
+            tools=[schema_of(each) for each in (*parameters.function_tools, *parameters.output_tools)],
+            is_noted=self._built is not None,
+        )  # fmt: skip
+        self._record, self._last_record = record.shortened(made, self._last_record), made
 
     def _ask_cheaper(self) -> None:
         """Give the turn's further requests by this process to the cheaper model."""
@@ -586,7 +616,8 @@ class AdaptedTurn(Turn):
 
     def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
         """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
-        response, made, reply = self._read_reply(payload, model_id)
+        response, made, bare = self._read_reply(payload, model_id)
+        reply = replace(bare, prompt=self._record)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
                 "The model's provider does not allow an answer to this: its content filter stopped it."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from typing import Any
 
 from perdure.agents import Agent
 from perdure.errors import BudgetExhausted, ContextTooLong, ProviderError, Unavailable, loggable
@@ -21,7 +22,8 @@ from perdure.tools.sources import Toolset
 from perdure.turns.budgets import TurnBudget
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
-from perdure.turns.prompt.build import Prompt, build, halved, within_window
+from perdure.turns.prompt import record
+from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, attached_tokens
 from perdure.turns.prompt.parts import schema_tokens
 from perdure.turns.prompt.tools import Offered, budget, offered, usable_window
@@ -44,6 +46,7 @@ class ModelCaller:
         tools: The agent's tools at the last call.
         called_at_s: The turn's run time at the beginning of the last call.
         prompt_tokens: An estimate of the tokens of the last prompt.
+        record: What is stored of the last prompt.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class ModelCaller:
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
         self.prompt_tokens = 0
+        self.record: Mapping[str, Any] | None = None
+        self._last_record: Mapping[str, Any] | None = None
         self._runtime = runtime
         self._scope = scope
         self._turn = turn
@@ -118,7 +123,21 @@ class ModelCaller:
                 continue
             if not reply.fallback:
                 self._lesson.accepted(partial(size_of_request, request))
+            self._note(request)
             return reply
+
+    def _note(self, request: ModelRequest) -> None:
+        """Make the record of the prompt. The turn's reply before it, if this process wrote one, has the last record."""
+        prompt, transcript = self._prompt, self._transcript
+        if prompt is None:
+            return
+        earlier = [each for each in fitting_entries(transcript, prompt.budget) if each.turn_id != transcript.turn_id]
+        made = record.of_call(
+            self._agent, self.name, request.settings,
+            instructions=prompt.instructions, parts=prompt.parts, earlier=earlier, budget=prompt.budget,
+            tools=request.tools,
+        )  # fmt: skip
+        self.record, self._last_record = record.shortened(made, self._last_record), made
 
     def _affordable(self, request: ModelRequest) -> ModelRequest:
         """Reserve what the call may cost. If it exceeds a budget, it goes to the cheaper model, if one is configured.

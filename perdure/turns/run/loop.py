@@ -808,7 +808,7 @@ class OwnTurn(Turn):
             raise Refused(Failed(error)) from error
 
     def _entry_of(self, made: ModelReply) -> Entry:
-        return reply_entry(self._row.turn_id, made, self.transcript.call_ids)
+        return replace(reply_entry(self._row.turn_id, made, self.transcript.call_ids), prompt=self._model.record)
 
     def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
         """Execute the calls of the message `open_reply`, and commit their results.
