@@ -181,7 +181,8 @@ class _Reader:
     def _parts(self, made: Mapping[str, Any], present: Sequence[Entry]) -> Iterator[dict[str, Any]]:
         """The parts of a prompt in their order, and its tools."""
         yield self._instructions(made)
-        quoted = [(made_part(each["name"], (), 0).place, each) for each in made["parts"]]
+        known = [each for each in made["parts"] if each["name"] in _KINDS]  # a newer release may know others
+        quoted = [(made_part(each["name"], (), 0).place, each) for each in known]
         yield from (self._quoted(each) for place, each in quoted if place is not Place.TURN)
         yield from self._history(made["history"])
         yield from (self._quoted(each) for place, each in quoted if place is Place.TURN)
