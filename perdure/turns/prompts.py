@@ -215,14 +215,17 @@ class _Reader:
         told = {} if is_same else {"note": note}
         return {"kind": "instructions", "tokens": sent["tokens"], "text": text if is_same else None, **told}
 
-    def _circumstances(self) -> str:
-        """What perdure itself tells the model at the end of its note."""
+    @property
+    def _turn(self) -> TurnRow:
         row = self.row
-        turn = TurnRow(
+        return TurnRow(
             row.turn_id, row.session_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq,
             before=Before(row.previous_channel), metadata=row.metadata or {},
         )  # fmt: skip
-        return circumstances(turn, row.started_at or row.accepted_at, self.settings.timezone)
+
+    def _circumstances(self) -> str:
+        """What perdure itself tells the model at the end of its note."""
+        return circumstances(self._turn, self.row.started_at or self.row.accepted_at, self.settings.timezone)
 
     def _history(self, made: Mapping[str, Any]) -> list[dict[str, Any]]:
         ranges = [{"lower": lower, "upper": upper} for lower, upper in made["ranges"]]
@@ -265,7 +268,12 @@ class _Reader:
         match name:
             case "archive":
                 rows = run(_SESSIONS, {"ids": list(map(UUID, ids)), "user_id": user})
-                return {str(each.session_id): [dated(Dated(each.created_at, each.summary))] for each in rows}
+                return {
+                    str(each.session_id): [
+                        dated(Dated(each.created_at, each.summary), self._turn.zone(self.settings.timezone))
+                    ]
+                    for each in rows
+                }
             case "previous":
                 rows = run(_SESSIONS, {"ids": list(map(UUID, ids)), "user_id": user})
                 return {str(each.session_id): [each.summary] for each in rows}
@@ -277,7 +285,12 @@ class _Reader:
                 return {str(each.to_seq): [cut_to(each.summary, budget // 2)] for each in rows}  # as `past_parts`
             case "hot":
                 rows = run(_MEMORIES, {"ids": list(map(UUID, ids)), "user_id": user})
-                return {str(each.memory_id): [dated(Dated(each.valid_from, each.content))] for each in rows}
+                return {
+                    str(each.memory_id): [
+                        dated(Dated(each.valid_from, each.content), self._turn.zone(self.settings.timezone))
+                    ]
+                    for each in rows
+                }
             case "recalled":
                 return self._recalled(ids, user)
             case "cases":
@@ -307,7 +320,8 @@ class _Reader:
             for each in (self.executor.run(_MEMORIES, memories) if memories["ids"] else ())
         ]  # fmt: skip
         around = read_surroundings(self.executor, user, found)
-        return {str(each.id): [told_recalled(each, around)] for each in found}
+        zone = self._turn.zone(self.settings.timezone)
+        return {str(each.id): [told_recalled(each, around, zone)] for each in found}
 
 
 def _said(kind: str, entry: Entry) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
@@ -216,7 +216,9 @@ def past_parts(
     previous = _previous_session(runtime, turn.before, limits.budget_archive)
     summary = [cut_to(transcript.running.text, limits.budget_working // SUMMARY_SHARE)]
     found = _ask(runtime, scope, turn, agent, transcript, limits=limits, is_noted=is_noted)
-    hot = made_part("hot", [dated(each) for each in found.past.hot], limits.budget_meta, ids=_ids(found.past.hot))
+    zone = turn.zone(runtime.settings.timezone)
+    told = [dated(each, zone) for each in found.past.hot]
+    hot = made_part("hot", told, limits.budget_meta, ids=_ids(found.past.hot))
     known = {each.content for each in found.past.hot[: len(fitting(hot))]}
     cases = made_part(
         "cases", [told_case(each) for each in found.cases], limits.budget_semantic // _CASES_SHARE,
@@ -224,7 +226,7 @@ def past_parts(
     )  # fmt: skip
     archive_budget = limits.budget_archive - estimate_tokens(render(previous, quoter))
     semantic_budget = limits.budget_semantic - estimate_tokens(render(cases, quoter))
-    archived = [dated(each) for each in found.past.summaries]
+    archived = [dated(each, zone) for each in found.past.summaries]
     recalled = [each for each in found.recalled if each.content not in known]
     parts = [
         made_part("archive", archived, archive_budget, ids=_ids(found.past.summaries)),
@@ -235,7 +237,7 @@ def past_parts(
         made_part("relations", found.around.relations, limits.budget_concepts),
         made_part(
             "recalled",
-            [told_recalled(each, found.around) for each in recalled],
+            [told_recalled(each, found.around, zone) for each in recalled],
             semantic_budget,
             ids=[reference(each) for each in recalled],
             scores=[each.score for each in recalled],
@@ -415,19 +417,19 @@ def told_case(case: FoundCase) -> str:
     return f"- Asked: {cut(case.query, _CASE_CHARS)}\n  Answered{served}: {cut(case.response_text, _CASE_CHARS)}"
 
 
-def told_recalled(each: Recalled, around: Surroundings) -> str:
+def told_recalled(each: Recalled, around: Surroundings, zone: tzinfo) -> str:
     said = cut(each.content, _PIECE_CHARS)
     if each.layer is Layer.EPISODIC:
-        return f"- {_day(each.occurred_at)}, {each.author or each.role} said: {said}"
-    until = f", until {_day(each.valid_to)} only" if each.valid_to else ""
+        return f"- {_day(each.occurred_at, zone)}, {each.author or each.role} said: {said}"
+    until = f", until {_day(each.valid_to, zone)} only" if each.valid_to else ""
     sources = around.sources.get(UUID(str(each.id)), ())
-    cited = "".join(f"\n  said on {_day(source.at)}: {source.content}" for source in sources)
-    return f"- {_day(each.occurred_at)}{until}: {said}{cited}"
+    cited = "".join(f"\n  said on {_day(source.at, zone)}: {source.content}" for source in sources)
+    return f"- {_day(each.occurred_at, zone)}{until}: {said}{cited}"
 
 
-def dated(each: Dated) -> str:
-    return f"- {_day(each.at)}: {cut(each.content, _PIECE_CHARS)}"
+def dated(each: Dated, zone: tzinfo) -> str:
+    return f"- {_day(each.at, zone)}: {cut(each.content, _PIECE_CHARS)}"
 
 
-def _day(at: datetime) -> str:
-    return f"{at:%Y-%m-%d}"
+def _day(at: datetime, zone: tzinfo) -> str:
+    return f"{at.astimezone(zone):%Y-%m-%d}"
