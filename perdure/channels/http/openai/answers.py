@@ -82,7 +82,7 @@ async def follow(  # noqa: C901 (one event after another)
     events: AsyncIterator[Event | None],
     exchange: Exchange,
     read: Callable[[], Awaitable[Progress]],
-    used: Callable[[Progress | None], Awaitable[dict[str, Any] | None]],
+    used: Callable[[Progress | None], Awaitable[dict[str, Any]]],
 ) -> AsyncIterator[Part]:
     """The parts of an answer, given the events of its turn from the answer's beginning.
 
@@ -108,7 +108,8 @@ async def follow(  # noqa: C901 (one event after another)
         stops = () if progress is None else progress.stops
         if event.kind is EventKind.DONE:
             turn = dict(event.data)
-            yield AnswerEnded(turn, used=await used(None) if exchange.after else turn["usage"])
+            is_known = turn["usage"] is not None and not exchange.after
+            yield AnswerEnded(turn, used=turn["usage"] if is_known else await used(None))
             return
         for part in answer.parts(event, next((each for each in stops if each.number == number), None)):
             yield part
@@ -193,7 +194,7 @@ def read_answer(executor: Executor, exchange: Exchange) -> CommittedAnswer:
     if stop is not None and stop.question is not None:
         answer.texts.append(stop.question)
     answer.used = answer.turn["usage"]
-    if stop is not None or exchange.after:
+    if answer.is_over and (stop is not None or exchange.after or answer.used is None):
         answer.used = used_in(executor, exchange, stop)
     return answer
 
