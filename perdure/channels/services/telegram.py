@@ -351,7 +351,9 @@ def _written(message: Update) -> list[Event]:
     if command:
         return [Commanded(place, sender, _message_id(place), command.partition("@")[0].lower(), argument)]
     if (shared := _shared(message)) is not None:
-        return [Said(place, sender, _message_id(place), text or "", files=(shared,))]
+        return [
+            Said(place, sender, _message_id(place), text or "", files=(shared,), is_album="media_group_id" in message)
+        ]
     named = next((each.replace("_", " ") for each in _UNREAD if each in message), None)
     what = named and f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
     if text is None:
