@@ -214,8 +214,7 @@ class Ingress:
         try:
             said = self._content(seat.user, event)
             message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
-            # In a group, the text begins with the author's name, which is no part of an answer to a question.
-            accepted = accept(self._runtime, message, target=target, answer=event.text)
+            accepted = accept(self._runtime, message, target=target, said=event.text)
             if not accepted.duplicate:
                 self._follow(seat, event.place, accepted)
         except Conflict as error:  # the service repeated an edited message, or the session is busy

@@ -345,15 +345,20 @@ def finish_reason(turn: Mapping[str, Any]) -> str:
 
     Clients check this member against the API's list, so it has no other value.
     """
-    if (error := turn.get("error")) is not None:
-        return _ENDS.get(error["code"], "stop")
+    if is_cut_off(turn):
+        return _ENDS[turn["error"]["code"]]
     reason = (turn.get("reply") or {}).get("stop_reason")
     return reason if reason in {LENGTH, CONTENT_FILTER} else "stop"
 
 
 def has_failed(turn: Mapping[str, Any]) -> bool:
     """Whether a settled turn has an error that is no end of an answer in OpenAI's API."""
-    return turn["error"] is not None and turn["error"]["code"] not in _ENDS
+    return turn["error"] is not None and not is_cut_off(turn)
+
+
+def is_cut_off(turn: Mapping[str, Any]) -> bool:
+    """Whether a settled turn has an error that is an end of an answer in OpenAI's API."""
+    return (turn.get("error") or {}).get("code") in _ENDS
 
 
 def chat_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
