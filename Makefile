@@ -43,6 +43,7 @@ test: .venv/test.installed ## run the tests, except the longest, on throw-away s
 	$(PYTEST) -m "not chaos and not long and not browser" $(PYTEST_ARGS)
 
 check: .venv/dev.installed lint types imports dead-code ## run all checks and all tests, as continuous integration does
+	.ci/clients
 	.ci/again env $(PYTEST) $(PYTEST_ARGS)
 	.ci/again env $(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
 	.ci/oldest .ci/again env $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
@@ -51,6 +52,7 @@ check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 
 # Measures without the processes that tests start and kill. A package under 95 % fails.
 coverage: .venv/dev.installed ## measure which branches the tests run
+	.ci/clients
 	$(PYTEST) --cov --cov-report= $(PYTEST_ARGS)
 	$(BIN)/coverage report --format=total
 	@for each in $(COVERED); do \

@@ -3,7 +3,8 @@
 Both export a ZIP file with `conversations.json`: one JSON array of all conversations. `ijson` reads it in parts, so
 only one conversation is in memory. A conversation is a tree, because an edited question or a repeated answer begins a
 branch. Only the current branch is imported: the one that the user sees. Texts are imported with their times and
-models; pictures, thoughts and the calls of tools are left out.
+models, and so are the texts of Claude's attachments, which long pasted texts become; pictures, thoughts and the calls
+of tools are left out.
 """
 
 from __future__ import annotations
@@ -155,10 +156,11 @@ def _time(seconds: float | None) -> str | None:
 
 
 def _line_of_chatgpt(message: _Node) -> dict[str, Any] | None:
-    role, content, metadata = message["author"]["role"], message["content"], message.get("metadata") or {}
+    content, metadata = message.get("content") or {}, message.get("metadata") or {}
+    role = message["author"]["role"]
     if (
         role not in {"user", "assistant"}
-        or content["content_type"] in _LEFT_OUT
+        or content.get("content_type") in _LEFT_OUT
         or message.get("recipient", "all") != "all"
         or metadata.get("is_visually_hidden_from_conversation")
     ):
@@ -174,9 +176,16 @@ def _of_claude(item: _Node) -> _Conversation:
         texts = [each.get("text") for each in message.get("content") or [] if each.get("type") == "text"]
         role = "user" if message["sender"] == "human" else message["sender"]
         parent = message.get("parent_message_uuid", said[-1].id if said else None)
-        line = _line(role, texts or [message.get("text")])
+        attached = [_attached(each) for each in message.get("attachments") or []]
+        line = _line(role, [*(texts or [message.get("text")]), *attached])
         said.append(_Said(message["uuid"], parent, message.get("created_at"), line))
     return _Conversation(item["uuid"], item.get("created_at"), said, item.get("current_leaf_message_uuid"))
+
+
+def _attached(attachment: _Node) -> str | None:
+    """The text of an attachment, after its name; `None` if the export does not have it, as of a picture."""
+    text = str(attachment.get("extracted_content") or "").strip()
+    return f"[{attachment.get('file_name') or 'attachment'}]\n{text}" if text else None
 
 
 def _line(role: str, parts: Iterable[Any]) -> dict[str, Any] | None:

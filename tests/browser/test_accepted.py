@@ -112,5 +112,5 @@ def test_a_stopped_answer_is_shown_after_a_reload(
     page.press("Stop")
     page.until(lambda: page.texts(".note") == ["The answer was stopped."], "the answer is stopped")
     page.driver.refresh()
-    page.until(lambda: page.texts(".note") == ["There is no answer."], "the message without an answer")
+    page.until(lambda: page.texts(".note") == ["The answer was stopped."], "the reason, also after a reload")
     assert page.texts() == ["stop me"]

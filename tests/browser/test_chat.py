@@ -194,6 +194,50 @@ def test_a_message_sent_while_an_answer_streams_waits_for_it(
 
 
 @pytest.mark.browser
+def test_the_end_of_an_answer_stays_in_view_when_a_keyboard_opens(
+    celery_setup: CeleryTestSetup, installation: Installation, page: Page
+) -> None:
+    """A phone's keyboard halves the log, while an answer streams and afterwards."""
+    lines = "\n\n".join(f"line {number}" for number in range(120))
+    installation.model_server.answers["long"] = Answer(lines, piece=8, interval_s=0.01)
+    log = "const log = document.getElementById('log'); return log"
+    left = f"{log}.scrollHeight - log.scrollTop - log.clientHeight"
+
+    def resize(height: int) -> None:
+        before = page.driver.execute_script(f"{log}.clientHeight")
+        page.size(400, height)
+        page.until(lambda: page.driver.execute_script(f"{log}.clientHeight") != before, "the page has the size")
+
+    resize(800)
+    page.say("long")
+    page.until(lambda: "line 50" in page.texts()[-1], "the beginning")
+    resize(420)
+    page.see(".rate")
+    page.until(lambda: page.driver.execute_script(left) < 60, "the end, of the answer that streamed")
+    resize(800)
+    page.driver.refresh()  # nothing happens any more, for which the page would scroll
+    page.until(lambda: "line 119" in page.texts()[-1] and page.driver.execute_script(left) < 60, "the end, reloaded")
+    resize(420)
+    page.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert page.driver.execute_script(left) < 60, "at once"
+
+
+@pytest.mark.browser
+def test_the_enter_that_ends_a_composition_sends_nothing(celery_setup: CeleryTestSetup, page: Page) -> None:
+    """Safari ends the composition of an input method before the key's event, which only has the code 229."""
+    page.find("#text").send_keys("nihon")
+    for given in ("keyCode: 229", "keyCode: 13, isComposing: true"):
+        page.driver.execute_script(
+            "document.getElementById('text').dispatchEvent("
+            f"new KeyboardEvent('keydown', {{key: 'Enter', bubbles: true, cancelable: true, {given}}}))"
+        )
+    assert page.find("#text").get_property("value") == "nihon"
+    assert page.texts() == []
+    page.find("#text").send_keys(Keys.ENTER)
+    page.until(lambda: page.texts() == ["nihon", answer_to("nihon")], "the answer")
+
+
+@pytest.mark.browser
 def test_each_tool_call_is_shown_and_its_result_is_text(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:

@@ -65,6 +65,8 @@ class TelegramServer:
                 if not any(each["update_id"] >= after for each in self.updates):
                     time.sleep(_POLL_S)
                 return 200, {"ok": True, "result": [each for each in self.updates if each["update_id"] >= after]}
+            if method == "getMe":
+                return 200, {"ok": True, "result": {"id": 7, "is_bot": True, "first_name": "Bot", "username": "My_Bot"}}
             if method == "getFile":
                 file_id = fields["file_id"]
                 found = {"file_id": file_id, "file_unique_id": file_id, "file_path": f"documents/{file_id}"}

@@ -90,7 +90,7 @@ def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> No
 
     An edit has the id of the edited message.
     """
-    message: dict[str, Any] = dict(harness.said("/new@bot now")["message"])
+    message: dict[str, Any] = dict(harness.said("/new@my_bot now")["message"])
     command = {**message, "entities": [{"type": "bot_command", "offset": 0, "length": 8}]}
     photo = {name: value for name, value in message.items() if name != "text"} | {"photo": []}
     query = {"id": "7", "from": ANA, "message": message, "data": "t"}
@@ -110,6 +110,54 @@ def test_reads_commands_edits_buttons_and_photos(harness: TelegramHarness) -> No
     assert unsupported.what == "a photo"
     assert isinstance(pressed, Pressed)
     assert (pressed.token, pressed.place.token) == ("t", "7")
+
+
+def test_a_command_of_another_bot_is_ignored(harness: TelegramHarness) -> None:
+    """A bot that is an administrator of a group is sent the commands of the group's other bots, too."""
+    given = [
+        {**harness.said(text)["message"], "entities": [{"type": "bot_command", "offset": 0, "length": len(text)}]}
+        for text in ("/end@other_bot", "/end@My_Bot", "/end")
+    ]
+    found = [event for each in given for event in harness.channel.parse({"message": each})]
+    assert [event.message_id for event in found if isinstance(event, Commanded)] == ["21:2", "21:3"]
+    assert len(found) == 2
+    assert len(harness.server.given("getMe")) == 1, "the name is read once"
+
+
+def test_a_command_is_taken_if_the_bots_name_is_unknown(harness: TelegramHarness) -> None:
+    """An outage of Telegram loses no command."""
+    harness.server.fail("getMe", 500)
+    message = {
+        **harness.said("/end@my_bot")["message"],
+        "entities": [{"type": "bot_command", "offset": 0, "length": 4}],
+    }
+    assert len(harness.channel.parse({"message": message})) == 1
+    assert harness.server.given("getMe") == []
+
+
+@pytest.mark.parametrize("kind", ["a reply", "a note"])
+def test_a_message_to_a_topic_that_is_gone_goes_to_the_group(harness: TelegramHarness, kind: str) -> None:
+    """Telegram refuses messages to a topic that was deleted, or whose group has no topics any more."""
+    harness.server.fail("sendMessage", 400, description="Bad Request: message thread not found")
+    place = replace(harness.place, thread="5")
+    if kind == "a reply":
+        harness.channel.send(place, "hello", (), "key")
+    else:
+        harness.channel.show_note(place, "hello", None)
+    [sent] = harness.server.given("sendMessage")
+    assert (sent["text"], sent["chat_id"]) == ("hello", "21")
+    assert "message_thread_id" not in sent
+
+
+def test_a_chat_that_does_not_exist_is_not_tried_in_another_form(
+    harness: TelegramHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reply is undeliverable, and nothing is logged about its form."""
+    harness.server.fail("sendMessage", 400, times=9, description="Bad Request: chat not found")
+    with pytest.raises(Undeliverable, match="the chat does not exist"):
+        _carry(harness, "hello")
+    assert len(harness.server.failures) == 8
+    assert "form" not in caplog.text
 
 
 def _carry(harness: TelegramHarness, text: str) -> None:
@@ -198,6 +246,19 @@ def test_a_group_that_became_a_supergroup_continues(harness: TelegramHarness, ru
         texts = connection.exec_driver_sql("SELECT text FROM inbox ORDER BY accepted_at").scalars().all()
     assert len(rows) == 1
     assert texts == ["Ana: hello", "Ana: and now?"]
+
+
+def test_a_title_of_a_group_has_no_author(harness: TelegramHarness, runtime: Runtime) -> None:
+    """The agent reads who says something in a group. The title is what was said."""
+    ingress = Ingress(runtime, harness.channel)
+    group = {"id": -9, "type": "group"}
+    for text, entities in (("/new", [{"type": "bot_command", "offset": 0, "length": 4}]), ("Plan a trip.", [])):
+        made = harness.said(text)
+        ingress.take({**made, "message": {**made["message"], "chat": group, "entities": entities}})
+    with runtime.database.engine.connect() as connection:
+        titles = connection.exec_driver_sql("SELECT title FROM conversations").scalars().all()
+        texts = connection.exec_driver_sql("SELECT text FROM inbox").scalars().all()
+    assert (titles, texts) == (["Plan a trip."], ["Ana: Plan a trip."])
 
 
 def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:

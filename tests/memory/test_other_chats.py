@@ -64,6 +64,29 @@ CLAUDE = {
 """A question whose answer was repeated. The last one is current."""
 
 
+def test_a_message_without_content_does_not_lose_the_conversation() -> None:
+    """An export may lack the content and the metadata of single messages."""
+    mapping = {each["id"]: each for each in (_node("u1", None, "user", "Hi"), _node("a1", "u1", "assistant", "Hello"))}
+    mapping["x"] = {"id": "x", "parent": "a1", "message": {"author": {"role": "assistant"}, "content": None}}
+    mapping["u2"] = _node("u2", "x", "user", "Bye")
+    given = {**CHATGPT, "mapping": mapping, "current_node": "u2"}
+    lines = _shown(read_chatgpt(_file(given), "ana", OtherBranches()))
+    assert [each[3] for each in lines] == ["Hi", "Hello", "Bye"]
+
+
+def test_the_texts_of_claudes_attachments_are_imported() -> None:
+    """Claude makes an attachment of a long text that is pasted, which may be all of a message."""
+    pasted = {"file_name": "paste.txt", "extracted_content": "Long text\n"}
+    picture = {"file_name": "bee.png", "extracted_content": ""}
+    messages = [
+        {"uuid": "m1", "sender": "human", "text": "", "content": [], "attachments": [pasted]},
+        {"uuid": "m2", "sender": "human", "text": "See", "content": [], "attachments": [picture, pasted]},
+        {"uuid": "m3", "sender": "human", "text": "", "content": [], "attachments": [picture]},
+    ]
+    lines = _shown(read_claude(_file({**CLAUDE, "chat_messages": messages}), "ana", OtherBranches()))
+    assert [each[3] for each in lines] == ["[paste.txt]\nLong text", "See\n\n[paste.txt]\nLong text"]
+
+
 def _file(*conversations: Any, mark: bytes = b"") -> io.BytesIO:
     return io.BytesIO(mark + json.dumps(conversations).encode())
 

@@ -122,14 +122,17 @@ def test_a_cut_off_answer_is_incomplete() -> None:
     assert last["response"]["usage"]["total_tokens"] == 5
 
 
-def test_a_completion_says_that_it_was_cut_off_and_what_is_not_known() -> None:
-    """`finish_reason` is `length` for a text that was cut off. Usage that no server reported is `null`."""
+def test_a_completion_says_that_it_was_cut_off_and_what_is_estimated() -> None:
+    """`finish_reason` is `length` for a text that was cut off. Usage that no server reported is marked."""
     completion = Completion("1", "assistant", 0)
     turn = {**TURN, "usage": None, "reply": {"text": "half", "format": "text", "stop_reason": "length"}}
-    whole = completion.whole(turn, "half", None)
-    assert (whole["choices"][0]["finish_reason"], whole["usage"]) == ("length", None)
-    assert completion.usage_chunk(None)["usage"] is None
-    assert RESPONSE.body(turn, CommittedAnswer(turn, texts=["half"]))["usage"] is None
+    used = {"input_tokens": 5, "output_tokens": 2, "estimated": True}
+    whole = completion.whole(turn, "half", used)
+    assert whole["choices"][0]["finish_reason"] == "length"
+    response = RESPONSE.body(turn, CommittedAnswer(turn, texts=["half"], used=used))
+    for each in (whole, completion.usage_chunk(used), response):
+        assert (each["usage"]["total_tokens"], each["usage"]["estimated"]) == (7, True)
+    assert "estimated" not in completion.usage_chunk(TURN["usage"])["usage"]
     assert completion.whole(TURN, "all", None)["choices"][0]["finish_reason"] == "stop"
 
 

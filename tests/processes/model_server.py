@@ -24,12 +24,20 @@ ALONE = ("pure", "idempotent", "unsafe", "probed", "deadly", "stuck", "slow", "g
 OUTSIDE = "outside"
 OF_CLIENT = "weather"
 """A tool that the client of a request brings."""
+HAND_OFF = "hands off"
+"""A text for which the model calls the tool with which openai-agents hands a conversation to its agent `friend`."""
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
 ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
 ASK_SIZE = "ask_size"
 SECRET = "4111"
 PLANS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE, OF_CLIENT)}
-PLANS |= {"all": SIDE_BY_SIDE, "asks": (ASK, ASK_ADAPTED), "hands over": (HAND_OVER,), "coffee": (ASK_SIZE,)}
+PLANS |= {
+    HAND_OFF: ("transfer_to_friend",),
+    "all": SIDE_BY_SIDE,
+    "asks": (ASK, ASK_ADAPTED),
+    "hands over": (HAND_OVER,),
+    "coffee": (ASK_SIZE,),
+}
 
 PARTS = 5
 """The number of tasks that one call of the tool `reports` sends."""
@@ -151,7 +159,8 @@ def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answ
     parts = [{"note": f"{text} {number}"} for number in range(PARTS)]
     arguments = json.dumps({"calls": parts} if tools == ("reports",) else {"note": text})
     tasks = [json.dumps({"task": task_of(text, number)}) for number in range(len(tools))]
-    given = tasks if ASK in tools else ["{}" if HAND_OVER in tools else arguments] * len(tools)
+    has_none = HAND_OVER in tools or text == HAND_OFF
+    given = tasks if ASK in tools else ["{}" if has_none else arguments] * len(tools)
     if tools == (ASK_SIZE,):
         given = [json.dumps({"question": "Which size?"})]
     calls = [Call(name, given[number], f"call_{number}") for number, name in enumerate(tools)]

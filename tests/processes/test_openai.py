@@ -11,6 +11,7 @@ from uuid import UUID
 import httpx2
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 from pytest_celery import CeleryTestSetup
 
 from tests.cli.conftest import Perdure
@@ -282,3 +283,26 @@ def test_a_stopping_gateway_ends_a_stream_with_an_error(
     gateway.start()
     assert _ask(client, "tell") == STORY
     assert _turns(installation) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("route", ["chat", "responses"])
+def test_a_reply_that_is_filtered_while_it_streams(
+    celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI, route: str
+) -> None:
+    """The stream ends as OpenAI's does: with the text so far, and the reason. Nothing is withdrawn."""
+    filtered = Answer(STORY, piece=5, interval_s=0.01, finish_reason="content_filter")
+    installation.model_server.answers["tell"] = filtered
+    if route == "chat":
+        asked: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "tell"}]
+        chunks = list(client.chat.completions.create(model="tester", messages=asked, stream=True))
+        assert STORY.startswith("".join(each.choices[0].delta.content or "" for each in chunks))
+        assert chunks[-1].choices[0].finish_reason == "content_filter"
+        assert len(chunks) > 5, "the text arrived in pieces"
+    else:
+        events = list(client.responses.create(model="tester", input="tell", stream=True))
+        last = events[-1]
+        assert last.type == "response.incomplete"
+        assert last.response.incomplete_details is not None
+        assert last.response.incomplete_details.reason == "content_filter"
+        assert "response.output_text.delta" in {each.type for each in events}

@@ -184,8 +184,8 @@ def test_an_openai_answer_has_no_failure() -> None:
         async def read() -> Progress:
             return Progress({}, (), None, exchange)
 
-        async def used(_progress: Progress | None) -> None:
-            return None
+        async def used(_progress: Progress | None) -> dict[str, Any]:
+            return {}
 
         parts_of_answer = follow(events(), exchange, read, used)
         return "".join([part.text async for part in parts_of_answer if isinstance(part, Text)])

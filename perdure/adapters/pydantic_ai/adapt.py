@@ -71,6 +71,9 @@ class AdaptedAgent(Agent):
                 return AdaptedTool.of(name, tools[name].metadata)
         return AdaptedTool(name)
 
+    def _declared_tools(self) -> list[Any]:
+        return sorted(name for each in self.wrapped.toolsets for name in (getattr(each, "tools", None) or {}))
+
     def asked_model(self, default: str) -> Any:
         return self.model or self.wrapped.model or default
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -59,6 +59,7 @@ from perdure.sessions.conversations import list_conversations
 from perdure.sessions.ending import request_end
 from perdure.sessions.reading import find_live
 from perdure.sessions.routing import scope_of
+from perdure.settings import OnBusy
 from perdure.text.untrusted import first_line, is_storable
 from perdure.turns.calls.approvals import Decider, Decision, decide
 from perdure.turns.cancel import cancel
@@ -201,17 +202,19 @@ class Ingress:
         seat = self._seat(event.place, event.sender)
         if event.if_known and not self._is_known(seat):
             return
-        given = {
+        given: dict[str, Any] = {
             "user_id": user_of(seat.user),
             "message_id": event.message_id,
             "conversation": seat.conversation,
         }
-        target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(event.place)}
+        place = event.place
+        if event.is_album:  # one turn answers the files that wait, so their replies have one target
+            given["on_busy"], place = OnBusy.MERGE, replace(place, message=None)
+        target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(place)}
         try:
             said = self._content(seat.user, event)
             message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
-            # In a group, the text begins with the author's name, which is no part of an answer to a question.
-            accepted = accept(self._runtime, message, target=target, answer=event.text)
+            accepted = accept(self._runtime, message, target=target, said=event.text)
             if not accepted.duplicate:
                 self._follow(seat, event.place, accepted)
         except Conflict as error:  # the service repeated an edited message, or the session is busy

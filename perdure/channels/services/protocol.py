@@ -64,7 +64,8 @@ class Shared:
 class Said:
     """A message for the agent, of text, files or both.
 
-    If `if_known` is true, the message is for the agent only if the agent takes part in the conversation.
+    If `if_known` is true, the message is for the agent only if the agent takes part in the conversation. If `is_album`
+    is true, the service sends the files that a person has sent at once as messages of their own, of which this is one.
     """
 
     place: Place
@@ -73,6 +74,7 @@ class Said:
     text: str
     if_known: bool = False
     files: tuple[Shared, ...] = ()
+    is_album: bool = False
 
 
 @dataclass(frozen=True, slots=True)

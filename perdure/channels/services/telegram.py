@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from threading import Event as Stop
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -101,6 +102,7 @@ class Telegram:
         self._bot = Bot(
             token, f"{base}/bot", f"{base}/file/bot", request=self._requests[0], get_updates_request=self._requests[1]
         )
+        self._username: str | None = None
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -150,7 +152,19 @@ class Telegram:
             return [Moved(_place(message), str(message["migrate_to_chat_id"]))]
         if message is None or "from" not in message or message["from"].get("is_bot"):
             return []
-        return _edited(message) if edited else _written(message)
+        if edited:
+            return _edited(message)
+        return [each for each in _written(message) if self._is_for_this_bot(message)]
+
+    def _is_for_this_bot(self, message: Update) -> bool:
+        """Whether a message is no command of another bot, as `/new@other_bot` is in a group with several bots."""
+        name = _command(message)[0].partition("@")[2]
+        if name and self._username is None:
+            try:
+                self._username = str(self._call(self._bot.get_me).username)
+            except DeliveryFailed as error:
+                log.info("Telegram: the name of the bot is unknown, so every command is taken for its own: %s", error)
+        return not name or self._username is None or name.lower() == self._username.lower()
 
     def length(self, text: str) -> int:
         """The UTF-16 code units that Telegram shows of a text, or those of the text itself, if there are more."""
@@ -179,7 +193,7 @@ class Telegram:
         shown, mode = (text, None) if plain else (render(text), ParseMode.HTML)
         send = partial(self._bot.send_message, text=shown, parse_mode=mode, reply_markup=keyboard)
         try:
-            await send(place.chat, message_thread_id=thread)
+            await _to_topic(partial(send, place.chat), thread)
         except ChatMigrated as moved:
             await send(moved.new_chat_id)
 
@@ -232,14 +246,9 @@ class Telegram:
     async def _note(self, place: Place, text: str, note_id: str | None) -> int | str:
         thread = None if place.thread is None else int(place.thread)
         if note_id is None:
-            sent = await self._bot.send_message(
-                place.chat,
-                text,
-                message_thread_id=thread,
-                disable_notification=True,
-                link_preview_options=_NO_PREVIEW,
-            )
-            return sent.message_id
+            send = partial(self._bot.send_message, disable_notification=True, link_preview_options=_NO_PREVIEW)
+            sent = await _to_topic(partial(send, place.chat, text), thread)
+            return int(sent.message_id)
         try:
             await self._bot.edit_message_text(text, place.chat, int(note_id), link_preview_options=_NO_PREVIEW)
         except BadRequest as error:
@@ -306,6 +315,17 @@ class Telegram:
             raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
 
 
+async def _to_topic(send: Callable[..., Coroutine[Any, Any, Any]], thread: int | None) -> Any:
+    """Send a message to a topic of a forum. If the topic is gone, to the group, where the person can still read it."""
+    try:
+        return await send(message_thread_id=thread)
+    except BadRequest as error:
+        if thread is None or "thread not found" not in error.message.lower():
+            raise
+        log.info("Telegram: a topic is gone, so its message is sent to the group")
+        return await send()
+
+
 def _place(message: Update) -> Place:
     thread = message.get("message_thread_id") if message.get("is_topic_message") else None
     return Place(
@@ -327,18 +347,28 @@ def _message_id(place: Place) -> str:
 def _written(message: Update) -> list[Event]:
     place, sender = _place(message), _sender(message["from"])
     text = message.get("text", message.get("caption"))
-    entities = message.get("entities" if "text" in message else "caption_entities") or ()
-    if text is not None and any(each["type"] == "bot_command" and each["offset"] == 0 for each in entities):
-        command, *rest = text.split(maxsplit=1)
-        name = command.removeprefix("/").partition("@")[0].lower()
-        return [Commanded(place, sender, _message_id(place), name, "".join(rest).strip())]
+    command, argument = _command(message)
+    if command:
+        return [Commanded(place, sender, _message_id(place), command.partition("@")[0].lower(), argument)]
     if (shared := _shared(message)) is not None:
-        return [Said(place, sender, _message_id(place), text or "", files=(shared,))]
+        return [
+            Said(place, sender, _message_id(place), text or "", files=(shared,), is_album="media_group_id" in message)
+        ]
     named = next((each.replace("_", " ") for each in _UNREAD if each in message), None)
     what = named and f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
     if text is None:
         return [] if what is None else [Unsupported(place, sender, _message_id(place), what)]
     return [Said(place, sender, _message_id(place), text if what is None else f"[{what}, which is not shown] {text}")]
+
+
+def _command(message: Update) -> tuple[str, str]:
+    """The command that a text or a caption begins with, such as `new` or `new@my_bot`, and what follows."""
+    text = message.get("text", message.get("caption"))
+    entities = message.get("entities" if "text" in message else "caption_entities") or ()
+    if text is None or not any(each["type"] == "bot_command" and each["offset"] == 0 for each in entities):
+        return "", ""
+    command, *rest = text.split(maxsplit=1)
+    return command.removeprefix("/"), "".join(rest).strip()
 
 
 def _shared(message: Update) -> Shared | None:
@@ -382,6 +412,8 @@ def _refuse(error: TelegramError) -> NoReturn:
             raise NotAsked("Telegram asks for a pause", pause_s) from error
         case Forbidden():
             raise Undeliverable("refused: the bot is blocked or not a member", 403) from error
+        case BadRequest() if "chat not found" in error.message.lower():
+            raise Undeliverable("refused: the chat does not exist", HTTPStatus.NOT_FOUND) from error
         case BadRequest():
             raise Undeliverable(f"refused: {error.message[:100]}", 400) from error
         case _:

@@ -123,6 +123,37 @@ def _awaited(waiting: dict[str, Any]) -> str:
 
 
 @commands.command()
+def prompt(
+    turn_id: TurnId,
+    step: Annotated[int | None, typer.Option(min=1, help="Only the model call with this number.")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model calls of a turn were given.
+
+    Texts come from the rows that a prompt was made of. A note marks what was erased, forgotten or changed since.
+    """
+    from perdure.assembly import load_agents
+    from perdure.turns.prompts import read_prompts
+
+    wanted = connecting.parse_id(turn_id, "turn")
+    with connecting.opened() as (settings, database):
+        found = read_prompts(database, settings, load_agents(settings), wanted, step=step)
+    if as_json:
+        write_json(found)
+        return
+    for each in found["steps"]:
+        write_fields({name: value for name, value in each.items() if name != "parts"})
+        for part in each["parts"]:
+            about = {**part, "ids": " ".join(part.get("ids", ())), "scores": " ".join(map(str, part.get("scores", ())))}
+            shown = [about[name] for name in ("role", "ids", "scores", "note") if about.get(name)]
+            write_text(f"\n{part['kind']}, {part['tokens']} tokens{''.join(f'; {one}' for one in shown)}")
+            calls = [f"{call['name']}({call['arguments']})" for call in part.get("tool_calls", ())]
+            write_text("\n".join(filter(None, [part["text"], *calls])) or "-")
+        write_text("")
+
+
+@commands.command()
 def export(turn_id: TurnId) -> None:
     """Print a settled turn as a bundle for tests, in JSON.
 

@@ -97,11 +97,13 @@ def joined(executor: Executor, exchange: Exchange, turn_id: UUID) -> Exchange:
     return Exchange(turn_id, max(exchange.after, rows[0].number if rows else 0))
 
 
-def used_in(executor: Executor, exchange: Exchange, stop: Stop | None) -> dict[str, Any] | None:
-    """The tokens of an exchange that ends with `stop`, or with the turn; `None` if no model's server reported them."""
+def used_in(executor: Executor, exchange: Exchange, stop: Stop | None) -> dict[str, Any]:
+    """The tokens of an exchange that ends with `stop`, or with the turn.
+
+    If no model's server reported them, those of the exchange's messages, `estimated`.
+    """
     given = {"turn_id": exchange.turn_id, "after": exchange.after, "until": None if stop is None else stop.number}
-    rows = executor.run(queries.USED_BETWEEN, given)
-    return dict(rows[0].used) if rows else None
+    return dict(executor.run(queries.USED_BETWEEN, given)[0].used)
 
 
 def read_additions(executor: Executor, turn_id: UUID) -> Additions:

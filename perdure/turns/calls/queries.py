@@ -503,15 +503,19 @@ FORGET_TURN = Statement(
 
 ADDITIONS = Statement("turns.additions", "SELECT additions FROM turns WHERE turn_id = %(turn_id)s", writes=False)
 
-# The tokens of a turn's messages after the first `after`, up to the number `until` (NULL: the last).
+# The tokens of a turn's messages after the first `after`, up to the number `until` (NULL: the last). If no model's
+# server reported them, the estimates that are stored with these messages.
 USED_BETWEEN = Statement(
     "turns.used_between",
     f"""
-    SELECT jsonb_build_object({_TOKENS}) AS used
-    FROM (SELECT m.usage FROM messages AS m JOIN turns AS t ON t.session_id = m.session_id AND t.turn_id = m.turn_id
-          WHERE t.turn_id = %(turn_id)s AND m.usage IS NOT NULL AND m.seq >= t.first_seq + %(after)s
+    SELECT CASE WHEN count(usage) > 0 THEN jsonb_build_object({_TOKENS}) ELSE jsonb_build_object(
+               'input_tokens', coalesce(sum(token_count) FILTER (WHERE role <> 'assistant'), 0),
+               'output_tokens', coalesce(sum(token_count) FILTER (WHERE role = 'assistant'), 0),
+               'estimated', true) END AS used
+    FROM (SELECT m.usage, m.role, m.token_count
+          FROM messages AS m JOIN turns AS t ON t.session_id = m.session_id AND t.turn_id = m.turn_id
+          WHERE t.turn_id = %(turn_id)s AND m.seq >= t.first_seq + %(after)s
             AND (%(until)s::int IS NULL OR m.seq < t.first_seq + %(until)s::int)) AS said
-    HAVING count(*) > 0
     """,
     writes=False,
 )

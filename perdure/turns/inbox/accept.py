@@ -115,7 +115,7 @@ def accept(
     source: Source | None = None,
     any_agent: bool = False,
     answers: bool = True,
-    answer: str | None = None,
+    said: str | None = None,
     additions: Additions = NO_ADDITIONS,
 ) -> Accepted:
     """Accept a message: commit its row, so that the message is answered even after a crash.
@@ -124,8 +124,10 @@ def accept(
     reason to refuse the message, because another worker may know the agent. The turn waits for such a worker.
 
     The user's next message is the answer to a question for which the session's turn waits (`calls.asked`), unless
-    `answers` is false or the message interrupts: the message's turn then is the one that waits. `answer` is the text of
-    the answer; by default, that of the message.
+    `answers` is false or the message interrupts: the message's turn then is the one that waits.
+
+    `said` is the text without what the channel has added, such as the author's name in a group: it is the answer, and
+    gives a new conversation its title. By default, it is the text of the message.
 
     `target` is the chat that the reply goes to, in place of the message's `reply_to`. `turn_id` is the id of the new
     turn; by default, a new id. `additions` are what the message's client adds to the agent, for the new turn.
@@ -142,9 +144,10 @@ def accept(
     check_settings(runtime.settings, message)
     if not any_agent:
         _check_agent(runtime, message)
-    parameters = _parameters(runtime, message, target, turn_id)
+    said = message.text if said is None else said
+    parameters = _parameters(runtime, message, said, target, turn_id)
     parameters["answers"] = answers and parameters["on_busy"] is not OnBusy.INTERRUPT
-    parameters["answer"] = message.text if answer is None else answer
+    parameters["answer"] = said
     added = replace(additions, remember=additions.remember and message.remember).to_dict()
     parameters["additions"] = None if added is None else as_json(added)
     parameters["file_ids"] = take_in(runtime.files, message.user, files_in(message.parts or ()))
@@ -211,7 +214,7 @@ def _check_receiver(settings: Settings, reply_to: ReplyTo) -> None:
 
 
 def _parameters(
-    runtime: AcceptingRuntime, message: Incoming, target: Mapping[str, Any] | None, turn_id: UUID | None
+    runtime: AcceptingRuntime, message: Incoming, said: str, target: Mapping[str, Any] | None, turn_id: UUID | None
 ) -> dict[str, Any]:
     # The id is created before the first try, so that repeating a try with an unknown outcome is idempotent.
     turn_id = turn_id or new_id(runtime.clock)
@@ -223,7 +226,7 @@ def _parameters(
         "text": message.text,
         "session_id": message.session_id,
         "conversation": message.conversation,
-        "title": None if message.conversation is None else title_of(message.text or _names_in(message)),
+        "title": None if message.conversation is None else title_of(said or _names_in(message)),
         "scope": scope_of(runtime.settings.session.scope, message.channel, message.conversation),
         "idle_s": runtime.settings.session.idle_timeout_s,
         "agent": message.agent,

@@ -169,3 +169,27 @@ def test_photos_and_documents_of_telegram(
         assert connection.exec_driver_sql("SELECT count(*) FROM file_contents").scalar_one() == 0
     ingress.close()
     channel.close()
+
+
+def test_an_album_of_telegram_is_answered_together(runtime: Runtime, telegram: TelegramServer) -> None:
+    """Telegram sends an album as one message for each photo, with one caption. Another photo is a turn of its own."""
+    telegram.files = {"photo": png()}
+    channel = Telegram(TOKEN, SECRET, telegram.url)
+    ingress = Ingress(runtime, channel)
+    photo = [{"file_id": "photo", "width": 4, "height": 3}]
+    contents: list[dict[str, Any]] = [
+        {"media_group_id": "1", "caption": "Which one?"},
+        {"media_group_id": "1"},
+        {"media_group_id": "1"},
+        {},
+    ]
+    for number, content in enumerate(contents):
+        sender = {"id": 11, "is_bot": False, "first_name": "Ana"}
+        message = {"message_id": number, "date": 1, "chat": CHAT, "from": sender, "photo": photo, **content}
+        ingress.take({"update_id": number, "message": message})
+    with runtime.database.engine.connect() as connection:
+        found = connection.exec_driver_sql(
+            "SELECT count(*), array_agg(text ORDER BY position) FROM inbox GROUP BY turn_id ORDER BY 1 DESC"
+        ).all()
+    assert [tuple(each) for each in found] == [(3, ["Which one?", "", ""]), (1, [""])]
+    ingress.close()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from perdure.channels.http.openai.wire import is_cut_off
 from perdure.database.engine import Executor
 from perdure.events.event import Event, EventKind
 from perdure.tools.registry import STAFF
@@ -82,7 +83,7 @@ async def follow(  # noqa: C901 (one event after another)
     events: AsyncIterator[Event | None],
     exchange: Exchange,
     read: Callable[[], Awaitable[Progress]],
-    used: Callable[[Progress | None], Awaitable[dict[str, Any] | None]],
+    used: Callable[[Progress | None], Awaitable[dict[str, Any]]],
 ) -> AsyncIterator[Part]:
     """The parts of an answer, given the events of its turn from the answer's beginning.
 
@@ -108,7 +109,10 @@ async def follow(  # noqa: C901 (one event after another)
         stops = () if progress is None else progress.stops
         if event.kind is EventKind.DONE:
             turn = dict(event.data)
-            yield AnswerEnded(turn, used=await used(None) if exchange.after else turn["usage"])
+            if answer.is_withdrawn and not is_cut_off(turn):
+                raise Rewound
+            is_known = turn["usage"] is not None and not exchange.after
+            yield AnswerEnded(turn, used=turn["usage"] if is_known else await used(None))
             return
         for part in answer.parts(event, next((each for each in stops if each.number == number), None)):
             yield part
@@ -193,7 +197,7 @@ def read_answer(executor: Executor, exchange: Exchange) -> CommittedAnswer:
     if stop is not None and stop.question is not None:
         answer.texts.append(stop.question)
     answer.used = answer.turn["usage"]
-    if stop is not None or exchange.after:
+    if answer.is_over and (stop is not None or exchange.after or answer.used is None):
         answer.used = used_in(executor, exchange, stop)
     return answer
 
@@ -228,9 +232,12 @@ class _Answer:
         self._step = ""
         self._passed = 0
         """The number of characters of the current step's text that were yielded."""
+        self.is_withdrawn = False
+        """Whether yielded text was withdrawn. It stands if the provider's filter stopped the reply, as with OpenAI."""
 
     def said(self, question: str) -> Text:
         """The question that ends the answer."""
+        self._require_standing()
         return Text(f"{_BETWEEN if self._has_text else ''}{question}")
 
     def parts(self, event: Event, stop: Stop | None) -> list[Part]:
@@ -240,10 +247,10 @@ class _Answer:
             case EventKind.REWIND:
                 return self._withdraw()
             case EventKind.MESSAGE if event.data["role"] == "assistant":
-                called = [Called(line) for line in lines_of(event.data, stop)]
-                # The text of an error is no part of the answer.
-                said = self._withdraw() if "error" in event.data else self._commit(event.data["content"])
-                return [*said, *called]
+                if "error" in event.data:
+                    return self._withdraw()  # the text of an error is no part of the answer
+                self._require_standing()
+                return [*self._commit(event.data["content"]), *map(Called, lines_of(event.data, stop))]
             case EventKind.APPROVAL_REQUIRED | EventKind.PROGRESS:
                 return [_progress(event)]
             case _:
@@ -257,6 +264,7 @@ class _Answer:
         self._step = step
         if not step.strip() or len(step) == self._passed:
             return []
+        self._require_standing()
         before = _BETWEEN if self._has_text and not self._passed else ""
         text, self._passed = before + step[self._passed :], len(step)
         return [Text(text)]
@@ -270,10 +278,13 @@ class _Answer:
         return parts
 
     def _withdraw(self) -> list[Part]:
-        if self._passed:
-            raise Rewound
-        self._step = ""
+        self.is_withdrawn |= self._passed > 0
+        self._step, self._passed = "", 0
         return []
+
+    def _require_standing(self) -> None:
+        if self.is_withdrawn:
+            raise Rewound
 
 
 def _progress(event: Event) -> Text:

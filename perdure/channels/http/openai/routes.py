@@ -243,7 +243,7 @@ async def _parts(gateway: Gateway, request: Request, exchange: Exchange) -> Asyn
     async def read() -> answers.Progress:
         return await gateway.in_thread(partial(answers.read_progress, database, exchange))
 
-    async def used(progress: answers.Progress | None) -> dict[str, Any] | None:
+    async def used(progress: answers.Progress | None) -> dict[str, Any]:
         stop = None if progress is None else progress.stop
         return await gateway.in_thread(partial(client.used_in, database, exchange, stop))
 

@@ -23,6 +23,7 @@ from perdure.errors import Forbidden, RateLimited
 from perdure.models.endings import recorded
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
 from perdure.runtime import Runtime
+from perdure.text.tokens import estimate_tokens
 from perdure.turns.inbox import queries, rate_limit
 from perdure.turns.inbox.accept import check
 from perdure.turns.inbox.incoming import Incoming
@@ -70,7 +71,12 @@ class SideRequests:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
         finally:
             self._running -= 1
-        usage = None if reply.usage is None else reply.usage.to_dict()
+        estimated = {
+            "input_tokens": estimate_tokens(message.text),
+            "output_tokens": estimate_tokens(reply.content),
+            "estimated": True,
+        }
+        usage = estimated if reply.usage is None else reply.usage.to_dict()
         now = int(self._runtime.clock.now().timestamp())
         turn = {"reply": {"stop_reason": recorded(reply)}}
         return Completion(uuid4().hex, reply.model, now).whole(turn, reply.content, usage)

@@ -345,19 +345,24 @@ def finish_reason(turn: Mapping[str, Any]) -> str:
 
     Clients check this member against the API's list, so it has no other value.
     """
-    if (error := turn.get("error")) is not None:
-        return _ENDS.get(error["code"], "stop")
+    if is_cut_off(turn):
+        return _ENDS[turn["error"]["code"]]
     reason = (turn.get("reply") or {}).get("stop_reason")
     return reason if reason in {LENGTH, CONTENT_FILTER} else "stop"
 
 
 def has_failed(turn: Mapping[str, Any]) -> bool:
     """Whether a settled turn has an error that is no end of an answer in OpenAI's API."""
-    return turn["error"] is not None and turn["error"]["code"] not in _ENDS
+    return turn["error"] is not None and not is_cut_off(turn)
+
+
+def is_cut_off(turn: Mapping[str, Any]) -> bool:
+    """Whether a settled turn has an error that is an end of an answer in OpenAI's API."""
+    return (turn.get("error") or {}).get("code") in _ENDS
 
 
 def chat_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Tokens in the format of Chat Completions; `None` if the turn's models did not report them."""
+    """Tokens in the format of Chat Completions; `None` if the answer is not complete."""
     if used is None:
         return None
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
@@ -367,11 +372,12 @@ def chat_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens") or 0},
         "completion_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens") or 0},
+        **_estimated(used),
     }
 
 
 def response_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Tokens in the format of the Responses API; `None` if the turn's models did not report them."""
+    """Tokens in the format of the Responses API; `None` if the answer is not complete."""
     if used is None:
         return None
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)
@@ -381,7 +387,13 @@ def response_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens") or 0},
         "total_tokens": read + written,
+        **_estimated(used),
     }
+
+
+def _estimated(used: Mapping[str, Any]) -> dict[str, bool]:
+    """The mark of tokens that no model's server reported. Clients read the counts of each answer, so there are some."""
+    return {"estimated": True} if used.get("estimated") else {}
 
 
 def response_id(exchange: Exchange) -> str:

@@ -17,6 +17,7 @@ const TOKEN = "perdure.token";
 const RUNNING = "perdure.running";
 const DRAFT = "perdure.draft";
 const LOOK_MS = 3000;
+const STOPPED = "The answer was stopped.";
 
 const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("status");
 
@@ -38,6 +39,8 @@ let following = null;
 let runningTurn = null;
 /** Whether the turn that runs waits for the user's answer to a question. */
 let asks = false;
+/** Whether the end of the log is in view: what is added is shown, too. */
+let readsEnd = true;
 /** What the list of conversations shows. */
 let listed = "";
 /** When something last happened in the open conversation, and the turns that the page shows. */
@@ -238,6 +241,15 @@ function showQueued(key, turns) {
   }
 }
 
+/** Show that a settled turn has no answer, and that it was stopped, if perdure has not deleted the turn. */
+async function sayWhy(turnId) {
+  const note = noAnswer("There is no answer.");
+  place(log, note);
+  try {
+    if ((await api.insist("GET", `/v1/turns/${turnId}`)).status === "cancelled") note.textContent = STOPPED;
+  } catch { /* the note is true without the reason */ }
+}
+
 /** Show the transcript of the conversation's newest sessions, and the messages that wait; the committed messages. */
 async function load() {
   const key = open.key;
@@ -258,7 +270,7 @@ async function load() {
     show(log, message, retry, true);
     markRetried(message);
     const ends = messages[index + 1]?.turn_id !== message.turn_id, replies = message.role === "assistant" && !message.tool_calls?.length;
-    if (ends && !replies && !unsettled.has(message.turn_id)) place(log, noAnswer("There is no answer.")); // it was stopped
+    if (ends && !replies && !unsettled.has(message.turn_id)) sayWhy(message.turn_id);
   });
   showQueued(key, waiting);
   log.append(...unsent);
@@ -445,7 +457,6 @@ async function follow(key, turnId, last, signal) {
   live.answers = last !== null;
   try {
     await api.follow(turnId, { last }, (event) => {
-      const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
       live.apply(event);
       if (event.kind === "state") {
         asks = event.data.waiting_for?.kind === "user";
@@ -454,7 +465,7 @@ async function follow(key, turnId, last, signal) {
       if (event.kind === "progress" && !status.textContent.startsWith("Waits")) status.textContent = `${event.data.tool}: ${event.data.text}`;
       if (event.kind === "tool_result") status.textContent = "Thinking…";
       if (event.kind === "done") settled(turnId, event.data);
-      if (atEnd) log.scrollTop = log.scrollHeight;
+      if (readsEnd) log.scrollTop = log.scrollHeight;
     }, signal);
   } catch (error) {
     trouble(error.message);
@@ -472,7 +483,7 @@ const waits = ({ kind, name, until, progress }) => kind === "user" ? "Waits for 
 function settled(turnId, turn) {
   const last = [...log.querySelectorAll(".assistant")].at(-1);
   if (turn.status === "done" && last) last.append(rating(turnId));
-  if (turn.status === "cancelled") place(log, noAnswer("The answer was stopped."));
+  if (turn.status === "cancelled") place(log, noAnswer(STOPPED));
   if (turn.status === "failed") showFailure(log, turnId, turn.error.message, retry);
   status.textContent = turn.error === null ? "" : `${turn.error.message} (${turn.error.code})`;
   list();
@@ -511,9 +522,19 @@ function bind() {
     send(words_);
   });
   files.bind(text);
+  // The log scrolls smoothly, so it may be far from its end on the way there: only the user scrolls up. The observer keeps
+  // the end in view when a phone's keyboard makes the log smaller.
+  let before = 0;
+  log.addEventListener("scroll", () => {
+    if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) readsEnd = true;
+    else if (log.scrollTop < before) readsEnd = false;
+    before = log.scrollTop;
+  });
+  new ResizeObserver(() => { if (readsEnd) log.scrollTo({ top: log.scrollHeight, behavior: "instant" }); }).observe(log);
   loadFiles(log, (fileId) => api.download(fileId), trouble);
   text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    const composes = event.isComposing || event.keyCode === 229; // Safari ends the composition before this event
+    if (event.key !== "Enter" || event.shiftKey || composes) return;
     event.preventDefault();
     byId("form").requestSubmit();
   });
