@@ -180,8 +180,8 @@ def test_many_memories_and_errors(
     page.size(1280, 800)
 
     gateway.kill()
-    page.find("#memory-list .actions button:last-child").click()
-    page.find("#memory-list .danger").click()
+    page.find("#memory-list .actions button:last-child").send_keys(Keys.ENTER)
+    page.find("#memory-list .danger").send_keys(Keys.ENTER)
     page.until(lambda: page.texts("#memory-list form .bad") != [""], "the error")
     assert len(_known(page)) == 45
     _close(page)
