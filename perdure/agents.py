@@ -14,12 +14,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -36,7 +39,7 @@ from perdure.hooks import (
     TurnEnding,
     TurnStarted,
 )
-from perdure.models.protocol import ForeignModel
+from perdure.models.protocol import ForeignModel, name_of
 from perdure.models.settings import check as check_settings
 from perdure.output import OutputType
 from perdure.settings import OnUnavailable
@@ -315,6 +318,27 @@ class Agent:
         tools = Toolset([*self.tool_list, *remote])
         tools.search = None if search.NAME in tools.names else search.over(tools.schemas)
         return tools
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """12 hexadecimal digits that change with what the agent's declaration tells a model.
+
+        That is the instructions, the tools with their schemas, the model, its settings and the output. Tools of MCP
+        servers, the result of a function as instructions, and the code of tools do not count.
+        """
+        function = getattr(self.instructions, "__qualname__", repr(type(self.instructions)))
+        declared = [
+            self.name,
+            self.instructions if isinstance(self.instructions, str) else function,
+            self._declared_tools(),
+            name_of(self.asked_model("")),
+            sorted(self.settings.items()),
+            None if self.output_type is None else self.output_type.schema,
+        ]
+        return hashlib.sha256(json.dumps(declared, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    def _declared_tools(self) -> list[Any]:
+        return [[each.name, each.description, each.parameters] for each in self.tool_list]
 
     def may_have(self, name: str) -> bool:
         """Whether `name` has the prefix of one of the agent's MCP servers.

@@ -319,6 +319,8 @@ def _check_models(models: Models, settings: Settings, agents: Agents, *, called:
 
     An API key may be missing if the process calls no model (`called` is False).
     """
+    from perdure.turns.costs import check_prices
+
     of_agent = f"the model of agent {{!r}} (PERDURE_AGENTS is {settings.agents!r})"
     tolerated = () if called else (MissingKey,)
     for name, variable in ((settings.model, "PERDURE_MODEL"), (settings.summary_model, "PERDURE_SUMMARY_MODEL")):
@@ -326,6 +328,7 @@ def _check_models(models: Models, settings: Settings, agents: Agents, *, called:
             if name:
                 models.get(name, variable)
     for agent in agents:
+        check_prices(agent, settings)
         with suppress(*tolerated):
             model = agent.model or settings.model
             variable = of_agent.format(agent.name) if agent.model else "PERDURE_MODEL"
@@ -333,6 +336,9 @@ def _check_models(models: Models, settings: Settings, agents: Agents, *, called:
             models.check_settings(model, agent.settings, f"agent {agent.name!r}", variable)
             defaults = {name: each for name, each in settings.model_settings.items() if name not in agent.settings}
             models.check_settings(model, defaults, "PERDURE_MODEL_SETTINGS", variable)
+    if (cheaper := settings.budget.cheaper_model) is not None:
+        with suppress(*tolerated):
+            models.get(cheaper, "PERDURE_BUDGET__ON_EXCEEDED")
     for name in settings.fallback_models:
         with suppress(*tolerated):
             models.guarded(name, "PERDURE_FALLBACK_MODELS")

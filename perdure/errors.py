@@ -286,11 +286,19 @@ class IncompatibleDatabase(Unavailable):
 
 
 class BudgetExhausted(PerdureError):
-    """The turn used up its steps or its attempts."""
+    """The turn used up its steps or its attempts, or its next model call exceeds the budget of `setting`.
+
+    `wait_s`: seconds until the call may be tried again; `None`: waiting does not help.
+    """
 
     code = "BUDGET_EXHAUSTED"
     http_status = 500
     transient = False
+
+    def __init__(self, message: str, *, setting: str | None = None, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.wait_s = wait_s
 
 
 class TurnCancelled(PerdureError):

@@ -12,6 +12,7 @@ These rows are deleted:
 - dry runs of the CaseBank
 - expired codes for linking channels
 - counts of attempts to link a channel
+- what turns and days cost, which is kept for budgets
 - tool calls of ended sessions
 
 Where it is set, also vectors of messages, and ended sessions with their transcripts. A session stays as long as a
@@ -258,6 +259,35 @@ EFFECTS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+TURN_SPENDINGS = Statement(
+    "retention.turn_spendings",
+    f"""
+    WITH page AS (
+        SELECT turn_id FROM turn_spendings
+        WHERE turn_id > %(after)s::uuid AND turn_id < {_CUTOFF_ID}
+        ORDER BY turn_id LIMIT %(most)s
+    ), old AS (
+        SELECT turn_id FROM turns WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM page)) AND settled_at < {_CUTOFF}
+    ), gone AS (
+        DELETE FROM turn_spendings WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           CASE WHEN count(*) = %(most)s THEN max(turn_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
+)
+
+DAY_SPENDINGS = Statement(
+    "retention.day_spendings",
+    f"""
+    WITH old AS (
+        SELECT ctid FROM day_spendings WHERE day < ({_CUTOFF})::date ORDER BY day LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM day_spendings WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND day < ({_CUTOFF})::date RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
 VECTORS = Statement(
     "retention.vectors",
     f"""
@@ -357,6 +387,8 @@ KEPT = (
     Kept("codes that link channels", lambda _: 1, LINK_CODES),
     Kept("attempts to link channels", lambda _: 1, LINK_ATTEMPTS),
     Kept("answered requests", lambda _: 7, ANSWERED_REQUESTS),
+    Kept("costs of turns, for budgets", lambda _: 7, TURN_SPENDINGS, start=_FIRST_ID),
+    Kept("costs of days, for budgets", lambda _: 7, DAY_SPENDINGS),
     Kept("side requests and forks", lambda settings: settings.events_days, METERED_REQUESTS),
     Kept("refused and joined messages of applications", lambda settings: settings.events_days, UNROUTED),
     Kept("tool calls of ended sessions", lambda settings: settings.effects_days, EFFECTS, start=_FIRST_ID),

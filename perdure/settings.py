@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 from datetime import time
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -70,6 +71,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Money = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=100)]
 
 
@@ -194,6 +196,37 @@ class TurnSettings(_Group):
                 "the heartbeat must be at most half the lease, so that one lost renewal does not lose the session"
             )
         return self
+
+
+class OnExceeded(StrEnum):
+    """What happens to a turn whose next model call exceeds a budget. Any other value is the name of a cheaper model."""
+
+    FAIL = "fail"
+    PARK = "park"
+
+
+class BudgetSettings(_Group):
+    """`PERDURE_BUDGET__*`: what turns may cost, in US dollars.
+
+    `turn` limits a turn, with what other agents use for it; `user_day` and `tenant_day` a user's and a tenant's turns
+    of a day, which begins at midnight in `PERDURE_TIMEZONE`. Users without a tenant count as one tenant.
+    """
+
+    turn: Money | None = None
+    user_day: Money | None = None
+    tenant_day: Money | None = None
+    on_exceeded: Annotated[str, Field(min_length=1)] = OnExceeded.FAIL.value
+
+    @property
+    def limits(self) -> dict[str, Decimal]:
+        """The limits that are set, by the names of their settings."""
+        given = {"TURN": self.turn, "USER_DAY": self.user_day, "TENANT_DAY": self.tenant_day}
+        return {f"{environment.PREFIX}BUDGET__{name}": limit for name, limit in given.items() if limit is not None}
+
+    @property
+    def cheaper_model(self) -> str | None:
+        """The model that gets the calls that exceed a budget, if one is named."""
+        return None if self.on_exceeded in [*OnExceeded] else self.on_exceeded
 
 
 class ApprovalSettings(_Group):
@@ -612,6 +645,7 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = None
     session: SessionSettings = SessionSettings()
     turn: TurnSettings = TurnSettings()
+    budget: BudgetSettings = BudgetSettings()
     approval: ApprovalSettings = ApprovalSettings()
     guard: GuardSettings = GuardSettings()
     schedule: ScheduleSettings = ScheduleSettings()

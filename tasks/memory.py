@@ -86,6 +86,7 @@ def consolidator(process: Process) -> Consolidator:
         timeout_s=settings.model_timeout_s,
         lease_s=settings.turn.lease_s,
         holding=process.runner.keeper.keep_fenced,
+        timezone=settings.timezone,
         judge=resolve_judge(settings, model),
     )
 

@@ -142,6 +142,7 @@ class Databases:
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
             self.administer("ALTER SYSTEM SET synchronous_commit = off")
+            self.administer("ALTER SYSTEM SET fsync = off")
             # On busy cores, autovacuum could record a table as empty during a test, or change plans that are tested.
             self.administer("ALTER SYSTEM SET autovacuum = off")
             self.administer("SELECT pg_reload_conf()")

@@ -16,6 +16,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    Date,
     DateTime,
     Double,
     ForeignKey,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
@@ -531,6 +533,7 @@ messages = Table(
     Column("stop_reason", Text, comment="how the model's reply ended, such as stop or length"),
     Column("opaque", JSONB, comment="what the provider needs back, with its endpoint and model family"),
     Column("parts", JSONB, comment=_PARTS),
+    Column("prompt", JSONB, comment="of a reply: what its prompt had, by reference"),
     PrimaryKeyConstraint("session_id", "seq"),
     _one_of("role", ("user", "assistant", "tool")),
     comment="The transcript. Rows are appended and never updated.",
@@ -789,6 +792,29 @@ pauses = Table(
     Column("paused_at", _timestamp, nullable=False),
     Index("pauses_key", "tenant", "user_id", "agent", unique=True, postgresql_nulls_not_distinct=True),
     comment="Whose turns do not begin: each row applies to the turns that match all its parts.",
+)
+
+turn_spendings = Table(
+    "turn_spendings",
+    metadata,
+    Column("turn_id", Uuid, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("root_id", Uuid, nullable=False, index=True, comment="the turn for which it works, or itself"),
+    Column("day", Date, nullable=False, comment="that of the last model call"),
+    Column("earlier", Numeric, nullable=False, comment="US dollars before this day"),
+    Column("today", Numeric, nullable=False, comment="US dollars on this day, with what is reserved for a call"),
+    Column("total", Numeric, nullable=False, comment="US dollars, with what is reserved for a call"),
+    comment="What turns cost, while a budget is set.",
+)
+
+day_spendings = Table(
+    "day_spendings",
+    metadata,
+    Column("kind", Text, _one_of("kind", ("user", "tenant")), nullable=False),
+    Column("key", Text, nullable=False, comment="the user's key, or the tenant; empty: no tenant"),
+    Column("day", Date, nullable=False, index=True),
+    Column("amount", Numeric, nullable=False, comment="US dollars, with what is reserved for calls"),
+    PrimaryKeyConstraint("kind", "key", "day"),
+    comment="What the turns of a user or a tenant cost in a day, while a budget is set.",
 )
 
 schema_compatibility = Table(

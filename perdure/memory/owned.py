@@ -18,6 +18,9 @@ from perdure.memory import owned_queries
 from perdure.memory.consolidation.judging import Topic
 from perdure.memory.consolidation.queries import LOCK_USER
 
+_MOST_SOURCES = 50
+_SOURCE_CHARS = 2_000
+
 
 def owner(executor: Executor, memory_id: UUID) -> UserKey:
     """The key of the user whose memory it is.
@@ -50,6 +53,29 @@ def read_memory(executor: Executor, memory_id: UUID) -> dict[str, Any]:
     if not rows:
         raise NotFound("There is no such memory.")
     return _body(rows[0])
+
+
+def read_with_sources(executor: Executor, memory_id: UUID) -> dict[str, Any]:
+    """One memory with `sources`: its messages, at most 50, the earliest first, each cut to 2,000 characters.
+
+    Raises:
+        NotFound: there is no such memory.
+    """
+    memory = read_memory(executor, memory_id)
+    parameters = {"memory_id": memory_id, "most": _MOST_SOURCES, "most_chars": _SOURCE_CHARS}
+    memory["sources"] = [
+        {
+            "message_id": row.message_id,
+            "session_id": row.session_id,
+            "conversation": row.conversation,
+            "channel": row.channel,
+            "role": row.role,
+            "text": row.text,
+            "said_at": row.created_at.isoformat(),
+        }
+        for row in executor.run(owned_queries.SOURCES, parameters)
+    ]
+    return memory
 
 
 def correct(database: Database, clock: Clock, user_id: UserKey, memory_id: UUID, content: str) -> dict[str, Any]:

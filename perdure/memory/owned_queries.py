@@ -16,6 +16,18 @@ OWNER = Statement("memories.owner", "SELECT user_id FROM memories WHERE memory_i
 
 READ = Statement("memories.read", f"{_MEMORY} WHERE w.memory_id = %(memory_id)s", writes=False)
 
+SOURCES = Statement(
+    "memories.sources",
+    """
+    SELECT coalesce(m.message_id, m.session_id || ':' || m.seq) AS message_id, m.session_id, m.channel, m.role,
+           left(m.content, %(most_chars)s) AS text, m.created_at,
+           CASE WHEN s.scope LIKE '/%%' THEN substr(s.scope, 2) END AS conversation
+    FROM memory_sources AS e JOIN messages AS m USING (session_id, seq) JOIN sessions AS s USING (session_id)
+    WHERE e.memory_id = %(memory_id)s ORDER BY m.created_at, m.session_id, m.seq LIMIT %(most)s
+    """,
+    writes=False,
+)
+
 LIST = Statement(
     "memories.list",
     f"""

@@ -56,7 +56,7 @@ _TYPES = create_model(
     "ModelSettings", __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False), **_FIELDS
 )
 
-_SECRET = ("extra_headers", "extra_body")
+SECRET = ("extra_headers", "extra_body")
 """Settings whose values messages do not show, because they may contain keys."""
 
 _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
@@ -101,7 +101,7 @@ def check(given: object, owner: str) -> None:
     except ValidationError as error:
         wrong = next((str(item["loc"][0]) for item in error.errors() if item["loc"][0] in given), None)
         if wrong is not None:  # all other errors are about settings that are not given
-            shown = "a value that is not shown" if wrong in _SECRET else declarations.shown(given[wrong])
+            shown = "a value that is not shown" if wrong in SECRET else declarations.shown(given[wrong])
             raise SettingsError(f"{owner} has the setting {wrong}={shown}; accepted: {_ACCEPTED[wrong][1]}") from None
 
 

@@ -53,11 +53,12 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The condition of an installation."""
+    """The condition of an installation. `budgets` are those who spent most today, as JSON objects."""
 
     readings: Readings
     faults: tuple[Fault, ...]
     stuck: tuple[Stuck, ...] = ()
+    budgets: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_up(self) -> bool:
@@ -87,6 +88,7 @@ class Status:
                 {**asdict(each), "session_id": str(each.session_id), "turn_id": str(each.turn_id)}
                 for each in self.stuck
             ],
+            "budgets": list(self.budgets),
             "unread": dict(read.failed),
             "counted_up_to": MOST,
         }
@@ -118,6 +120,8 @@ def _reason(row: Row[Any], read: Readings) -> str:  # noqa: C901, PLR0911 (each 
         return f"waits for a person to decide about a call, until {_moment(row.not_before)}"
     if row.postponed and row.waits_for is not None:
         return f"waits for {_WAITS[row.waits_for]}, until {_moment(row.not_before)}"
+    if row.postponed and (row.parked_for or "").startswith(_BUDGETS):
+        return f"would exceed {row.parked_for}, and is tried again at {_moment(row.not_before)}"
     if row.postponed and row.parked_for is not None:
         return f"waits for the model {row.parked_for or 'of its agent'}, until {_moment(row.not_before)}"
     if row.postponed:
@@ -127,6 +131,9 @@ def _reason(row: Row[Any], read: Readings) -> str:  # noqa: C901, PLR0911 (each 
     woken = "never woken" if row.woken_at is None else f"woken {row.wakes} times, last at {_moment(row.woken_at)}"
     return f"due, {woken}; no worker has claimed it"
 
+
+_BUDGETS = "PERDURE_BUDGET__"
+"""The names of the settings for which a turn waits as for a model (`turns.budgets`)."""
 
 _WAITS = {
     "task": "a Celery task",

@@ -4,6 +4,11 @@ The scripts implement the state machine of `circuit.py`, on Redis's clock. Chang
 a property test compares them. A circuit is a hash. Its probes are a sorted set, ordered by the ends of their leases.
 The hash and the set expire after a week without a call. All keys share one hash slot of Redis Cluster.
 
+While no call fails, a process need not ask Redis about each call: a success that finds the circuit closed and without
+failures may lease it to the process for a moment. The process admits calls itself meanwhile, and reports its successes
+together (`shared.py`). A circuit that other processes have leased does not open: they may have successes that they have
+not reported. The leases are another sorted set; none is given while a failure counts.
+
 If Redis does not respond, the call that detects the failure is delayed by half a second at most.
 """
 
@@ -11,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
@@ -37,16 +44,18 @@ The braces are a hash tag of Redis Cluster.
 
 _FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
 
-# KEYS of all scripts: the circuit, its probes, and the set of circuit names.
+# KEYS of all scripts: the circuit, its probes, the set of circuit names, and the processes that lease the circuit.
 # ARGV[1] to ARGV[5] of all scripts: the circuit's name, the milliseconds to add to Redis's time (0 outside tests), and
 # the policy's threshold, cooldown and number of probes.
 # All scripts return one string with these values, separated by commas: the time, the state before, the state after, the
-# number of consecutive failures, the time by which a call is admitted again, and the epoch if this call is admitted.
+# number of consecutive failures, the time by which a call is admitted again, the epoch if this call is admitted, and
+# the epoch if the circuit is leased to the process.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
 local threshold, cooldown, most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local found = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'failures', 'successes', 'last_failure', 'opened_at')
+local found = redis.call('HMGET', KEYS[1], 'state', 'epoch', 'failures', 'successes', 'last_failure', 'opened_at',
+    'failing_since')
 local known = found[1]
 local circuit = {
     state = known or 'closed',
@@ -55,6 +64,7 @@ local circuit = {
     successes = tonumber(found[4] or 0),
     last_failure = found[5] or '',
     opened_at = found[6] or '',
+    failing_since = tonumber(found[7] or now),
 }
 local before = circuit.state
 
@@ -68,17 +78,30 @@ end
 
 local function save()
     redis.call('HSET', KEYS[1], 'state', circuit.state, 'epoch', circuit.epoch, 'failures', circuit.failures,
-        'successes', circuit.successes, 'last_failure', circuit.last_failure, 'opened_at', circuit.opened_at)
+        'successes', circuit.successes, 'last_failure', circuit.last_failure, 'opened_at', circuit.opened_at,
+        'failing_since', circuit.failing_since)
     redis.call('EXPIRE', KEYS[1], 604800)
     if not known then redis.call('SADD', KEYS[3], ARGV[1]) end
 end
 
-local function answer(epoch)
+-- Successes of one process, of which the last one ended `age` milliseconds ago.
+local function succeed(count, age, epoch)
+    circuit.successes = circuit.successes + count
+    if count == 0 or circuit.epoch ~= epoch or circuit.failures == 0 then return end
+    if age > 0 and now - age < circuit.failing_since then return end
+    circuit.failures = age > 0 and now - age < (tonumber(circuit.last_failure) or 0) and 1 or 0
+end
+
+local function is_failing()
+    return circuit.failures >= threshold and redis.call('ZCOUNT', KEYS[4], now, '+inf') == 0
+end
+
+local function answer(epoch, leased)
     local at = ''
     if circuit.state == 'open' then at = circuit.opened_at + cooldown end
     if circuit.state == 'half_open' then at = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or '' end
     -- One string: redis-py reads a list item by item, which takes longer than the script.
-    return table.concat({now, before, circuit.state, circuit.failures, at, epoch or ''}, ',')
+    return table.concat({now, before, circuit.state, circuit.failures, at, epoch or '', leased or ''}, ',')
 end
 """
 
@@ -88,6 +111,7 @@ if circuit.state == 'open' then
     local opened_at = tonumber(circuit.opened_at)
     if now < opened_at or now >= opened_at + cooldown then move('half_open') end
 end
+if circuit.state == 'closed' and is_failing() then move('open') end
 local admitted = circuit.state == 'closed'
 if circuit.state == 'half_open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
@@ -102,23 +126,32 @@ if not known or circuit.state ~= before then save() end
 return answer(admitted and circuit.epoch)
 """
 
-# ARGV[6] and ARGV[7]: the call's id, and the epoch in which the call was admitted.
+# ARGV[6] to ARGV[11]: the call's id, the epoch in which the call was admitted, the number of successes and the age of
+# the last one in milliseconds, the process's id, and the milliseconds of a lease (0: none is wanted).
 _SUCCEEDED = f"""{_BEGIN}
-circuit.successes = circuit.successes + 1
-if circuit.epoch == tonumber(ARGV[7]) then
+succeed(tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[7]))
+if circuit.epoch == tonumber(ARGV[7]) and circuit.state == 'half_open' then
     circuit.failures = 0
-    if circuit.state == 'half_open' then move('closed') end
+    move('closed')
 end
 save()
-return answer()
+local leased = tonumber(ARGV[11]) > 0 and circuit.state == 'closed' and circuit.failures == 0
+if leased then
+    redis.call('ZADD', KEYS[4], now + ARGV[11], ARGV[10])
+    redis.call('EXPIRE', KEYS[4], 604800)
+end
+return answer(nil, leased and circuit.epoch)
 """
 
-# ARGV[6] and ARGV[7]: the call's id, and the epoch in which the call was admitted.
+# ARGV[6] to ARGV[11]: as for a success. The successes are those that the process has not reported yet.
 _FAILED = f"""{_BEGIN}
+succeed(tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[7]))
 circuit.last_failure = now
 if circuit.epoch == tonumber(ARGV[7]) then
+    redis.call('ZREM', KEYS[4], ARGV[10])
+    if circuit.failures == 0 then circuit.failing_since = now end
     circuit.failures = circuit.failures + 1
-    if circuit.state == 'half_open' or circuit.failures >= threshold then move('open') end
+    if circuit.state == 'half_open' or is_failing() then move('open') end
 end
 save()
 return answer()
@@ -139,6 +172,14 @@ return answer()
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Successes:
+    """The number of calls that a process reports together, and the milliseconds since the last one ended."""
+
+    count: int
+    age_ms: int = 0
+
+
 class FleetCircuits:
     """The circuits in the Redis at `url`, under keys that begin with `prefix`. Thread-safe.
 
@@ -155,6 +196,7 @@ class FleetCircuits:
         prefix: str = REDIS_PREFIX,
     ) -> None:
         self._names = f"{prefix}{_NAMES}"
+        self._process = str(uuid4())
         self._policy = policy
         self._ahead_ms = ahead_ms
         self._client = redis.Redis.from_url(
@@ -178,11 +220,22 @@ class FleetCircuits:
         with _mapped_errors():
             return _answer(self._admit(self._keys(name), self._arguments(name, call_id, lease_ms)), call_id)
 
-    def settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer:
+    def settle(
+        self,
+        name: str,
+        admission: Admission,
+        outcome: CallOutcome,
+        successes: Successes | None = None,
+        lease_ms: int = 0,
+    ) -> CircuitAnswer:
+        """Record a call's outcome, with the process's `successes` so far; by default, a success is one.
+
+        After a success, the circuit may be leased to the process for `lease_ms` milliseconds.
+        """
+        told = successes or Successes(int(outcome is CallOutcome.SUCCEEDED))
+        own = (admission.id, admission.epoch, told.count, told.age_ms, self._process, lease_ms)
         with _mapped_errors():
-            return _answer(
-                self._settle[outcome](self._keys(name), self._arguments(name, admission.id, admission.epoch))
-            )
+            return _answer(self._settle[outcome](self._keys(name), self._arguments(name, *own)))
 
     def free(self, name: str, call_id: str) -> None:
         """Free the slot of a probe. Called if Redis did not answer when the probe was admitted or when it ended."""
@@ -200,7 +253,7 @@ class FleetCircuits:
             ordered = sorted(names)
             pipeline = self._client.pipeline(transaction=False)
             for name in ordered:
-                key, probes, _ = self._keys(name)
+                key, probes, *_ = self._keys(name)
                 pipeline.hmget(key, *_FIELDS)
                 pipeline.zrange(probes, 0, -1, withscores=True)
             rows = pipeline.execute()
@@ -215,14 +268,16 @@ class FleetCircuits:
         thresholds = (policy.failure_threshold, policy.cooldown_ms, policy.half_open_max_probes)
         return [name, self._ahead_ms(), *thresholds, *own]
 
-    def _keys(self, name: str) -> tuple[str, str, str]:
-        return f"{self._names}:{name}", f"{self._names}:{name}:probes", self._names
+    def _keys(self, name: str) -> tuple[str, ...]:
+        circuit = f"{self._names}:{name}"
+        return circuit, f"{circuit}:probes", self._names, f"{circuit}:leases"
 
 
 def _answer(reply: str, call_id: str = "") -> CircuitAnswer:
-    now, before, after, failures, until, epoch = reply.split(",")
+    now, before, after, failures, until, epoch, leased = reply.split(",")
     admission = Admission(call_id, int(epoch)) if epoch else None
-    return CircuitAnswer(int(now), CircuitState(before), CircuitState(after), int(failures), _moment(until), admission)
+    states = CircuitState(before), CircuitState(after)
+    return CircuitAnswer(int(now), *states, int(failures), _moment(until), admission, _moment(leased))
 
 
 def _circuit(fields: Sequence[str], probes: Sequence[tuple[str, float]]) -> Circuit:

@@ -143,6 +143,7 @@ class Breakers:
         If Redis is configured, these are the fleet's breakers that were used in the last week. Otherwise they are this
         process's breakers.
         """
+        self._circuits.exchange()
         return [_metrics(name, circuit) for name, circuit in sorted(self._circuits.store.read().items())]
 
     def reset(self, name: str) -> Metrics:

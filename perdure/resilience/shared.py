@@ -1,5 +1,9 @@
 """The circuits (states of circuit breakers) that a process uses: those in Redis, or its own while Redis is unavailable.
 
+While no call of the fleet fails, most calls need no answer of Redis: the process leases the circuit for `EXCHANGE_S`
+seconds, admits calls itself, and counts their successes. A thread reports them and renews the lease. A call that fails
+is reported at once, with the successes before it, and ends the lease.
+
 The fleet is all processes that share a Redis; the fleet's circuits are the circuits in Redis. While Redis is
 unavailable, one call per second tries to reach Redis again. The attempt delays that call by at most half a second. Once
 Redis answers, the process uses the fleet's circuits again.
@@ -16,13 +20,16 @@ from dataclasses import dataclass
 from perdure.clock import Clock
 from perdure.errors import Unavailable
 from perdure.resilience.circuit import Admission, CallOutcome, CircuitState
-from perdure.resilience.redis_circuits import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits, Successes
 from perdure.resilience.stores import CircuitAnswer, CircuitStore, OwnCircuits
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Seconds to wait before the next call to Redis after Redis did not answer."""
+
+EXCHANGE_S = 0.25
+"""Seconds for which a process leases a circuit. So long at most, the fleet does not know what its calls did."""
 
 _MAX_UNRELEASED = 100
 """The maximum number of probe slots that a process remembers, to free them once Redis is available again.
@@ -56,6 +63,16 @@ class FleetAnswer:
     fleet: bool
 
 
+@dataclass(slots=True)
+class _Lease:
+    """A circuit that this process has leased until the monotonic time `until`. Not all `successes` are reported."""
+
+    epoch: int
+    until: float
+    successes: int = 0
+    succeeded_at: float = 0.0
+
+
 class SharedCircuits:
     """The circuits that a process uses. Calls `listen` in the caller's thread for each change of a circuit's state."""
 
@@ -74,6 +91,11 @@ class SharedCircuits:
         self._is_unavailable = False
         self._retry_at = 0.0
         self._unreleased: deque[tuple[str, str]] = deque(maxlen=_MAX_UNRELEASED)
+        self._leases: dict[str, _Lease] = {}
+        self._failures: dict[str, int] = {}
+        """The number of failures that this process has reported, by the circuit's name."""
+        self._exchanger: threading.Thread | None = None
+        self._closed = threading.Event()
 
     @property
     def store(self) -> CircuitStore:
@@ -81,6 +103,9 @@ class SharedCircuits:
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> FleetAnswer:
         """Admit or refuse a call. Never fails."""
+        leased = self._leases.get(name)
+        if leased is not None and self._clock.monotonic() < leased.until:
+            return FleetAnswer(_admitted(call_id, leased.epoch), fleet=True)
         answer = self._call_fleet(name, lambda fleet: self._admit(fleet, name, call_id, lease_ms))
         if answer is not None:
             return FleetAnswer(answer, fleet=True)
@@ -91,17 +116,22 @@ class SharedCircuits:
     def settle(self, name: str, admission: Admission, outcome: CallOutcome, *, fleet: bool) -> None:
         """Report a call's outcome to the store that admitted it. Never fails.
 
-        If Redis admitted the call and is unavailable now, the outcome is lost. If the call was a probe, its slot is
-        freed once Redis answers.
+        If Redis admitted the call and is unavailable now, a failure counts in this process only. If the call was a
+        probe, its slot is freed once Redis answers.
         """
         if fleet:
-            if self._call_fleet(name, lambda circuits: circuits.settle(name, admission, outcome)) is None:
+            if outcome is not CallOutcome.FAILED and self._count(name, admission, outcome):
+                return
+            if self._settle(name, admission, outcome) is None:
                 self._unreleased.append((name, admission.id))
+                if outcome is CallOutcome.FAILED:
+                    self._fail_here(name, admission.id)
         else:
             self._report(name, self._own.settle(name, admission, outcome), fleet=False)
 
     def reset(self, name: str) -> bool:
         """Close the circuit `name` of the fleet and of this process; returns whether the circuit exists."""
+        self.exchange()
         answer = self.store.reset(name)
         if answer is None:
             return False
@@ -111,8 +141,95 @@ class SharedCircuits:
         return True
 
     def close(self) -> None:
+        self._closed.set()
+        if self._exchanger is not None:
+            self._exchanger.join(2 * EXCHANGE_S)
         if self._fleet is not None:
+            self.exchange()
             self._fleet.close()
+
+    def _fail_here(self, name: str, call_id: str) -> None:
+        """Count a failure of which Redis could not be told."""
+        admission = self._own.admit(name, call_id, 1).admission
+        if admission is not None:
+            self._report(name, self._own.settle(name, admission, CallOutcome.FAILED), fleet=False)
+
+    def _count(self, name: str, admission: Admission, outcome: CallOutcome) -> bool:
+        """Count a call that did not fail, if its circuit is leased; returns whether it is."""
+        with self._lock:
+            leased, now = self._leases.get(name), self._clock.monotonic()
+            if leased is None or now >= leased.until or leased.epoch != admission.epoch:
+                return False
+            if outcome is CallOutcome.SUCCEEDED:
+                leased.successes, leased.succeeded_at = leased.successes + 1, now
+        return True
+
+    def _settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer | None:
+        """Report a call's outcome, and the successes that were not reported. The circuit is leased, if it may be."""
+        with self._lock:
+            leased, asked_at = self._leases.pop(name, None), self._clock.monotonic()
+            if outcome is CallOutcome.FAILED:
+                self._failures[name] = self._failures.get(name, 0) + 1
+            failures = self._failures.get(name, 0)
+        successes, age_ms = 0, 0
+        if leased is not None and leased.epoch == admission.epoch:
+            successes, age_ms = leased.successes, max(1, round((asked_at - leased.succeeded_at) * 1_000))
+        if outcome is CallOutcome.SUCCEEDED:
+            successes, age_ms = successes + 1, 0
+        told = Successes(successes, age_ms)
+        lease_ms = round(EXCHANGE_S * 1_000)
+        answer = self._call_fleet(name, lambda fleet: fleet.settle(name, admission, outcome, told, lease_ms))
+        if answer is not None and answer.leased is not None:
+            self._lease(name, _Lease(answer.leased, asked_at + EXCHANGE_S), failures)
+        return answer
+
+    def _lease(self, name: str, leased: _Lease, failures: int) -> None:
+        """Keep a lease, unless a call has failed since the number of `failures` was read."""
+        with self._lock:
+            if self._failures.get(name, 0) != failures or self._closed.is_set():
+                return
+            self._leases.setdefault(name, leased)
+            if self._exchanger is None or not self._exchanger.is_alive():
+                self._exchanger = threading.Thread(target=self._exchange_regularly, name="breakers", daemon=True)
+                self._exchanger.start()
+
+    def _renew(self, name: str, leased: _Lease) -> None:
+        """Report the successes of a leased circuit, and renew the lease."""
+        with self._lock:
+            if self._leases.get(name) is not leased:
+                return
+            asked_at, successes = self._clock.monotonic(), leased.successes
+            told = Successes(successes, max(1, round((asked_at - leased.succeeded_at) * 1_000)))
+            leased.successes = 0
+        admission = Admission("", leased.epoch)
+        lease_ms = 0 if self._closed.is_set() else round(EXCHANGE_S * 1_000)
+        answer = self._call_fleet(
+            name, lambda fleet: fleet.settle(name, admission, CallOutcome.SUCCEEDED, told, lease_ms)
+        )
+        with self._lock:
+            if answer is not None and answer.leased == leased.epoch:
+                leased.until = asked_at + EXCHANGE_S
+            elif self._leases.get(name) is leased:
+                del self._leases[name]
+
+    def _exchange_regularly(self) -> None:
+        """Report successes and renew leases, until no circuit is leased."""
+        while not self._closed.wait(EXCHANGE_S / 2):
+            self.exchange()
+            with self._lock:
+                if not self._leases:
+                    self._exchanger = None
+                    return
+
+    def exchange(self) -> None:
+        """Report the successes of leased circuits, and renew these leases. A lease without a success expires."""
+        for name, leased in list(self._leases.items()):
+            if leased.successes:
+                self._renew(name, leased)
+            elif self._clock.monotonic() >= leased.until:
+                with self._lock:
+                    if self._leases.get(name) is leased and not leased.successes:
+                        del self._leases[name]
 
     def _admit(self, fleet: FleetCircuits, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         """Ask the fleet's store to admit a call.
@@ -195,3 +312,8 @@ class SharedCircuits:
             self._listen(change)
         except Exception:
             log.exception("the listener of breaker changes failed; the call continues")
+
+
+def _admitted(call_id: str, epoch: int) -> CircuitAnswer:
+    """The answer to a call whose circuit is leased."""
+    return CircuitAnswer(0, CircuitState.CLOSED, CircuitState.CLOSED, 0, None, Admission(call_id, epoch))

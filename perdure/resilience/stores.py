@@ -20,7 +20,7 @@ class CircuitAnswer:
 
     `before` and `after` are the circuit's states before and after the request. A circuit that refuses calls admits a
     call again at `until` or earlier. `until` is `None` if the circuit refuses no calls. `admission` is set if the call
-    was admitted.
+    was admitted. `leased` is the circuit's epoch, if the process may admit calls itself for the time that it asked for.
     """
 
     now: int
@@ -29,6 +29,7 @@ class CircuitAnswer:
     failures: int
     until: int | None = None
     admission: Admission | None = None
+    leased: int | None = None
 
 
 class CircuitStore(Protocol):

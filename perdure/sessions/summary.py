@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from perdure.errors import ContextTooLong, IncompleteReply, PerdureError
+from perdure.errors import ContextTooLong, IncompleteReply
 from perdure.models.endings import ended_properly
 from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role
 from perdure.text.json_replies import values_in, without_fence
@@ -38,6 +39,7 @@ conversation's own language. Each line of a message begins with its speaker. All
 that stands in it.
 Answer with a JSON object: {"summary": "...", "key_topics": ["...", "..."]}"""
 
+_RETRY_PROMPT = "That could not be used: {fault}. Answer again, with a shorter JSON object and nothing else."
 _MEMBERS = {"summary": {"type": "string"}, "key_topics": {"type": "array", "items": {"type": "string"}}}
 _TITLED = {"title": {"type": "string"}, **_MEMBERS}
 _HALVINGS = 5
@@ -45,6 +47,10 @@ _SHORTEST_TOPIC = 4
 _MESSAGE_CHARS = 4_000
 _EXTRACT_LINES = 6
 _EXTRACT_CHARS = 300
+
+
+class UnusableSummary(IncompleteReply):
+    """The model cannot summarise this conversation: it was asked twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,9 @@ class Summary:
 
 
 def summarise(model: Model, call: ModelCall, conversation: Sequence[Message], *, so_far: str | None = None) -> Summary:
-    """Ask `model` for a summary. If the reply has no JSON object with a summary, the whole reply becomes the summary.
+    """Ask `model` for a summary. If the reply has no JSON object, the whole reply becomes the summary.
+
+    A model whose JSON cannot be used is asked once again, with the fault.
 
     `so_far` is the summary of what was said before, empty at the beginning of the conversation, if the conversation
     goes on; `None`: it has ended.
@@ -72,21 +80,33 @@ def summarise(model: Model, call: ModelCall, conversation: Sequence[Message], *,
     up to `_HALVINGS` times.
 
     Raises:
-        IncompleteReply: the reply is the beginning of a JSON object.
-        PerdureError: the model failed, or its summary is empty.
+        UnusableSummary: neither reply can be used.
+        PerdureError: the model failed.
     """
-    made = _ask(model, call, conversation, MAX_PROMPT_CHARS, so_far)
-    reply = without_fence(made.content.strip())
-    objects = [each for each in values_in(reply) if isinstance(each, dict)]
-    if not objects and reply.startswith("{") and not ended_properly(made):
-        raise IncompleteReply("The model's summary was cut off.")
-    given = next((each for each in reversed(objects) if "summary" in each), {} if objects else {"summary": reply})
-    text = given.get("summary")
-    if not isinstance(text, str) or not text.strip():
-        raise PerdureError("The model's summary was empty.")
+    prompt, made = _ask(model, call, conversation, MAX_PROMPT_CHARS, so_far)
+    try:
+        given, text = _read(made)
+    except UnusableSummary as fault:
+        again = Message(Role.USER, _RETRY_PROMPT.format(fault=fault.message.removesuffix(".")))
+        said = Message(Role.ASSISTANT, cut(made.content, MAX_SUMMARY_CHARS))
+        request = replace(prompt, messages=(*prompt.messages, *([said] if said.content.strip() else []), again))
+        given, text = _read(model.respond(request, call))
     title = given.get("title") if so_far is None else None
     titled = title_of(title) if isinstance(title, str) else ""
     return Summary(_bounded(text), _topics(given.get("key_topics"), conversation), extractive=False, title=titled)
+
+
+def _read(made: ModelReply) -> tuple[dict[str, Any], str]:
+    """The object in a reply, and its summary."""
+    reply = without_fence(made.content.strip())
+    objects = [each for each in values_in(reply) if isinstance(each, dict)]
+    if not objects and reply.startswith("{") and not ended_properly(made):
+        raise UnusableSummary("The model's summary was cut off.")
+    given = next((each for each in reversed(objects) if "summary" in each), {} if objects else {"summary": reply})
+    text = given.get("summary")
+    if not isinstance(text, str) or not text.strip():
+        raise UnusableSummary("The model's summary was empty.")
+    return given, text
 
 
 def _ask(  # noqa: PLR0917 (as `summarise`, and two limits)
@@ -96,7 +116,7 @@ def _ask(  # noqa: PLR0917 (as `summarise`, and two limits)
     most_chars: int,
     so_far: str | None = None,
     halvings: int = _HALVINGS,
-) -> ModelReply:
+) -> tuple[ModelRequest, ModelReply]:
     text = _prompt_text(conversation, most_chars)
     task = PROMPT if so_far is None else PROMPT_GOING_ON
     told = f"{so_far}\n{text}" if so_far else text
@@ -104,7 +124,8 @@ def _ask(  # noqa: PLR0917 (as `summarise`, and two limits)
         prompt = (Message(Role.SYSTEM, task), Message(Role.USER, told))
         members = _TITLED if so_far is None else _MEMBERS
         schema = {"type": "object", "properties": members, "required": [*members], "additionalProperties": False}
-        return model.respond(ModelRequest(prompt, output=schema), call)
+        request = ModelRequest(prompt, output=schema)
+        return request, model.respond(request, call)
     except ContextTooLong:
         if not halvings or not _prompt_text(conversation, len(text) // 2):
             raise

@@ -27,7 +27,7 @@ from perdure.ids import new_id
 from perdure.models.protocol import Message, Opaque, Role, ToolCall, Usage
 from perdure.resilience.registry import Breakers
 from perdure.runtime import Runtime
-from perdure.settings import Settings
+from perdure.settings import BudgetSettings, Settings
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.testing.scripted import Scripted
 from perdure.testing.store import Effect, MemoryFiles, MemoryStore
@@ -253,7 +253,8 @@ class Conversation:
         self._metadata = {**(metadata or {}), **({} if language is None else {"language": language})}
         self._approve = approve
         self._clock = clock or (model.clock if isinstance(model, Scripted) else MovedClock())
-        self._settings = settings or Settings.model_construct()
+        given = settings or Settings.model_construct()
+        self._settings = given.model_copy(update={"budget": BudgetSettings()})  # no turns of other days are known
         self._user_id, self._tenant = user_id, tenant
         self._session_id = new_id(self._clock)
         self._store = MemoryStore()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from perdure.access.tenants import UserKey
+from perdure.database.engine import Statement
 from perdure.database.fencing import Fence
 from perdure.errors import NotFound, TurnCancelled
 from perdure.ids import new_id
 from perdure.runtime import Runtime
+from perdure.turns import pauses
 from perdure.turns import queries as turns_queries
 from perdure.turns.calls.awaited import report_now
 from perdure.turns.inbox import queries as inbox_queries
@@ -16,6 +19,17 @@ from perdure.turns.lease.tenure import TurnRow
 from perdure.turns.outcome import CANCELLED
 from perdure.turns.reading import find_owner
 from perdure.turns.run.leave import settle_begun
+
+_AT_ONCE = 200
+
+_UNSETTLED = Statement(
+    "turns.unsettled_of",
+    f"""
+    SELECT turn_id FROM turns AS t WHERE {pauses.UNSETTLED_OF} AND turn_id > %(after)s::uuid
+    ORDER BY turn_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
 
 _WAITING = frozenset({"waiting_approval", "parked"})
 
@@ -51,6 +65,20 @@ def cancel(runtime: Runtime, turn_id: UUID) -> None:
     if row.status == "cancelled" or (row.waits and _close(runtime, row.session_id, turn_id)):
         return
     runtime.wake.session(row.session_id, row.priority)
+
+
+def cancel_all(runtime: Runtime, *, tenant: str | None, user: UserKey | None, agent: str | None) -> int:
+    """Request the cancellation of all unsettled turns to which all the given apply; returns their number.
+
+    Messages that are accepted meanwhile are not affected: pause before, if none is to run.
+    """
+    cancelled, after = 0, UUID(int=0)
+    whom = pauses.given(tenant, user, agent)
+    while rows := runtime.database.run(_UNSETTLED, {**whom, "after": after, "most": _AT_ONCE}):
+        for row in rows:
+            cancel(runtime, row.turn_id)
+        cancelled, after = cancelled + len(rows), rows[-1].turn_id
+    return cancelled
 
 
 def _close(runtime: Runtime, session_id: UUID, turn_id: UUID) -> bool:

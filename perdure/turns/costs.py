@@ -30,7 +30,10 @@ def cost_of(executor: Executor, turn_id: UUID, settings: Settings, agents: Agent
 
     `None` if there is no reply, if a reply's usage was not reported, or if the prices of its model are unknown.
     """
-    costs = [_cost_of_row(row, settings, agents) for row in executor.run(queries.USED, {"turn_id": turn_id})]
+    costs = [
+        _cost_of_row(row, settings, agents)
+        for row in executor.run(queries.USED, {"turn_id": turn_id, "with_others": True})
+    ]
     known = [each for each in costs if each is not None]
     return sum(known, Decimal()) if known and len(known) == len(costs) else None
 
@@ -38,14 +41,17 @@ def cost_of(executor: Executor, turn_id: UUID, settings: Settings, agents: Agent
 def spent(replies: Iterable[Entry], agent: Agent, settings: Settings) -> Decimal:
     """What the model's `replies` to the agent cost, in US dollars, as far as their usage and prices are known."""
     asked = agent.asked_model(settings.model)
-    models = [(_fallback(each.model or "", settings) if each.fallback else asked, each) for each in replies]
+    models = [(_writer(asked, each.model or "", settings, fallback=each.fallback), each) for each in replies]
     costs = [_cost(model, each.usage, each.created_at, settings) for model, each in models]
     return sum((each for each in costs if each is not None), Decimal())
 
 
-def spent_with_others(executor: Executor, turn_id: UUID, settings: Settings, agents: Agents) -> Decimal:
-    """What the turn's committed replies cost, and those of other agents that answered its calls, as far as known."""
-    costs = [_cost_of_row(row, settings, agents) for row in executor.run(queries.USED, {"turn_id": turn_id})]
+def spent_in_all(
+    executor: Executor, turn_id: UUID, settings: Settings, agents: Agents, *, with_others: bool
+) -> Decimal:
+    """What the turn's committed replies cost, as far as known; `with_others`: and those of agents that it asked."""
+    rows = executor.run(queries.USED, {"turn_id": turn_id, "with_others": with_others})
+    costs = [_cost_of_row(row, settings, agents) for row in rows]
     return sum((each for each in costs if each is not None), Decimal())
 
 
@@ -55,7 +61,7 @@ def limit_above(executor: Executor, turn_id: UUID, settings: Settings, agents: A
         agent = agents.find(asking.agent)
         if agent is None or (agent.max_tokens is None and agent.max_cost is None):
             continue
-        rows = executor.run(queries.USED, {"turn_id": asking.turn_id})
+        rows = executor.run(queries.USED, {"turn_id": asking.turn_id, "with_others": True})
         used = [Usage.from_dict(row.usage) for row in rows if row.usage is not None]
         tokens = sum(each.input_tokens + each.output_tokens for each in used)
         if agent.max_tokens is not None and tokens >= agent.max_tokens:
@@ -130,17 +136,46 @@ def _cost_of_replies(row: Row[Any], settings: Settings, agents: Agents) -> Decim
 
 
 def check_prices(agent: Agent, settings: Settings) -> None:
-    """Check that a limit of the agent's cost can be kept.
+    """Check that the limit of the agent's cost and the budgets can be kept.
 
     Raises:
-        SettingsError: the prices of the agent's model are unknown.
+        SettingsError: the prices of the agent's model are unknown, or those of a model that may take its place.
     """
-    model = agent.asked_model(settings.model)
-    if agent.max_cost is not None and cost(model, Usage(1, 1), settings) is None:
+    model, limits = agent.asked_model(settings.model), settings.budget.limits
+    is_known = (agent.max_cost is None and not limits) or cost(model, Usage(1, 1), settings) is not None
+    if agent.max_cost is not None and not is_known:
         raise SettingsError(
             f"agent {agent.name!r} has max_cost={agent.max_cost}, but the prices of its model {name_of(model)!r} are "
             "unknown: give it max_tokens instead"
         )
+    if not limits:
+        return
+    unknown = [] if is_known else [f"{name_of(model)!r}, the model of agent {agent.name!r},"]
+    unknown += [
+        f"{other!r} in {variable}"
+        for other, variable in _substitutes(settings)
+        if cost(other, Usage(1, 1), settings) is None
+    ]
+    if unknown:
+        variable, limit = next(iter(limits.items()))
+        raise SettingsError(
+            f"{variable} is {limit}, but the prices of {unknown[0]} are unknown: choose a model whose prices are "
+            f"known, or unset {variable}"
+        )
+
+
+def _substitutes(settings: Settings) -> list[tuple[str, str]]:
+    """The models that may get a call instead of an agent's model, each with the setting that names it."""
+    cheaper = settings.budget.cheaper_model
+    found = [] if cheaper is None else [(cheaper, "PERDURE_BUDGET__ON_EXCEEDED")]
+    return [*found, *((each, "PERDURE_FALLBACK_MODELS") for each in settings.fallback_models)]
+
+
+def at_most(model: str | ForeignModel, prompt_tokens: int, output_tokens: int, settings: Settings) -> Decimal:
+    """What one call of `model` may cost, in US dollars: that of the most expensive of it and its fallbacks."""
+    used = Usage(prompt_tokens, output_tokens)
+    costs = [cost(each, used, settings) for each in (model, *settings.fallback_models)]
+    return max((each for each in costs if each is not None), default=Decimal())
 
 
 def _cost_of_row(row: Row[Any], settings: Settings, agents: Agents) -> Decimal | None:
@@ -154,9 +189,8 @@ def _model(
 ) -> str | ForeignModel | None:
     """The model that wrote a reply of the agent `name`, and that its server calls `reported`."""
     agent = agents.find(name)
-    if fallback:
-        return _fallback(reported or "", settings)
-    return settings.model if agent is None else agent.asked_model(settings.model)
+    asked = settings.model if agent is None else agent.asked_model(settings.model)
+    return _writer(asked, reported or "", settings, fallback=fallback)
 
 
 def _cost(
@@ -165,7 +199,19 @@ def _cost(
     return None if model is None or usage is None else cost(model, usage, settings, at)
 
 
-def _fallback(reported: str, settings: Settings) -> str | ForeignModel | None:
-    """The fallback whose provider reported the model `reported`, such as `gpt-5-mini-2025-08-07`."""
-    named = [each for each in settings.fallback_models if reported.startswith((each.partition(":")[2] or each, each))]
+def _writer(
+    asked: str | ForeignModel, reported: str, settings: Settings, *, fallback: bool | None
+) -> str | ForeignModel | None:
+    """The model that wrote a reply of an agent that asks `asked`. The model's server calls it `reported`."""
+    if fallback:
+        return _named(reported, settings.fallback_models)
+    cheaper = settings.budget.cheaper_model
+    if cheaper is None:
+        return asked
+    return cheaper if _named(reported, (name_of(asked), cheaper)) == cheaper else asked
+
+
+def _named(reported: str, models: Iterable[str]) -> str | None:
+    """The one of `models` whose provider reported the model `reported`, such as `gpt-5-mini-2025-08-07`."""
+    named = [each for each in models if reported.startswith((each.partition(":")[2] or each, each))]
     return max(named, key=len, default=None)

@@ -33,34 +33,32 @@ _LIST = Statement(
     writes=False,
 )
 
+UNSETTLED_OF = """
+    t.settled_at IS NULL
+    AND (%(user_id)s::text IS NULL OR t.user_id = %(user_id)s)
+    AND (%(tenant)s::text IS NULL
+         OR strpos(t.user_id, chr(31)) > 0 AND split_part(t.user_id, chr(31), 1) = %(tenant)s)
+    AND (%(agent)s::text IS NULL OR t.agent = %(agent)s)
+""".strip()
+"""The condition on a turn `t`: it is unsettled, and all that is given of a tenant, a user and an agent applies."""
+
 # The unsettled turns to which the pause would apply, or applies.
-_COUNT = Statement(
-    "pauses.count",
-    """
-    SELECT count(*) AS turns FROM turns AS t
-    WHERE t.settled_at IS NULL
-      AND (%(user_id)s::text IS NULL OR t.user_id = %(user_id)s)
-      AND (%(tenant)s::text IS NULL
-           OR strpos(t.user_id, chr(31)) > 0 AND split_part(t.user_id, chr(31), 1) = %(tenant)s)
-      AND (%(agent)s::text IS NULL OR t.agent = %(agent)s)
-    """,
-    writes=False,
-)
+_COUNT = Statement("pauses.count", f"SELECT count(*) AS turns FROM turns AS t WHERE {UNSETTLED_OF}", writes=False)  # noqa: S608 (constants)
 
 
 def pause(executor: Executor, *, tenant: str | None, user: UserKey | None, agent: str | None) -> None:
     """Let turns to which all the given apply begin no more. Idempotent. A user's key names the tenant already."""
-    executor.run(_BEGIN, _given(tenant, user, agent))
+    executor.run(_BEGIN, given(tenant, user, agent))
 
 
 def resume(executor: Executor, *, tenant: str | None, user: UserKey | None, agent: str | None) -> bool:
     """End a pause with exactly these parts; returns whether there was one. The sweeper then admits what waits."""
-    return bool(executor.run(_END, _given(tenant, user, agent)))
+    return bool(executor.run(_END, given(tenant, user, agent)))
 
 
 def count(executor: Executor, *, tenant: str | None, user: UserKey | None, agent: str | None) -> int:
     """The number of unsettled turns to which all the given apply."""
-    return int(executor.run(_COUNT, _given(tenant, user, agent))[0].turns)
+    return int(executor.run(_COUNT, given(tenant, user, agent))[0].turns)
 
 
 def list_pauses(executor: Executor) -> list[dict[str, Any]]:
@@ -76,5 +74,6 @@ def list_pauses(executor: Executor) -> list[dict[str, Any]]:
     ]
 
 
-def _given(tenant: str | None, user: UserKey | None, agent: str | None) -> dict[str, Any]:
+def given(tenant: str | None, user: UserKey | None, agent: str | None) -> dict[str, Any]:
+    """The parameters of the statements. A user's key names the tenant already."""
     return {"tenant": tenant if user is None else None, "user_id": user, "agent": agent}

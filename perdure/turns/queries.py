@@ -386,15 +386,16 @@ _IS_PAID = """
                   AND a.tool_calls -> e.position ->> 'id' = m.tool_call_id))
 """.strip()
 
-# What each reply of a turn used, and of the turns of other agents that answer its calls. A fallback's reply has the
-# fallback's model.
+# What each reply of a turn used and, `with_others`, of the turns of other agents that answer its calls. A fallback's
+# reply has the fallback's model.
 USED = Statement(
     "turns.used",
     f"""
     WITH RECURSIVE counted (turn_id) AS (
         SELECT %(turn_id)s::uuid
         UNION
-        SELECT e.effect_id FROM counted JOIN tool_effects AS e USING (turn_id) WHERE e.waits_for = 'agent'
+        SELECT e.effect_id FROM counted JOIN tool_effects AS e USING (turn_id)
+        WHERE e.waits_for = 'agent' AND %(with_others)s
     )
     SELECT t.agent, m.model, m.fallback, m.usage, m.created_at
     FROM counted JOIN turns AS t USING (turn_id)

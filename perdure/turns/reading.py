@@ -22,7 +22,8 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey, decider_of
 from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
-from perdure.errors import NotFound, TurnCancelled, Unavailable
+from perdure.errors import BudgetExhausted, NotFound, TurnCancelled, Unavailable
+from perdure.models.endings import LENGTH
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
 from perdure.turns import queries
@@ -34,6 +35,9 @@ SETTLED = frozenset({"done", "failed", "cancelled"})
 
 DELAYED = "The answer is delayed: no model is available at present. The answer is sent as soon as one is."
 """The message of a turn that is parked until a model may answer."""
+
+OVER_BUDGET = "The answer is delayed: it would exceed a budget. The answer is sent as soon as the budget allows it."
+"""The message of a turn that is parked until a budget allows its next model call."""
 
 _WAITS = "The answer waits for {name}, until {until} at the latest."
 """The message of a turn that is parked until a task ends, a client brings a result or a time comes."""
@@ -216,6 +220,12 @@ def question_of(turn: Mapping[str, Any]) -> str | None:
     return "\n".join(each for each in (waiting["problem"], waiting["question"]) if each)
 
 
+def cut_off(turn: Mapping[str, Any]) -> str | None:
+    """What a person is told of a reply that the model's limit of tokens cut off; `None` of any other."""
+    is_cut = (turn["reply"] or {}).get("stop_reason") == LENGTH and turn.get("error") is None
+    return "The answer was cut off at the model's limit of tokens." if is_cut else None
+
+
 def _reply(row: Row[Any]) -> dict[str, Any]:
     """The reply's text, its data, and how the model ended it. The reply of a hook or of an import has no end."""
     end = {} if row.stop_reason is None else {"stop_reason": row.stop_reason}
@@ -236,7 +246,8 @@ def _delay(row: Row[Any]) -> dict[str, str | None] | None:
     """The error that delays a turn, and the latest time at which the next try begins; `None` if no error delays it."""
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
-    return {"code": row.error_code, "message": DELAYED, "until": _instant(row.not_before)}
+    message = OVER_BUDGET if row.error_code == BudgetExhausted.code else DELAYED
+    return {"code": row.error_code, "message": message, "until": _instant(row.not_before)}
 
 
 def delay_message(turn: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ Called by `perdure turns export`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
 
@@ -176,7 +176,9 @@ def _recalled(
     parts, case_ids = past_parts(
         runtime, scope, turn, agent, transcript, limits=limits, quoter=Quoter(runtime.quoting_key), is_noted=False
     )
-    told = [{**asdict(each), "pieces": list(each.pieces)} for each in parts if each.pieces]
+    told = [{**asdict(replace(each, ids=(), scores=())), "pieces": list(each.pieces)} for each in parts if each.pieces]
+    for each in told:
+        del each["name"], each["ids"], each["scores"]
     return told, case_ids, ["memories and cases: as recalled when the turn was exported, not when it ran"]
 
 

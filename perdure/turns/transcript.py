@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -118,6 +118,8 @@ class Entry:
     stop_reason: str | None = None
     opaque: Opaque | None = None
     parts: tuple[Mapping[str, Any], ...] = ()
+    prompt: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The record of the prompt of a new reply (`turns.prompt.record`); it is not read again."""
 
     @property
     def token_count(self) -> int:
@@ -166,6 +168,7 @@ class Entry:
             "opaque": self.opaque.to_dict() if self.opaque else None,
             "parts": list(self.parts) or None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
+            **({} if self.prompt is None else {"prompt": dict(self.prompt)}),
         }
 
 

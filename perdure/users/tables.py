@@ -49,9 +49,9 @@ _SHA256 = """
 class UserTable:
     """A table with users' data. `of_user` is the SQL condition for the rows of the user `%(user_id)s`.
 
-    An export omits the columns `left_out`: search data derived from exported texts, hashes of link codes, and delivery
-    errors. Delivery errors describe the operator's network. `added` is SQL for a JSON object that an export adds to a
-    row, which the SQL names `m`.
+    An export omits the columns `left_out`: search data derived from exported texts, records of prompts, hashes of link
+    codes, and delivery errors. Delivery errors describe the operator's network. `added` is SQL for a JSON object that
+    an export adds to a row, which the SQL names `m`.
     """
 
     table: str
@@ -83,11 +83,12 @@ USER_TABLES = (
     UserTable("deliveries", _OF_DELIVERIES, ("last_error",)),
     UserTable("tool_effects", OF_TURNS),
     UserTable("running_summaries", _OF_SESSIONS),
-    UserTable("messages", _OF_SESSIONS, added=_ERROR),
+    UserTable("messages", _OF_SESSIONS, ("prompt",), added=_ERROR),
     UserTable("snapshots", _OF_SESSIONS),
     UserTable("reminders", _OF_USER),
     UserTable("files", _OF_USER, added=_SHA256),
     UserTable("inbox", _OF_USER),
+    UserTable("turn_spendings", OF_TURNS),
     UserTable("turns", _OF_SESSIONS),
     UserTable("sessions", _OF_USER),
     UserTable("link_codes", _OF_USER, ("code_hash",)),
@@ -97,6 +98,7 @@ USER_TABLES = (
     UserTable("chat_places", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("pauses", _OF_USER),
+    UserTable("day_spendings", "kind = 'user' AND key = %(user_id)s"),  # a tenant's sums stay: its limit holds
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),
 )

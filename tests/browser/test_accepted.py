@@ -8,7 +8,7 @@ from pytest_celery import CeleryTestSetup
 
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
-from tests.models.server import Status
+from tests.models.server import Answer, Status
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
@@ -62,6 +62,17 @@ def test_a_failed_message_is_tried_again_once(
     rows = installation.query("SELECT message_id FROM inbox ORDER BY accepted_at")
     [failed] = installation.query("SELECT turn_id FROM turns WHERE status = 'failed'")
     assert [row.message_id for row in rows][1:] == [f"retry-{failed.turn_id}"]
+
+
+@pytest.mark.browser
+def test_an_answer_that_was_cut_off_says_so(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    installation.model_server.answers["long"] = Answer("Once upon", finish_reason="length")
+    page.say("long")
+    page.see(".note")
+    page.driver.refresh()
+    assert "cut off" in page.see(".note").text
 
 
 @pytest.mark.browser

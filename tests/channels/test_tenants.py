@@ -171,6 +171,7 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("POST", "/v1/messages"): ByUser("/v1/messages", SAYS, shows=False),
     ("GET", "/v1/turns/{turn_id}"): ById(lambda ana: f"/v1/turns/{ana.turn_id}?wait=0.1"),
     ("GET", "/v1/turns/{turn_id}/events"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/events"),
+    ("GET", "/v1/turns/{turn_id}/prompt"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/prompt"),
     ("POST", "/v1/turns/{turn_id}/cancel"): ById(lambda ana: f"/v1/turns/{ana.turn_id}/cancel"),
     ("POST", "/v1/turns/{turn_id}/approval"): ById(
         lambda ana: f"/v1/turns/{ana.turn_id}/approval", lambda _: {"call_id": "a", "decision": "deny"}

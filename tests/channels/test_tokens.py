@@ -143,6 +143,20 @@ def test_a_token_cannot_exceed_its_users_rights(installation: Installation) -> N
     assert installation.ask(token, "POST", "/v1/messages", json={**says, "priority": 5}).status_code == 202
 
 
+def test_prompts_are_for_keys(installation: Installation) -> None:
+    """A service key reads what the model was given. The user's own token does not: instructions are not the user's."""
+    path = f"/v1/turns/{installation.ana.turn_id}/prompt"
+    [step] = installation.ask(SERVICE, "GET", path).json()["steps"]
+    assert {"step", "model", "settings", "instructions_hash", "parts"} <= set(step)
+    asked = [each for each in step["parts"] if each["kind"] == "message"]
+    assert [each["text"] for each in asked] == [f"{QUESTION}? It is {installation.ana.secret}"]
+    assert installation.ask(SERVICE, "GET", f"{path}?step=1").json()["steps"] == [step]
+    wrong = [installation.ask(SERVICE, "GET", f"{path}?step={step}").status_code for step in ("0", "x", "2")]
+    assert wrong == [400, 400, 404]
+    answer = installation.ask(installation.token("ana"), "GET", path)
+    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+
+
 def test_without_a_user_id_the_sessions_are_the_tokens_own(installation: Installation) -> None:
     """Without `user_id`, a request with a token lists the sessions of the token's user."""
     sessions = installation.ask(installation.token("bo"), "GET", "/v1/sessions").json()

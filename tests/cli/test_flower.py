@@ -100,6 +100,7 @@ def status(port: int, host: str = "localhost", auth: tuple[str, str] | None = No
     return httpx2.get(url, headers={"Host": host}, auth=auth, timeout=20).status_code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["celery -A perdure flower", "perdure flower"])
 def test_flower_requires_a_password_that_is_generated_once(
     flower: Start, tmp_path: Path, output: Path, command: str

@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from perdure.access.tenants import UserKey
 from perdure.cli import connecting, load
 from perdure.cli.errors import Failure
+from perdure.database.engine import Statement
+from perdure.errors import Conflict
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
 from tests.cli.conftest import Perdure
+from tests.memory.remembering import add_memory
 from tests.memory.test_other_chats import CLAUDE
 
 Command = Callable[..., Result]
@@ -169,6 +174,44 @@ def test_memories_are_consolidated_decayed_and_forgotten(command: Command, runti
     nothing = command("memory", "consolidate", "--session", session)
     assert isinstance(nothing.exception, Failure)
     assert "Nothing to do" in str(nothing.exception)
+
+
+def test_memories_are_listed_shown_and_corrected(command: Command, runtime: Runtime, file: Path) -> None:
+    """`memory list`, `show` and `correct` act on the memories of one user, and say which message a memory is from."""
+    command("messages", "import", str(file))
+    boat, home = (add_memory(runtime, UserKey("ann"), text) for text in ("Ann owns a boat.", "The user lives in Lyon."))
+    runtime.database.run(
+        Statement(
+            "tests.source",
+            "INSERT INTO memory_sources SELECT %(id)s, session_id, seq FROM messages WHERE message_id = 'ann 1'",
+        ),
+        {"id": home},
+    )
+
+    def listed(*more: str) -> list[str]:
+        return [each["id"] for each in json.loads(command("memory", "list", "--user", "ann", "--json", *more).stdout)]
+
+    assert listed() == [home, boat]
+    assert listed("--limit", "1") == [home]
+    assert listed("--after", home) == [boat]
+    assert [line.split("\t")[0] for line in command("memory", "list", "--user", "ann").stdout.splitlines()] == [
+        home,
+        boat,
+    ]
+    shown = json.loads(command("memory", "show", home, "--user", "ann", "--json").stdout)
+    assert [(each["message_id"], each["text"]) for each in shown["sources"]] == [("ann 1", "ann says we went to Lyon")]
+    assert "ann says we went to Lyon" in command("memory", "show", home, "--user", "ann").stdout
+    right = json.loads(command("memory", "correct", home, "I live in Nice.", "--user", "ann", "--json").stdout)
+    assert (right["content"], right["message_ids"]) == ("I live in Nice.", ["ann 1"])
+    assert "I live in Nice." in command("memory", "correct", right["id"], "I live in Nice.", "--user", "ann").stdout
+    for arguments in (("show", home), ("correct", home, "It is mine."), ("show", str(uuid4()))):
+        refused = command("memory", *arguments, "--user", "bob")
+        assert isinstance(refused.exception, Failure)
+        assert "'bob' has no memory" in str(refused.exception)
+    assert isinstance(command("memory", "correct", home, "I live in Rome.", "--user", "ann").exception, Conflict)
+    empty = command("memory", "correct", boat, " ", "--user", "ann").exception
+    assert isinstance(empty, Failure)
+    assert empty.status == 2
 
 
 def _abandon(runtime: Runtime, session: str, user: str = "ann") -> None:

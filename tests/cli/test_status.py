@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from perdure.clock import SystemClock
 from perdure.database.engine import Database
 from perdure.observe.presence import WORKER, Presence
@@ -36,3 +38,26 @@ def test_a_lost_server_is_a_fault_and_no_crash(perdure: Perdure, environment: En
         found = json.loads(ran.stdout)
         assert ran.returncode == 1
         assert (part, "down") in {(each["part"], each["severity"]) for each in found["faults"]}
+
+
+@pytest.mark.long
+def test_budgets_show_what_is_spent_and_what_is_not_bounded(
+    perdure: Perdure, environment: Environment, database_url: str
+) -> None:
+    """`status` shows today's sums, and `doctor` an agent whose replies may cost more than is reserved."""
+    database = Database(database_url)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO day_spendings VALUES"
+            " ('tenant', 'acme', (now() AT TIME ZONE 'UTC')::date, 1.5), ('tenant', 'old', '2020-01-01', 1)"
+        )
+    database.close()
+    set_up = {"PERDURE_BUDGET__TENANT_DAY": "2", "PERDURE_MODEL": "openai:gpt-5-mini", "PERDURE_TIMEZONE": "UTC"}
+    found = json.loads(perdure("status", "--json", env={**environment, **set_up}).stdout)
+    assert found["budgets"] == [{"tenant": "acme", "user": None, "spent_usd": "1.5", "limit_usd": "2"}]
+    assert "Budgets of today" in perdure("status", env={**environment, **set_up}).stdout
+    findings = json.loads(perdure("doctor", "--json", env={**environment, **set_up}).stdout)["findings"]
+    assert "no max_tokens, but a budget is set" in {each["setting"] for each in findings}
+    bounded = {**set_up, "PERDURE_MODEL_SETTINGS": '{"max_tokens": 1000}'}
+    findings = json.loads(perdure("doctor", "--json", env={**environment, **bounded}).stdout)["findings"]
+    assert "no max_tokens, but a budget is set" not in {each["setting"] for each in findings}

@@ -152,3 +152,18 @@ def test_a_wrong_option_lists_the_accepted_values(perdure: Perdure) -> None:
         ended = perdure("turns", "list", *options)
         assert ended.returncode == 2
         assert all(each in " ".join(ended.stderr.split()) for each in named), ended.stderr
+
+
+@pytest.mark.long
+def test_a_prompt_is_shown(perdure: Perdure, turns: dict[str, Any]) -> None:
+    """As text and as JSON. A step that the turn does not have is an error, and so is a turn without a prompt."""
+    turn_id = str(turns["done"].turn_id)
+    [step] = json.loads(perdure("turns", "prompt", turn_id, "--json").stdout)["steps"]
+    assert [each["text"] for each in step["parts"] if each["kind"] == "message"] == ["hello"]
+    shown = perdure("turns", "prompt", turn_id, "--step", "1").stdout
+    assert step["instructions_hash"] in shown
+    assert "message, 2 tokens; user; 1\nhello\n" in shown
+    missing = perdure("turns", "prompt", turn_id, "--step", "2")
+    assert missing.returncode == 1
+    assert "There is no such step" in missing.stderr
+    assert json.loads(perdure("turns", "prompt", str(turns["waits"].turn_id), "--json").stdout) == {"steps": []}

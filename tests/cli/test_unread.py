@@ -60,7 +60,7 @@ def _until_released(served: Served) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/sessions/{}/messages",
+        pytest.param("/v1/sessions/{}/messages", marks=pytest.mark.long),
         pytest.param("/v1/users/ann/export", marks=pytest.mark.long),
         pytest.param("/v1/turns/{}/events", marks=pytest.mark.long),
     ],

@@ -14,6 +14,7 @@ from perdure.memory.consolidation import queries as consolidation
 from perdure.observe import queries as observe
 from perdure.sessions import queries as sessions
 from perdure.timetable import reminder_queries
+from perdure.turns import budgets
 from perdure.turns.inbox import queries as turns
 from perdure.turns.inbox import route_queries
 from tests.databases import engine_of
@@ -69,6 +70,9 @@ _FILL = f"""
     SELECT gen_random_uuid(), '01900000-0000-7000-8000-0000000{_MANY}'::uuid, seq, 'user 0', 'assistant', 'http', 5,
            'accepted', NULL::bigint, now(), NULL::timestamptz
     FROM generate_series(1, 3000) AS seq;
+    INSERT INTO turn_spendings SELECT turn_id, turn_id, '2020-01-01', 0, 0.01, 0.01 FROM turns;
+    INSERT INTO day_spendings SELECT 'user', user_id, current_date - n, 0.01
+    FROM users, generate_series(0, 3) AS n;
     INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, intended_at,
                               decide_at)
     SELECT gen_random_uuid(), turn_id, 1, 0, 'look', '{{}}', 'pure', 'done', now(), now()
@@ -159,6 +163,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (retention.INBOX, _FIRST, 400),
     (retention.USES, {}, 400),
     (retention.DRY_RUNS, {}, 0),
+    (budgets.TREE, {"root_id": _LIVE}, 2),
     (observe.DUE, {}, 400),
     (observe.AMOUNTS, {}, 600),
     (observe.UNSETTLED, {}, 110),

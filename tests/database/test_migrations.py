@@ -108,6 +108,7 @@ def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) ->
     assert [row for row in _catalogue(engine) if row[0] not in {"function", "trigger"}] == migrated
 
 
+@pytest.mark.long
 def test_migrating_twice_changes_nothing(empty: URL, engine: Engine, tmp_path: Path) -> None:
     """Migrating a current database changes nothing. `perdure up` relies on this: it migrates at every start.
 

@@ -50,8 +50,9 @@ def test_a_file_of_the_user_reaches_the_model(research: ModuleType) -> None:
     """The model reads the file with the question, under the agent's settings."""
     report = research.Report(answer="No.", confidence="high", sources=[{"page": "lily.pdf", "quote": "toxic"}])
     model = Scripted(report, reads={"application/pdf"})
-    parts = [{"type": "file", "data": base64.b64encode(pdf()).decode(), "name": "lily.pdf"}]
-    answer = ask(research.researcher, "Is it?", model=model, agents=[research.reader], parts=parts)
+    file = {"type": "file", "data": base64.b64encode(pdf()).decode(), "name": "lily.pdf"}
+    parts = [{"type": "text", "text": "Is it safe?"}, file]
+    answer = ask(research.researcher, model=model, agents=[research.reader], parts=parts)
     assert answer.data == report
     assert [each.media_type for each in model.requests[0].messages[-1].files] == ["application/pdf"]
     assert model.requests[0].settings["max_tokens"] == 4_000

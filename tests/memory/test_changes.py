@@ -32,8 +32,11 @@ def test_the_set_is_large_enough() -> None:
 
 @pytest.mark.parametrize(
     ("decide", "superseded", "merged"),
-    [(good, 0.95, 0.9), (None, 0.8, 0.6), (bad, 0.8, 0.0)],
-    ids=["good model", "rules alone", "bad model"],
+    [
+        pytest.param(good, 0.95, 0.9, id="good model", marks=pytest.mark.long),
+        pytest.param(None, 0.8, 0.6, id="rules alone", marks=pytest.mark.long),
+        pytest.param(bad, 0.8, 0.0, id="bad model", marks=pytest.mark.long),
+    ],
 )
 def test_memories_follow_what_changes(
     archive: Archive, decide: Decide | None, superseded: float, merged: float

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -17,8 +19,9 @@ from perdure.memory.recall.search import Layer
 from perdure.sessions.conversations import change_conversation
 from perdure.settings import Settings
 from perdure.turns.lease.keeper import Keeper
-from tests.memory.archive import HOME, LYON, PARIS, Archive, Echo
+from tests.memory.archive import HOME, LYON, PARIS, Archive, Echo, answer, memory
 from tests.turns.harness import Harness
+from tests.turns.scripted import Scripted
 
 ANA = UserKey("ana")
 
@@ -48,6 +51,9 @@ def test_memories_are_listed_with_their_sources(archive: Archive) -> None:
     assert (home["content"], home["subject"], home["attribute"]) == (LYON, "user", "home")
     assert (home["type"], home["valid_until"], home["message_ids"]) == ("fact", None, [f"{session_id}:1"])
     assert owned.read_memory(archive.harness.database, home["id"]) == home
+    [source] = owned.read_with_sources(archive.harness.database, home["id"])["sources"]
+    assert (source["message_id"], source["text"], source["role"]) == (f"{session_id}:1", LYON, "user")
+    assert source["said_at"] == home["valid_from"]
     assert owned.list_memories(archive.harness.database, ANA, 1) == [boat]
     assert owned.list_memories(archive.harness.database, ANA, 1, boat["id"]) == [home]
     assert owned.list_memories(archive.harness.database, UserKey("bo"), 9, boat["id"]) == []
@@ -151,3 +157,39 @@ def test_a_conversation_is_left_out_of_memory(harness: Harness) -> None:
     harness.ask("I own an old mill.", **given)
     assert next(each for each in _found(harness, "old mill cave castle") if "own" in each) == "I own an old mill."
     assert not [each for each in _found(harness, "cave castle") if "cave" in each or "castle" in each]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "default", "zone"),
+    [
+        ({"timezone": "Asia/Tokyo"}, "UTC", "Asia/Tokyo"),
+        ({}, "Asia/Tokyo", "Asia/Tokyo"),
+        ({"timezone": 9}, "UTC", "UTC"),
+    ],
+)
+def test_dates_are_those_of_the_users_zone(
+    harness: Harness, settings: Settings, metadata: dict[str, Any], default: str, zone: str
+) -> None:
+    """The model sees each message's date where the user is, and "since today" begins there at midnight.
+
+    In Tokyo, the day after has begun. Elsewhere, that day lies ahead, so the memory holds since it was said.
+    """
+    now = harness.clock.now()
+    harness.move(((now.replace(hour=20, minute=0) - now) % timedelta(days=1)).total_seconds())
+    sent = harness.ask("I live in Lyon since today.", user_id="ana", metadata=metadata)
+    harness.sql("UPDATE sessions SET routable = false, ended_at = perdure_now(), end_requested_at = perdure_now()")
+    archive = Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
+    archive.limit(min_turns=0)
+    said_at = harness.sql("SELECT created_at FROM messages WHERE role = 'user'")[0].created_at
+    today = said_at.astimezone(ZoneInfo("Asia/Tokyo")).replace(hour=0, minute=0, second=0, microsecond=0)
+    assert today.date() > said_at.astimezone(UTC).date()
+    model = Scripted(answer(memory("The user lives in Lyon.", since=f"{today:%Y-%m-%d}", sources=[1])))
+    outcome = archive.consolidator(model, timezone=default).consolidate(UUID(sent["session_id"]))
+    assert outcome == Consolidated(MergeCounts(stored=1))
+    in_tokyo = zone == "Asia/Tokyo"
+    shown = today if in_tokyo else said_at.astimezone(UTC)
+    assert f"[1, {shown:%Y-%m-%d}] user: I live in Lyon" in model.requests[0].messages[1].content
+    [home] = _listed(archive)
+    assert datetime.fromisoformat(home["valid_from"]) == (today if in_tokyo else said_at)
+    harness.ask("Where in Lyon do I live?", user_id="ana", metadata={"timezone": "Asia/Tokyo"})
+    assert f"{today:%Y-%m-%d}: The user lives in Lyon." in str(harness.model.requests[-1].messages)

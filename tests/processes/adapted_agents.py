@@ -26,6 +26,12 @@ for each in (agents.pure, agents.idempotent, agents.unsafe, agents.probed):
     adapted.tool_plain(name=each.name, metadata=effect(each.effect, probe=each.probe))(act)
 
 
+@adapted.tool_plain(name="guarded", requires_approval=True)
+def guarded(note: str) -> str:
+    """Take effect after an approval."""
+    return agents._act("guarded", note, SimpleNamespace(effect_id=effect_id()))  # type: ignore[arg-type]
+
+
 @adapted.tool_plain(name=OUTSIDE)
 def defer(note: str) -> str:
     """Begin work that a client ends."""

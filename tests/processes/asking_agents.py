@@ -1,12 +1,27 @@
-"""The PERDURE_AGENTS module of the workers of `test_joining`: an agent that asks the user, beside others."""
+"""The PERDURE_AGENTS module of the workers of `test_joining`: an agent that asks the user, beside others.
+
+`rewriting` has a hook that changes what the user said, and a guard of the answer.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from perdure import Agent, ask_user
+from perdure import Agent, Allow, TurnContext, TurnStarted, Verdict, ask_user, required
 from tests.processes.adapted_agents import adapted as adapted  # noqa: PLC0414 (an agent of the module)
 from tests.processes.agents import tester as tester  # noqa: PLC0414 (likewise)
-from tests.processes.model_server import ASK_SIZE
+from tests.processes.model_server import ASK_SIZE, SECRET
 
 asking = Agent("asking", "You make coffee.", tools=[ask_user(Literal["S", "M"], name=ASK_SIZE)])
+
+
+def _mask(turn: TurnStarted) -> TurnStarted:
+    return turn.replace(text=turn.text.replace(SECRET, "[card]"))
+
+
+def _allow(text: str, turn: TurnContext[Any]) -> Verdict:
+    del text, turn
+    return Allow()
+
+
+rewriting = Agent("rewriting", "You repeat.", before_turn=[required(_mask)], output_guards=[_allow])

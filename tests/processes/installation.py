@@ -46,6 +46,7 @@ MODULES = {
     JUDGING: "tests.processes.judging_agents",
     DELEGATING: "tests.processes.delegating_agents",
     ASKING: "tests.processes.asking_agents",
+    "rewriting": "tests.processes.asking_agents",
 }
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,6 +29,7 @@ HAND_OFF = "hands off"
 TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
 ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
 ASK_SIZE = "ask_size"
+SECRET = "4111"
 PLANS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE, OF_CLIENT)}
 PLANS |= {
     HAND_OFF: ("transfer_to_friend",),
@@ -147,7 +148,7 @@ def _newest(body: Wire) -> str:
 
 def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answer:
     if messages[0]["content"] == EXTRACTION:
-        first = text.splitlines()[0].partition("user: ")[2]
+        first = messages[1]["content"].splitlines()[0].partition("user: ")[2]  # another message has the known memories
         memory = {"content": memory_of(first), "type": "fact", "importance": 0.5, "sources": [1]}
         return Answer(json.dumps([memory]), piece=64, latency_s=latency_s)
     if messages[-1]["role"] == "tool":

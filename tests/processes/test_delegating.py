@@ -13,6 +13,7 @@ import pytest
 from perdure import Agent
 from perdure.access.tenants import UserKey
 from perdure.agents import Agents
+from perdure.database.engine import Moment
 from perdure.turns.cancel import cancel
 from perdure.turns.reading import read_turn
 from tests.processes.faults import Place, wait_until
@@ -105,23 +106,32 @@ def test_twelve_delegating_turns_of_one_user_take_three_times_a_childs_time(inst
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", ["cancel", "erase", "handoff"])
-def test_the_end_of_a_turn_reaches_the_agents_that_it_asked(installation: Installation, end: str) -> None:
-    """A cancelled turn cancels them while their models answer, and erasing the user leaves none of their rows.
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_after_a_kill_the_conversation_is_handed_over_once(installation: Installation, moment: Moment) -> None:
+    """The other agent answers, and the next message is its own."""
+    workers = [_worker(installation) for _ in range(2)]
+    installation.faults.arm(place := Place(moment, "turns.step_handing_off"), signal.SIGKILL)
+    turn_id = _accept(installation, "hands over: now")
+    struck = wait_until(installation.faults.fired, f"the fault at {place} fires", PATIENCE_S)
+    next(each for each in workers if each.pid == struck.pid).container.wait()
+    [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["steps"]) == ("done", 2)
+    roles = [row.role for row in installation.transcript(UUID(turn["session_id"]))]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    known = Agents([*installation.runtime.agents, Agent("searcher", "Runs in the workers only.")])
+    installation.runtime = replace(installation.runtime, agents=known)  # as a gateway's
+    later = installation.accept("And now?", agent=None, session_id=UUID(turn["session_id"]))
+    installation.settled(later.turn_id, within_s=PATIENCE_S)
+    agents = installation.query("SELECT agent FROM turns UNION ALL SELECT agent FROM sessions")
+    assert [row.agent for row in agents] == ["searcher"] * 3
+    installation.check()
 
-    A handoff is no end: the other agent answers, and the next message is its own.
-    """
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["cancel", "erase"])
+def test_the_end_of_a_turn_reaches_the_agents_that_it_asked(installation: Installation, end: str) -> None:
+    """A cancelled turn cancels them while their models answer, and erasing the user leaves none of their rows."""
     _worker(installation)
-    if end == "handoff":
-        turn_id = _accept(installation, "hands over: now")
-        [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
-        known = Agents([*installation.runtime.agents, Agent("searcher", "Runs in the workers only.")])
-        installation.runtime = replace(installation.runtime, agents=known)  # as a gateway's
-        later = installation.accept("And now?", agent=None, session_id=UUID(turn["session_id"]))
-        installation.settled(later.turn_id, within_s=PATIENCE_S)
-        agents = installation.query("SELECT agent FROM turns UNION ALL SELECT agent FROM sessions")
-        assert [row.agent for row in agents] == ["searcher"] * 3
-        return
     text = "asks: too much"
     gates = [installation.model_server.gate(task_of(text, number)) for number in range(2)]
     turn_id = _accept(installation, text, user="cid")

@@ -11,13 +11,14 @@ from uuid import UUID
 
 import pytest
 
+from perdure.database.engine import Moment
 from perdure.turns.reading import read_turn
 from tests.processes.faults import Place, done, wait_until
 from tests.processes.installation import ADAPTED, ASKING, MODULES, NATIVE, Installation
-from tests.processes.model_server import answer_to
+from tests.processes.model_server import SECRET, answer_to
 
 PATIENCE_S = 60.0
-MOMENTS = ("before", "after")
+MOMENTS: tuple[Moment, ...] = ("before", "after")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,6 +77,19 @@ def test_after_a_kill_a_message_has_joined_once(installation: Installation, plac
         ("assistant", answer_to(steering)),
     ]  # fmt: skip
     installation.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_after_a_kill_a_message_is_changed_once(installation: Installation, moment: Moment) -> None:
+    """The text before the change is nowhere, and the model gets the other."""
+    with _killed_once(installation, Place(moment, "turns.step_replaced")):
+        turn_id = installation.accept(f"My card is {SECRET}.", agent="rewriting").turn_id
+        [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", answer_to("My card is [card]."))
+    said = [(row.role, row.content) for row in installation.transcript(UUID(turn["session_id"]))]
+    assert said == [("user", "My card is [card]."), ("assistant", answer_to("My card is [card]."))]
+    assert installation.query("SELECT 1 FROM inbox WHERE text LIKE '%%4111%%'") == []
 
 
 @pytest.mark.long

@@ -26,6 +26,7 @@ def test_passes():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "status", "named"),
     [

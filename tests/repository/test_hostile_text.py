@@ -385,6 +385,7 @@ def test_a_lone_surrogate_breaks_no_pattern() -> None:
     assert Pattern(".a").findall(given) == ["\ud800a"]
 
 
+@pytest.mark.long
 def test_the_repository_is_read() -> None:
     """The list of modules is not empty. With an empty list, the other tests would pass."""
     assert Path(ROOT, "perdure/text/patterns.py").exists()

@@ -1,7 +1,8 @@
-"""The processes of compose.yaml, the Procfile and the Dockerfile use commands and options that exist."""
+"""The processes of compose.yaml, the Procfile, the Dockerfile and systemd use commands and options that exist."""
 
 from __future__ import annotations
 
+import configparser
 import re
 import shlex
 import tomllib
@@ -63,6 +64,37 @@ def test_a_container_outlives_the_hard_exit() -> None:
     """A container's stop grace period is longer than the program's own hard limit."""
     for service in OURS.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > ShutdownSettings().hard_exit_s
+
+
+def test_containers_have_no_more_rights_than_they_need() -> None:
+    """Nobody writes outside of the volumes and /tmp, and no capability of the kernel is left."""
+    for service in OURS.values():
+        assert (service["read_only"], service["cap_drop"], service["tmpfs"]) == (True, ["ALL"], ["/tmp"])  # noqa: S108
+        assert "no-new-privileges:true" in service["security_opt"]
+        assert service["mem_limit"]
+
+
+def test_a_probe_of_a_worker_starts_no_celery() -> None:
+    """It reads the port of the worker's metrics, which the worker has in compose.yaml."""
+    worker = OURS["worker"]
+    assert worker["environment"]["PERDURE_METRICS__WORKER_PORT"] == "${PERDURE_METRICS__WORKER_PORT:-9200}"
+    assert "celery" not in worker["healthcheck"]["test"][1]
+
+
+@pytest.mark.parametrize("process", ["gateway", "worker", "beat", "channels", "flower", "migrate"])
+def test_each_unit_of_systemd_is_understood(process: str, commands: dict[str, Any]) -> None:
+    """A unit runs a command that exists, and outlives the hard exit."""
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    name = "perdure-migrate" if process == "migrate" else "perdure@"
+    unit.read_string(read(f"deploy/systemd/{name}.service"))
+    program, command, *options = unit["Service"]["ExecStart"].replace("%i", process).split()
+    assert (program, command) == ("/opt/perdure/bin/perdure", process)
+    with commands[command].make_context(command, options):
+        pass
+    if process != "migrate":
+        assert int(unit["Service"]["TimeoutStopSec"]) > ShutdownSettings().hard_exit_s
+    assert unit["Service"]["NoNewPrivileges"] == "yes"
 
 
 def test_published_services_require_a_key() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import pytest
+
 from tests.repository.source import modules
 
 
+@pytest.mark.long
 def test_no_two_statements_have_one_name() -> None:
     """For two statements with the same name, a connection would run the same SQL."""
     names = Counter(

@@ -28,7 +28,7 @@ from perdure.clock import MovedClock
 from perdure.resilience.circuit import Admission, CallOutcome, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breakers
-from perdure.resilience.shared import PAUSE_S
+from perdure.resilience.shared import EXCHANGE_S, PAUSE_S
 from perdure.servers import redis
 from perdure.settings import BreakerSettings
 
@@ -179,6 +179,7 @@ def returning(fleet: Fleet, url: str) -> dict[str, Any]:
     fleet.send_all("enough")
     made = fleet.receive_all()
     circuits = FleetCircuits(url, POLICY, timeout_s=PATIENCE_S)
+    time.sleep(2 * EXCHANGE_S)  # until the children have reported their successes
     before, requested, counted = circuits.read()[OTHER].successes, 0, 0
     until = time.monotonic() + PATIENCE_S
     while counted < len(fleet.lines) and time.monotonic() < until:

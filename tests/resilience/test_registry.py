@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.resilience.circuit import CallOutcome, CircuitState, Policy
 from perdure.resilience.redis_circuits import FleetCircuits
 from perdure.resilience.registry import Breaker, Breakers
-from perdure.resilience.shared import PAUSE_S, SharedCircuits, Transition
+from perdure.resilience.shared import EXCHANGE_S, PAUSE_S, SharedCircuits, Transition
 from perdure.resilience.stores import CircuitAnswer, OwnCircuits
 from perdure.servers import redis
 from perdure.servers.lifecycle import Running
@@ -253,18 +253,68 @@ def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedCloc
     breakers.close()
 
 
-def test_a_closed_breaker_costs_two_short_scripts_a_call(breakers: Breakers, redis_url: str) -> None:
-    """A call through a closed breaker takes two round trips to Redis."""
-    breaker = breakers.get("llm:test")
-    succeed(breaker)
+def _commands(redis_url: str, work: Callable[[], object]) -> int:
+    """The commands that Redis runs meanwhile, also those of scripts."""
     client = redis_py.Redis.from_url(client_url(redis_url))
     before = client.info("stats")["total_commands_processed"]
-    for _ in range(50):
-        succeed(breaker)
+    work()
     commands = client.info("stats")["total_commands_processed"] - before - 1
     client.close()
-    within_scripts = 50 * (2 + 4)  # TIME and HMGET in both scripts; HSET and EXPIRE in the second
+    return int(commands)
+
+
+def test_a_breaker_costs_nothing_while_no_call_fails(breakers: Breakers, redis_url: str) -> None:
+    """The successes of many calls are reported together, and each is counted."""
+    breaker = breakers.get("llm:test")
+    succeed(breaker)
+    assert _commands(redis_url, lambda: [succeed(breaker) for _ in range(200)]) < 30
+    assert breakers.list()[0].success_count == 201
+
+
+def _fail_often(breaker: Breaker, times: int) -> None:
+    for _ in range(times):
+        fail(breaker)
+
+
+def test_a_failing_breaker_costs_two_short_scripts_a_call(clock: MovedClock, redis_url: str) -> None:
+    settings = SETTINGS.model_copy(update={"failure_threshold": 1_000})
+    breakers = Breakers(settings, clock, redis_url)
+    breaker = breakers.get("llm:test")
+    fail(breaker)
+    commands = _commands(redis_url, lambda: _fail_often(breaker, 50))
+    breakers.close()
+    within_scripts = 50 * (2 + 5)  # TIME and HMGET in both scripts; ZREM, HSET and EXPIRE in the second
     assert commands - within_scripts == 50 * 2
+
+
+def test_a_circuit_that_another_process_leases_opens_when_the_lease_ends(clock: MovedClock, redis_url: str) -> None:
+    """The other process may have successes that it has not reported. If it has any, the failures begin anew."""
+    breakers = [Breakers(SETTINGS, clock, redis_url) for _ in range(2)]
+    healthy, failing = (each.get("llm:test") for each in breakers)
+    succeed(healthy)
+    succeed(failing)
+    for _ in range(3 * SETTINGS.failure_threshold):
+        fail(failing)
+    assert breakers[1].list()[0].state == "closed"
+    time.sleep(2 * EXCHANGE_S)
+    refused(failing)
+    refused(healthy)
+    for each in breakers:
+        each.close()
+
+
+def test_successes_of_another_process_end_a_row_of_failures(clock: MovedClock, redis_url: str) -> None:
+    breakers = [Breakers(SETTINGS, clock, redis_url) for _ in range(2)]
+    healthy, failing = (each.get("llm:test") for each in breakers)
+    succeed(healthy)
+    succeed(failing)
+    until = time.monotonic() + 4 * EXCHANGE_S
+    while time.monotonic() < until:
+        fail(failing)
+        succeed(healthy)
+    assert breakers[1].list()[0].state == "closed"
+    for each in breakers:
+        each.close()
 
 
 # --- Redis is unavailable
@@ -314,6 +364,7 @@ def test_an_unresponsive_redis_delays_one_call_per_pause(
     breakers = Breakers(SETTINGS, clock, server.url)
     breaker = breakers.get("llm:test")
     succeed(breaker)
+    clock.advance(timedelta(seconds=EXCHANGE_S))  # the lease ends
     requests: list[str] = []
     admit = FleetCircuits.admit
 

@@ -321,11 +321,13 @@ def test_a_malformed_summary_is_kept_as_far_as_possible(harness: Harness, end: E
 
 
 @pytest.mark.parametrize("reply", ["", "``````", '{"summary": 5}', '{"summary": " "}', "{}"])
-def test_an_empty_summary_is_a_failure(harness: Harness, end: End, reply: str) -> None:
-    """An empty summary counts as a failed attempt, because the next session needs the summary."""
+def test_an_empty_summary_is_asked_for_once_again(harness: Harness, end: End, reply: str) -> None:
+    """Then an extract takes its place, because the next session needs a summary."""
     session_id = _ending(harness)
-    harness.script(says(reply))
-    assert end(session_id) == EndPostponed()
+    harness.script(says(reply), says(reply))
+    assert end(session_id) == Ended()
+    assert harness.session(session_id).summary_extractive
+    assert len(harness.model.requests) == 3  # the turn, and two for its summary
 
 
 MEGABYTES = 10_000_000

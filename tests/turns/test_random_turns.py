@@ -173,7 +173,7 @@ class RandomTurns:
         assert not self.harness.sql("SELECT 1 FROM tool_effects WHERE status = 'intended'")
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_a_random_sequence(harness: Harness, seed: int) -> None:
     """The invariants hold after a random sequence of actions. The same seed repeats the sequence."""
     random_turns = RandomTurns(harness, seed)

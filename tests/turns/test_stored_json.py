@@ -36,6 +36,7 @@ from perdure.turns.calls.awaited import finish
 from perdure.turns.inbox.route_unrouted import route_user
 from perdure.turns.lease.claim import Ran
 from perdure.turns.outbox import Delivered, deliver
+from perdure.turns.prompts import read_prompts
 from perdure.turns.run.verdict import Verdict
 from perdure.turns.transcript import Transcript
 from tests.casebank.bank import put
@@ -278,18 +279,35 @@ def the_parts_of_a_call(harness: Harness, redis_memory: RedisMemory, path: Path)
     assert row.parts == [["done", "made", {"newer": 1}], ["sent", None, {"newer": 2}]]
 
 
+def the_prompt_of_a_reply(harness: Harness, redis_memory: RedisMemory, path: Path) -> None:
+    """Members and parts that this release does not know are left out of what is shown."""
+    _talked(harness)
+    shown = [read_prompts(harness.database, harness.settings, harness.agents, _newest(harness))]
+    _extend(harness, "messages", "prompt")
+    harness.sql("""UPDATE messages SET prompt = jsonb_set(prompt, '{parts}', '[{"name": "newer", "tokens": 1}]')
+                   WHERE prompt ? 'parts'""")
+    shown.append(read_prompts(harness.database, harness.settings, harness.agents, _newest(harness)))
+    assert len(shown[0]["steps"]) == 2
+    assert shown[0] == shown[1]
+
+
+def _newest(harness: Harness) -> UUID:
+    turn_id: UUID = harness.sql("SELECT turn_id FROM turns ORDER BY accepted_at DESC LIMIT 1")[0].turn_id
+    return turn_id
+
+
 READERS: dict[str, Callable[[Harness, RedisMemory, Path], None]] = {
     reader.__name__: reader
     for reader in (
         the_transcript, a_held_ending, the_changes_of_a_call, a_snapshot, an_imported_snapshot, a_remembered_turn,
         an_event, a_delivery, the_turn_itself, what_a_client_adds, the_review_of_a_case, an_unrouted_message,
-        the_parts_of_a_call,
+        the_parts_of_a_call, the_prompt_of_a_reply,
     )
 }  # fmt: skip
 
 COLUMNS = {
     "messages.tool_calls": "the_transcript", "messages.usage": "the_transcript", "messages.opaque": "the_transcript",
-    "messages.parts": "the_transcript", "inbox.parts": "is copied as it is",
+    "messages.parts": "the_transcript", "messages.prompt": "the_prompt_of_a_reply", "inbox.parts": "is copied as it is",
     "turns.unsaved": "a_held_ending",
     "tool_effects.variables": "the_changes_of_a_call", "tool_effects.parts": "the_parts_of_a_call",
     "tool_effects.payload": "is read by pydantic-ai: see tests/adapters", "turns.data": "is shown as it is",

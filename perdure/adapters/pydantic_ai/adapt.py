@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic_ai import Agent as Bare
+from pydantic_ai.durable_exec import BaseDurabilityCapability
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
@@ -69,6 +70,9 @@ class AdaptedAgent(Agent):
             if isinstance(tools, dict) and name in tools:
                 return AdaptedTool.of(name, tools[name].metadata)
         return AdaptedTool(name)
+
+    def _declared_tools(self) -> list[Any]:
+        return sorted(name for each in self.wrapped.toolsets for name in (getattr(each, "tools", None) or {}))
 
     def asked_model(self, default: str) -> Any:
         return self.model or self.wrapped.model or default
@@ -213,9 +217,13 @@ def _check_deps(name: str, agent: Bare[Any, Any], deps: object) -> None:
 def _check_durable(made: AdaptedAgent) -> None:
     agent = made.wrapped
     try:
+        engine = BaseDurabilityCapability.from_agent(agent)
         bound = _bound(made)
     except UserError as error:
         raise SettingsError(f"agent {made.name!r} cannot be durable: {error}") from error
+    if engine is not None:
+        other = type(engine).__name__
+        raise SettingsError(f"agent {made.name!r} has {other}, but perdure makes it durable: remove {other}")
     if bound.has_units_of_capabilities:
         raise SettingsError(
             f"agent {made.name!r} has a capability with durable operations of its own, or a workspace: "

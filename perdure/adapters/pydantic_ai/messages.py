@@ -30,6 +30,7 @@ from pydantic_ai.messages import (
     ModelRequestPart,
     ModelResponse,
     RetryPromptPart,
+    SystemPromptPart,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -117,6 +118,13 @@ def last_requests(messages: Sequence[ModelMessage]) -> list[ModelRequest]:
             break
         found.insert(0, each)
     return found
+
+
+def system_text(part: ModelRequestPart) -> str:
+    """The text of a part of the system prompt, or of a note; empty for other parts, which entries have."""
+    if isinstance(part, SystemPromptPart):
+        return part.content
+    return str(part.content) if isinstance(part, UserPromptPart) and isinstance(part.content, Note) else ""
 
 
 def calls_done(entries: Sequence[Entry]) -> int:

@@ -94,7 +94,7 @@ class OwnModel(Model[Any]):
                 said.append(_replied(each))
         tools = [*parameters.function_tools, *parameters.output_tools]
         first = [Message(Role.SYSTEM, "\n\n".join(system))] if system else []
-        schemas = tuple(_schema(each) for each in tools)
+        schemas = tuple(schema_of(each) for each in tools)
         return Request((*first, *said), schemas, dict(prepared or {}), cache_key=cache_key)
 
     def response(self, reply: ModelReply) -> ModelResponse:
@@ -152,5 +152,5 @@ def _replied(response: ModelResponse) -> Message:
     return Message(Role.ASSISTANT, response.text or "", calls, opaque=opaque)
 
 
-def _schema(tool: ToolDefinition) -> ToolSchema:
+def schema_of(tool: ToolDefinition) -> ToolSchema:
     return ToolSchema(tool.name, tool.description or "", tool.parameters_json_schema)

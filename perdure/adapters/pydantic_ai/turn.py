@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,15 @@ import anyio.to_thread
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
-from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserContent, UserPromptPart
+from pydantic_ai.exceptions import ModelAPIError, UserError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    UserContent,
+    UserPromptPart,
+)
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
@@ -44,9 +52,10 @@ from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
-from perdure.adapters.pydantic_ai.own_model import OwnModel
+from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
 from perdure.adapters.pydantic_ai.units import Body, current
 from perdure.errors import (
+    BudgetExhausted,
     ContentFiltered,
     ContextTooLong,
     GuardRejected,
@@ -61,6 +70,7 @@ from perdure.errors import (
 from perdure.files.kinds import IMAGES, PDF
 from perdure.ids import new_id
 from perdure.models import endings, endpoints
+from perdure.models.adapted.messages import finish_reason
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, name_of, read_by
 from perdure.models.resilient import CallWindow, wait_within
@@ -86,6 +96,7 @@ from perdure.turns.outcome import (
     Outcome,
     Replied,
 )
+from perdure.turns.prompt import record
 from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.tools import usable_window
@@ -111,6 +122,10 @@ class _Steered(Exception):  # raised by a job, to unwind the run
     """Messages joined the turn: the agent runs again with them, as after a crash."""
 
 
+class _Cheaper(Exception):  # raised by a job, to unwind the run
+    """A call exceeds a budget: the agent runs again with the cheaper model."""
+
+
 class _Rejected(Exception):  # raised by the run
     """The function `deps` failed, and with it the turn."""
 
@@ -131,6 +146,7 @@ class AdaptedTurn(Turn):
     ) -> None:
         super().__init__(runtime, tenure, agent, transcript, variables)
         costs.check_prices(agent, runtime.settings)
+        self._asked = agent.asked_model(runtime.settings.model)
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
@@ -145,13 +161,15 @@ class AdaptedTurn(Turn):
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
         """The last error of the model as the run sees it, and as perdure knows it."""
         self._limits = runtime.settings.memory
-        asked = name_of(agent.asked_model(runtime.settings.model))
-        self._lesson = Lesson(runtime.windows, endpoints.canonical(asked, runtime.settings))
+        self._lesson = Lesson(runtime.windows, endpoints.canonical(name_of(self._asked), runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
         self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
+        self._built: Prompt | None = None
+        self._record: Mapping[str, Any] | None = None
+        self._last_record: Mapping[str, Any] | None = None
 
     def _step(self) -> Outcome | None:
         """Run the agent until the turn ends or stops.
@@ -186,7 +204,9 @@ class AdaptedTurn(Turn):
             PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
-        if isinstance(error, _Steered):
+        if isinstance(error, _Cheaper):
+            self._ask_cheaper()
+        if isinstance(error, _Steered | _Cheaper):
             return None
         if error is self._tool_error:  # as in a plain run, the error of a tool ends it
             log.error("turn %s: a tool of its agent raised an error", self._row.turn_id, exc_info=error)
@@ -223,7 +243,7 @@ class AdaptedTurn(Turn):
         elif not self._halvings:
             self._limits = within_window(self._runtime.settings.memory, usable_window(self._runtime, self._agent))
             self._let_leave(self._limits)
-        built = self._recalled()
+        self._built = built = self._recalled()
         prompt, history = self._read_history(built)
         instructions = None if built is None else "\n\n".join(built.system)
         size = (len(history), messages.files_in(prompt), instructions)
@@ -408,6 +428,8 @@ class AdaptedTurn(Turn):
         self._close_round(context.messages, parameters)
         if self._why_stop() is not None:
             raise Interrupted
+        if self._budget.is_set:
+            self._reserve(messages, settings, parameters)
         try:
             payload = self._screened(
                 lambda: self._respond(start, messages, settings, parameters, context),
@@ -419,9 +441,65 @@ class AdaptedTurn(Turn):
             raised = errors.as_raised(error)
             self._model_error = raised, error
             return raised
+        self._note(messages, settings, parameters)
         self._commit_reply(payload, parameters, _model_id(context))
         self._tenure.step_within(self._timeout_s)
         return payload
+
+    def _reserve(
+        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> None:
+        """Reserve what the request may cost.
+
+        Raises:
+            BudgetExhausted: the request may exceed a budget.
+            _Cheaper: it may, and a cheaper model is configured.
+        """
+        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        texts = [each.instructions or "" for each in requests[-1:]]
+        texts += [messages.system_text(part) for each in requests for part in each.parts]
+        texts += [
+            f"{each.name} {each.description} {json.dumps(each.parameters_json_schema)}"
+            for each in (*parameters.function_tools, *parameters.output_tools)
+        ]
+        said = sum(entry.token_count for turn in self.transcript.turns for entry in turn)
+        try:
+            self._budget.reserve(
+                self._asked, said + sum(map(estimate_tokens, texts)), (settings or {}).get("max_tokens")
+            )
+        except BudgetExhausted as error:
+            cheaper = self._runtime.settings.budget.cheaper_model
+            if cheaper is None or self._asked == cheaper:
+                raise
+            log.info("turn %s: the model %s answers: %s", self._row.turn_id, cheaper, error.message)
+            raise _Cheaper from error
+
+    def _note(
+        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> None:
+        """Make the record of the prompt. Of the instructions, only their digest is known."""
+        transcript, budget = self.transcript, turns_budget(self._limits)
+        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        texts = [part.content for each in requests for part in each.parts if isinstance(part, SystemPromptPart)]
+        texts += [each.instructions or "" for each in requests[-1:]]
+        earlier = [each for each in fitting_entries(transcript, budget) if each.turn_id != transcript.turn_id]
+        made = record.of_call(
+            self._agent, self._model_name, settings or {},
+            instructions=record.of_instructions("\n\n".join(texts), None),
+            parts=() if self._built is None else self._built.parts, earlier=earlier, budget=budget,
+            tools=[schema_of(each) for each in (*parameters.function_tools, *parameters.output_tools)],
+            is_noted=self._built is not None,
+        )  # fmt: skip
+        self._record, self._last_record = record.shortened(made, self._last_record), made
+
+    def _ask_cheaper(self) -> None:
+        """Give the turn's further requests by this process to the cheaper model."""
+        runtime, cheaper = self._runtime, self._runtime.settings.budget.cheaper_model
+        assert cheaper is not None  # noqa: S101 (else nothing raises `_Cheaper`)
+        self._asked = cheaper
+        self._model = OwnModel(runtime.models(cheaper), runtime.clock, runtime.settings.model_timeout_s)
+        self.streams = False
+        self._lesson = Lesson(runtime.windows, endpoints.canonical(cheaper, runtime.settings))
 
     def _respond(
         self,
@@ -460,7 +538,7 @@ class AdaptedTurn(Turn):
                 def attempts() -> Any:
                     return retrying(
                         self._model_name,
-                        lambda: self._attempt_request(start, part),
+                        lambda: self._attempt_request(start, part, model),
                         runtime.settings.retry,
                         call_window,
                         random.random,
@@ -483,14 +561,14 @@ class AdaptedTurn(Turn):
         measures.model_called(self._model_name, clock.monotonic() - began, usage, None, settings)
         return payload
 
-    def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall) -> Any:
+    def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall, model: object) -> Any:
         self._call = part  # before the request begins to stream to it
         self._body = body = start()
         try:
             with part.aborting(body.cancel):
                 while not body.wait(part.remaining()):
                     pass
-                return body.result()
+                return _ended(body.result(), model)
         except asyncio.CancelledError as error:
             part.check()
             raise ProviderError("The model's request was cancelled.") from error
@@ -539,7 +617,8 @@ class AdaptedTurn(Turn):
 
     def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
         """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
-        response, made, reply = self._read_reply(payload, model_id)
+        response, made, bare = self._read_reply(payload, model_id)
+        reply = replace(bare, prompt=self._record)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
                 "The model's provider does not allow an answer to this: its content filter stopped it."
@@ -710,6 +789,19 @@ def _unwrapped(model: object) -> object:
     while isinstance(model, WrapperModel):
         model = model.wrapped
     return model
+
+
+def _ended(payload: Any, model: object) -> Any:
+    """The response, if its server ended it. Models of the author's own classes need not tell why they ended one.
+
+    Raises:
+        ModelAPIError: the response ended early.
+    """
+    is_known = any(each.__module__.startswith("pydantic_ai.models.") for each in type(model).__mro__)
+    response: ModelResponse = JSON_CODEC.load(ModelResponse, payload)
+    if is_known and not finish_reason(response):
+        raise ModelAPIError(response.model_name or "", "The response ended without a finish reason.")
+    return payload
 
 
 def _safe(text: str, built: Prompt | None) -> str:

@@ -28,7 +28,7 @@ from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import cut
 from perdure.tools.registry import USER
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
-from perdure.turns.reading import question_of
+from perdure.turns.reading import cut_off, question_of
 
 TIMEOUT_S = 30.0
 """Seconds after which the circuit breaker may treat a call as ended."""
@@ -154,7 +154,8 @@ def _parts(channel: Channel, text: str) -> list[_Part]:
 
 def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
     reply = turn["reply"]  # None: the turn was cancelled
-    return [] if reply is None else _parts(channel, reply["text"])
+    texts = [] if reply is None else [reply["text"], cut_off(turn)]
+    return [part for text in texts if text is not None for part in _parts(channel, text)]
 
 
 def _request(channel: Channel, call: dict[str, Any]) -> str:

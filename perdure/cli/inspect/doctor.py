@@ -1,7 +1,7 @@
 """`perdure doctor`: checks the settings of a Celery application, or those of an installation.
 
-The latter are the settings of PostgreSQL and Redis (`server_settings`), and the budgets of the agents' tools
-(`left_out_tools`).
+The latter are the settings of PostgreSQL and Redis (`server_settings`), the budgets of the agents' tools
+(`left_out_tools`), and the agents whose replies may exceed a budget of money (`unbounded_replies`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def doctor(
 ) -> None:
     """Find dangerous settings, with --app those of your own Celery application.
 
-    Without --app, the settings of PostgreSQL and Redis are checked, and whether each agent's tools fit its prompts. The
-    exit status is 1 if any setting is dangerous.
+    Without --app, the settings of PostgreSQL and Redis are checked, whether each agent's tools fit its prompts, and
+    whether budgets are kept. The exit status is 1 if any setting is dangerous.
     """
     found = _of_servers() if app is None else _of_application(app)
     if as_json:
@@ -45,11 +45,12 @@ def doctor(
 
 def _of_servers() -> list[Any]:
     from perdure.assembly import check
-    from perdure.cli.inspect import left_out_tools, server_settings
+    from perdure.cli.inspect import left_out_tools, server_settings, unbounded_replies
 
     with connecting.opened() as (settings, database):
         check(settings, asks_models=False, asks_embedder=False)
-        return [*server_settings.findings(settings, database), *left_out_tools.findings(settings)]
+        of_agents = [*left_out_tools.findings(settings), *unbounded_replies.findings(settings)]
+        return [*server_settings.findings(settings, database), *of_agents]
 
 
 def _of_application(module: str) -> list[Any]:

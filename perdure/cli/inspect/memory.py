@@ -1,4 +1,4 @@
-"""`perdure memory`: searches, consolidates, decays, exports and erases the memories and messages of users."""
+"""`perdure memory`: searches, lists, corrects, consolidates, decays, exports and erases memories and messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from uuid import UUID
 
 import typer
 
-from perdure.access.tenants import parse_tenant, user_key
+from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
+from perdure.errors import NotFound
 
 if TYPE_CHECKING:
+    from perdure.database.engine import Database
     from perdure.memory.consolidation.consolidate import Consolidator, Progress
     from perdure.runtime import Runtime
 
@@ -33,7 +35,12 @@ MAX_K = 100
 
 _STDOUT = Path("-")
 _LOCAL = "local"
+MAX_MEMORIES = 1_000
 _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
+_LISTED = ("id", "type", "subject", "attribute", "valid_from", "valid_until", "content")
+_OF_SOURCE = ("said_at", "role", "channel", "conversation", "text", "message_id")
+
+MemoryId = Annotated[str, typer.Argument(metavar="ID", help="The memory's id, as `perdure memory list` prints it.")]
 
 
 class LayerName(StrEnum):
@@ -65,6 +72,102 @@ def search(
         write_json({"results": results})
     else:
         write_table(_COLUMNS, [[_cell(each, column) for column in _COLUMNS] for each in results])
+
+
+@commands.command("list")
+def list_(
+    user: User = _LOCAL,
+    tenant: connecting.Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_MEMORIES, help="The most memories.")] = 100,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only memories that follow this one in the list.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the memories of a user, newest first.
+
+    The list includes superseded memories.
+    """
+    from perdure.memory.owned import list_memories
+
+    key, previous = (
+        user_key(parse_tenant(tenant), user),
+        None if after is None else connecting.parse_id(after, "memory"),
+    )
+    with connecting.database() as database:
+        found = [_shown(each) for each in list_memories(database, key, limit, previous)]
+    if as_json:
+        write_json(found)
+    else:
+        write_table(_LISTED, [[each[column] for column in _LISTED] for each in found])
+
+
+@commands.command()
+def show(
+    memory_id: MemoryId, user: User = _LOCAL, tenant: connecting.Tenant = None, *, as_json: AsJson = False
+) -> None:
+    """Show one memory of a user, with the messages that it came from."""
+    from perdure.memory.owned import read_with_sources
+
+    key = user_key(parse_tenant(tenant), user)
+    with connecting.database() as database:
+        found = _shown(read_with_sources(database, _memory_of(database, key, user, memory_id)))
+    if as_json:
+        write_json(found)
+        return
+    sources = found.pop("sources")
+    write_fields({**found, "message_ids": ", ".join(found["message_ids"])})
+    write_table(_OF_SOURCE, [[each[column] for column in _OF_SOURCE] for each in sources])
+
+
+@commands.command()
+def correct(
+    memory_id: MemoryId,
+    content: Annotated[str, typer.Argument(metavar="CONTENT", help="The right words, up to 1,000 characters.")],
+    user: User = _LOCAL,
+    tenant: connecting.Tenant = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Correct a memory of a user.
+
+    Prints the new memory, which supersedes the wrong one.
+    """
+    from perdure.memory.consolidation.candidates import MAX_CONTENT_CHARS
+    from perdure.memory.owned import correct as correct_memory
+    from perdure.text.untrusted import storable
+
+    if not content.strip() or len(content) > MAX_CONTENT_CHARS:
+        raise Failure(f"CONTENT must have 1 to {MAX_CONTENT_CHARS:,} characters.", WRONG_USAGE)
+    key = user_key(parse_tenant(tenant), user)
+    with connecting.runtime() as runtime:
+        wrong = _memory_of(runtime.database, key, user, memory_id)
+        right = _shown(correct_memory(runtime.database, runtime.clock, key, wrong, storable(content)))
+    if as_json:
+        write_json(right)
+    else:
+        write_fields({**right, "message_ids": ", ".join(right["message_ids"])})
+
+
+def _memory_of(database: Database, key: UserKey, user: str, memory_id: str) -> UUID:
+    """The id of the memory, which must be one of the user's."""
+    from perdure.memory.owned import owner
+
+    parsed = connecting.parse_id(memory_id, "memory")
+    try:
+        owned = owner(database, parsed) == key
+    except NotFound:
+        owned = False
+    if not owned:
+        raise Failure(f"{user!r} has no memory {memory_id}.")
+    return parsed
+
+
+def _shown(memory: dict[str, Any]) -> dict[str, Any]:
+    """A memory as JSON shows it."""
+    sources = [{**each, "session_id": str(each["session_id"])} for each in memory.get("sources", [])]
+    return {**memory, "id": str(memory["id"]), **({"sources": sources} if "sources" in memory else {})}
 
 
 @commands.command()
@@ -186,7 +289,7 @@ def export(
 @commands.command()
 def forget(
     memory_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The id of a memory, as `search` prints it.")
+        str | None, typer.Argument(metavar="[ID]", help="The id of a memory, as `list` or `search` prints it.")
     ] = None,
     user: Annotated[str, typer.Option(help="The id of the user. Required.")] = "",
     tenant: connecting.Tenant = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,13 +33,13 @@ def status(
     from perdure.errors import PerdureError
     from perdure.observe.status import Status, explain, judge
 
-    with _source() as (source, missing):
+    with _source() as (source, missing, spent):
         read = source.read()
         try:
-            stuck = [explain(row, read) for row in source.stuck(stuck_after, _SHOWN)]
+            stuck, budgets = [explain(row, read) for row in source.stuck(stuck_after, _SHOWN)], spent()
         except PerdureError:  # the readings tell that PostgreSQL does not answer
-            stuck = []
-        found = Status(read, (*missing, *judge(read)), tuple(stuck))
+            stuck, budgets = [], []
+        found = Status(read, (*missing, *judge(read)), tuple(stuck), tuple(budgets))
     if as_json:
         write_json(found.to_dict())
     else:
@@ -49,13 +49,14 @@ def status(
 
 
 @contextmanager
-def _source() -> Iterator[tuple[Source, list[Fault]]]:
-    """The source of the readings, and a fault for each server whose address is unknown."""
+def _source() -> Iterator[tuple[Source, list[Fault], Callable[[], list[dict[str, Any]]]]]:
+    """The source of the readings, a fault for each server whose address is unknown, and what is spent of budgets."""
     from perdure.assembly import redis_address
     from perdure.clock import SystemClock
     from perdure.errors import Unavailable
     from perdure.observe.status import Fault
     from perdure.resilience.resolve import resolve
+    from perdure.turns.budgets import spent_today
     from perdure.workers.observed import observed
 
     with connecting.opened() as (settings, database):
@@ -68,7 +69,7 @@ def _source() -> Iterator[tuple[Source, list[Fault]]]:
         broker_url = redis_url if settings.broker_url is None else settings.broker_url.get_secret_value()
         source = observed(settings, database, clock, breakers=breakers, redis_url=redis_url, broker_url=broker_url)
         try:
-            yield source, missing
+            yield source, missing, lambda: spent_today(database, settings, _SHOWN)
         finally:
             source.close()
             if breakers is not None:
@@ -82,6 +83,7 @@ def _write(found: dict[str, Any]) -> None:
         ("Faults", ("severity", "part", "message"), found["faults"]),
         ("Processes", ("kind", "name", "release", "state", "seen", "queues"), list(map(_process, found["processes"]))),
         ("Backlog", ("what", "number", "oldest"), _amounts(found)),
+        ("Budgets of today", ("tenant", "user", "spent_usd", "limit_usd"), found["budgets"]),
         ("Redis", ("name", "memory_bytes", "limit_bytes", "policy"), found["redis"]),
         (
             "Sessions without a result",

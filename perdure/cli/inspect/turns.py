@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
@@ -79,6 +81,7 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     flat = {
         **turn,
         "reply": turn["reply"] and turn["reply"]["text"],
+        "stop_reason": turn["reply"] and turn["reply"].get("stop_reason"),
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
@@ -120,6 +123,37 @@ def _awaited(waiting: dict[str, Any]) -> str:
 
 
 @commands.command()
+def prompt(
+    turn_id: TurnId,
+    step: Annotated[int | None, typer.Option(min=1, help="Only the model call with this number.")] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model calls of a turn were given.
+
+    Texts come from the rows that a prompt was made of. A note marks what was erased, forgotten or changed since.
+    """
+    from perdure.assembly import load_agents
+    from perdure.turns.prompts import read_prompts
+
+    wanted = connecting.parse_id(turn_id, "turn")
+    with connecting.opened() as (settings, database):
+        found = read_prompts(database, settings, load_agents(settings), wanted, step=step)
+    if as_json:
+        write_json(found)
+        return
+    for each in found["steps"]:
+        write_fields({name: value for name, value in each.items() if name != "parts"})
+        for part in each["parts"]:
+            about = {**part, "ids": " ".join(part.get("ids", ())), "scores": " ".join(map(str, part.get("scores", ())))}
+            shown = [about[name] for name in ("role", "ids", "scores", "note") if about.get(name)]
+            write_text(f"\n{part['kind']}, {part['tokens']} tokens{''.join(f'; {one}' for one in shown)}")
+            calls = [f"{call['name']}({call['arguments']})" for call in part.get("tool_calls", ())]
+            write_text("\n".join(filter(None, [part["text"], *calls])) or "-")
+        write_text("")
+
+
+@commands.command()
 def export(turn_id: TurnId) -> None:
     """Print a settled turn as a bundle for tests, in JSON.
 
@@ -134,14 +168,81 @@ def export(turn_id: TurnId) -> None:
 
 
 @commands.command()
-def cancel(turn_id: TurnId, *, as_json: AsJson = False) -> None:
-    """Cancel a turn.
+def replay(
+    bundle: Annotated[Path, typer.Argument(help="The file that `perdure turns export` has printed.", dir_okay=False)],
+    model: Annotated[
+        str | None, typer.Option(help="Ask this model, as in PERDURE_MODEL, instead of giving the recorded replies.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Let this agent answer instead of the recorded one.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Run an exported turn again, and show where it departs.
+
+    No server is needed, and no tool runs: the recorded results answer the calls. The agents are those of
+    PERDURE_AGENTS. The exit status is 1 if the turn departs.
+    """
+    from perdure.assembly import load_agents
+    from perdure.errors import SettingsError
+    from perdure.settings import Settings
+    from perdure.testing.recorded import recorded
+    from perdure.testing.scripted import ScriptExhausted
+
+    settings = Settings.load()
+    agents = load_agents(settings)
+    try:
+        found = recorded(bundle)
+    except (OSError, SettingsError) as error:
+        raise Failure(f"{bundle}: {error}", WRONG_USAGE) from error
+    name = agent or found.bundle["agent"]
+    own = agents.find(name)
+    if own is None:
+        raise Failure(
+            f"PERDURE_AGENTS is {settings.agents}, which has no agent {name!r}: --agent names one", WRONG_USAGE
+        )
+    try:
+        made = found.replay(own, model=model, settings=settings, agents=list(agents))
+    except ScriptExhausted as error:
+        raise Failure(
+            f"the turn departs: {error}".replace("pass replay(…, model=…)", "name one with --model")
+        ) from error
+    if as_json:
+        departs = {"departs": bool(made.difference), **asdict(made.difference)}
+        write_json({**departs, "not_recorded": list(made.not_recorded), "not_reproduced": list(found.not_reproduced)})
+    else:
+        lines = [str(made.difference), *(f"not recorded: {each}" for each in made.not_recorded)]
+        write_text("\n".join(lines))
+    if made.difference:
+        raise typer.Exit(1)
+
+
+@commands.command()
+def cancel(
+    turn_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The turn's id.", show_default=False)] = None,
+    user: Annotated[str | None, typer.Option(help="All unsettled turns of this user.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="All unsettled turns of this tenant.")] = None,
+    agent: Annotated[str | None, typer.Option(help="All unsettled turns of this agent.")] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the turns of --user and the like.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a turn, or all of a user, tenant or agent.
 
     A turn that a worker runs is cancelled at its next safe point. Any other unsettled turn is cancelled immediately.
+    With several options, only turns to which all apply are cancelled. Messages that arrive meanwhile run: `perdure
+    pause` keeps them waiting.
     """
     from perdure.turns.cancel import cancel as cancel_turn
     from perdure.turns.reading import read_turn
 
+    whom = any((user, tenant, agent))
+    if whom == (turn_id is not None) or (dry_run and not whom):
+        raise Failure("Pass either a turn's id, or --user, --tenant or --agent.", WRONG_USAGE)
+    if turn_id is None:
+        _cancel_all(user, tenant, agent, dry_run=dry_run, as_json=as_json)
+        return
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.runtime() as runtime:
         cancel_turn(runtime, wanted)
@@ -149,6 +250,22 @@ def cancel(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     if as_json:
         write_json({"turn_id": str(wanted), "status": status})
     sys.stderr.write(f"Cancel requested. The turn is {status}.\n")
+
+
+def _cancel_all(user: str | None, tenant: str | None, agent: str | None, *, dry_run: bool, as_json: bool) -> None:
+    from perdure.turns import pauses
+    from perdure.turns.cancel import cancel_all
+
+    key, named = connecting.parse_user(user, tenant)
+    with connecting.runtime() as runtime:
+        if dry_run:
+            turns = pauses.count(runtime.database, tenant=named, user=key, agent=agent)
+        else:
+            turns = cancel_all(runtime, tenant=named, user=key, agent=agent)
+    if as_json:
+        write_json({"cancelled": not dry_run, "turns": turns})
+    else:
+        write_text(f"{turns} unsettled turns {'would be' if dry_run else 'are'} cancelled")
 
 
 @commands.command()

@@ -32,7 +32,7 @@ from perdure.errors import PerdureError
 from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
 from perdure.text.untrusted import is_storable
-from perdure.turns.reading import question_of
+from perdure.turns.reading import cut_off, question_of
 
 _HELP = """/new      begin another conversation       /list      list your conversations
 /open KEY continue one of them             /session   show the id of this session
@@ -229,6 +229,8 @@ class Prompt:
                 turn = self._wait_for_reply()
             except KeyboardInterrupt:
                 raise _Left from None
+        if (note := cut_off(turn)) is not None:
+            self._note(note)
         if turn["error"] is not None:
             received = self._conversation.received()
             self._note(f"({turn['error']['code']})" + (f" {received}" if received else ""))

@@ -165,12 +165,13 @@ def _write_accepted(accepted: Accepted, *, as_json: bool) -> None:
 
 
 def _write_turn(turn: dict[str, Any], over: str, *, as_json: bool) -> None:
-    from perdure.turns.reading import SETTLED
+    from perdure.turns.reading import SETTLED, cut_off
 
     if as_json:
         write_json(turn)
     elif turn["status"] == "done":
         write_text(turn["reply"]["text"])
+        _note(cut_off(turn))
     if turn["status"] not in SETTLED:
         raise Failure(
             f"{over}: turn {turn['turn_id']} is {turn['status']}. "

@@ -25,6 +25,8 @@ MOST_NAMES = 20
 
 _DEFAULT_IMPORTANCE = 0.5
 _WRAPPED = "memories"
+_EARLIEST_YEAR = 1000
+"""Earlier dates are ignored: models write "0001-01-01" for an unknown one."""
 
 
 class MemoryKind(StrEnum):
@@ -208,14 +210,14 @@ def _decision(item: Any, number: int, warnings: list[ParseWarning]) -> tuple[Dec
 
 
 def _period(value: Any) -> tuple[datetime | None, datetime | None]:
-    """The beginning of a year, month or day, and its end; two `None` if `value` is not one."""
+    """The beginning of a year, month or day in UTC, and its end; two `None` if `value` is not one."""
     parts = value.split("-") if isinstance(value, str) else []
     if not parts or not all(part.isdecimal() for part in parts):
         return None, None
     try:
         year, month, day = ([int(part) for part in parts] + [1, 1])[:3]
         start = datetime(year, month, day, tzinfo=UTC)
-        match len(parts):
+        match len(parts) if year >= _EARLIEST_YEAR else 0:
             case 1:
                 return start, start.replace(year=year + 1)
             case 2:

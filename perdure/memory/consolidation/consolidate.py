@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from perdure.access.tenants import UserKey
 from perdure.clock import Clock
@@ -60,6 +61,7 @@ from perdure.models.protocol import CallAborted, Model, ModelCall, Role
 from perdure.settings import ConsolidationSettings
 from perdure.text.statements import Relation
 from perdure.text.untrusted import cut, first_line
+from perdure.text.zones import find_zone
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +224,8 @@ class Consolidator:
     timeout_s: float
     lease_s: float
     holding: Callable[[UUID, Fence], AbstractContextManager[LeaseHold]]
+    timezone: str = "UTC"
+    """The zone of the dates of messages whose metadata name no `timezone`."""
     judge: Judge | None = None
     """Decides what the rules do not; `None`: the rules decide alone (`judging`)."""
 
@@ -315,7 +319,7 @@ class Consolidator:
             PerdureError: the model or the embedder failed.
         """
         calling = partial(self._calling, hold)
-        conversation = read_conversation(self.database, session_id, message_chars(message_count))
+        conversation = read_conversation(self.database, session_id, message_chars(message_count), self.timezone)
         candidates: list[Candidate] = []
         shown: list[UUID] = []  # a candidate's `known` becomes a position in this list, counted from 1
         has_memories = bool(self.database.run(queries.HAS_MEMORIES, {"user_id": user_id}))
@@ -500,15 +504,26 @@ def backlog(database: Database, limits: ConsolidationSettings) -> Backlog:
     return Backlog(row.waiting, row.failing, row.given_up)
 
 
-def read_conversation(database: Database, session_id: UUID, most_chars: int) -> list[ConversationMessage]:
+def read_conversation(
+    database: Database, session_id: UUID, most_chars: int, timezone: str = "UTC"
+) -> list[ConversationMessage]:
     """The user's and the assistant's messages of a session, oldest first, each cut to `most_chars` characters.
 
     Excludes messages that a fork copied from its source session. Also excludes tool results, because they may contain
-    recalled memories.
+    recalled memories. The zone of a message is the `timezone` of its turn's metadata, or else `timezone`.
     """
+    default = ZoneInfo(timezone)
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})
     return [
-        ConversationMessage(row.seq, Role(row.role), row.content, row.created_at, row.channel, row.author)
+        ConversationMessage(
+            row.seq,
+            Role(row.role),
+            row.content,
+            row.created_at,
+            row.channel,
+            row.author,
+            find_zone(row.timezone) or default,
+        )
         for row in rows
     ]
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import starmap
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
@@ -51,7 +50,8 @@ PROMPT = """You are a memory extraction engine. From the conversation below, ext
 2. Insights or decisions made
 3. Preferences expressed (likes, dislikes, communication style)
 
-Each line is [number, date] speaker (name): text. Answer with a JSON array and nothing else, [] if there is nothing:
+Each line is [number, date where the user is] speaker (name): text. Answer with a JSON array and nothing else, [] if
+there is nothing:
 [{"content": "...", "type": "fact|preference|insight", "importance": 0.0-1.0, "sources": [numbers of the lines],
   "subject": "user, or whom it is about", "attribute": "home|employer|occupation|name|age|birthday|phone|manager|
     allergy|child|pet|language|hobby|taste, another noun, or empty", "since": "YYYY-MM-DD or empty",
@@ -132,7 +132,7 @@ class UnusableExtraction(InvalidResponse):
 
 @dataclass(frozen=True, slots=True)
 class ConversationMessage:
-    """A message of a conversation; `author` is the author's name, if known."""
+    """A message of a conversation; `author` is the author's name, if known, and `zone` the user's time zone."""
 
     seq: int
     role: Role
@@ -140,6 +140,7 @@ class ConversationMessage:
     said_at: datetime
     channel: str
     author: str | None = None
+    zone: tzinfo = UTC
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,8 @@ def extract(
     """
     prompt: tuple[Message, ...] = (Message(Role.SYSTEM, PROMPT), Message(Role.USER, "\n".join(map(_labelled, part))))
     if known:
-        prompt += (Message(Role.USER, "\n".join([_KNOWN, *starmap(_listed, enumerate(known, start=1))])),)
+        listed = [_listed(number, each, part[-1].zone) for number, each in enumerate(known, start=1)]
+        prompt += (Message(Role.USER, "\n".join([_KNOWN, *listed])),)
     exchanged: tuple[Message, ...] = ()
     for attempt in range(ATTEMPTS):
         with calling() as call:
@@ -215,7 +217,7 @@ def extract(
             ]
             if not warnings or attempt == ATTEMPTS - 1:
                 named = [each if each.known <= len(known) else replace(each, decision=None, known=0) for each in found]
-                return [_as_quotation(each, part) for each in _with_user_sources(named, part)]
+                return [_dated(_as_quotation(each, part), part) for each in _with_user_sources(named, part)]
             fault = _describe(warnings)
         exchanged = (
             Message(Role.ASSISTANT, cut(reply, _REPLY_CHARS_IN_RETRY) or "(nothing)"),
@@ -239,10 +241,17 @@ def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
     return sorted(heaviest, key=lambda each: each.sources)
 
 
-def _listed(number: int, memory: KnownMemory) -> str:
+def _listed(number: int, memory: KnownMemory, zone: tzinfo) -> str:
     about = f", {first_line(memory.topic, _AUTHOR_CHARS).translate(_UNSAFE)}" if memory.topic else ""
     content = cut(" ".join(memory.content.split()), _KNOWN_CHARS)
-    return f"{number} ({memory.since:%Y-%m-%d}{about}) {content}"
+    return f"{number} ({memory.since.astimezone(zone):%Y-%m-%d}{about}) {content}"
+
+
+def _dated(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candidate:
+    """The candidate whose days begin and end at midnight of the user's zone at its latest source."""
+    zone = max((said for said in part if said.seq in candidate.sources), key=lambda said: said.said_at).zone
+    since, until = (None if day is None else day.replace(tzinfo=zone) for day in (candidate.since, candidate.until))
+    return replace(candidate, since=since, until=until)
 
 
 def _as_quotation(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candidate:
@@ -289,7 +298,7 @@ def _labelled(said: ConversationMessage) -> str:
     Without these labels, a line could imitate another speaker.
     """
     author = f" ({' '.join(said.author.translate(_UNSAFE).split())[:_AUTHOR_CHARS].strip()})" if said.author else ""
-    label = f"[{said.seq}, {said.said_at:%Y-%m-%d}] {said.role}{author}: "
+    label = f"[{said.seq}, {said.said_at.astimezone(said.zone):%Y-%m-%d}] {said.role}{author}: "
     return "\n".join(label + line for line in said.content.splitlines())
 
 

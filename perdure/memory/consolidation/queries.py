@@ -167,7 +167,8 @@ GIVEN_UP = Statement(
 CONVERSATION = Statement(
     "consolidation.conversation",
     f"""
-    SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content, m.created_at, m.channel, m.author
+    SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content, m.created_at, m.channel, m.author,
+           (SELECT t.metadata ->> 'timezone' FROM turns AS t WHERE t.turn_id = m.turn_id) AS timezone
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
       AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN} AND {REMEMBERED}

@@ -26,10 +26,11 @@ _RELATIONS = 60
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """A text and its time."""
+    """A text and its time. `id` is that of its session or memory."""
 
     at: datetime
     content: str
+    id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def read_past(
     return Past(
         searchable=any(row.section == "past" for row in rows),
         has_cases=any(row.section == "bank" for row in rows),
-        summaries=[Dated(row.at, row.content) for row in rows if row.section == "archive"],
-        hot=[Dated(row.at, row.content) for row in rows if row.section == "meta"],
+        summaries=[Dated(row.at, row.content, row.id) for row in rows if row.section == "archive"],
+        hot=[Dated(row.at, row.content, row.id) for row in rows if row.section == "meta"],
         related_sessions=[UUID(row.content) for row in rows if row.section == "kin"],
     )
 

@@ -40,9 +40,9 @@ PAST = Statement(
     {_FAMILY}
     SELECT * FROM (
         SELECT 'archive' AS section, row_number() OVER (ORDER BY created_at DESC) AS position,
-               summary AS content, created_at AS at
+               summary AS content, created_at AS at, session_id AS id
         FROM (
-            SELECT s.created_at, s.summary FROM sessions AS s
+            SELECT s.session_id, s.created_at, s.summary FROM sessions AS s
             WHERE s.user_id = %(user_id)s AND s.session_id NOT IN (SELECT session_id FROM family)
               AND s.forked_from IS NULL
               AND s.session_id IS DISTINCT FROM %(previous_id)s::uuid
@@ -52,18 +52,18 @@ PAST = Statement(
         ORDER BY created_at DESC LIMIT %(archive)s) AS archive
     UNION ALL
     SELECT * FROM (
-        SELECT 'meta', h.rank, m.content, m.valid_from
+        SELECT 'meta', h.rank, m.content, m.valid_from, m.memory_id
         FROM hot_memories AS h JOIN memories AS m USING (memory_id)
         WHERE h.user_id = %(user_id)s AND m.valid_to IS NULL AND m.archived_at IS NULL
         ORDER BY h.rank LIMIT %(hot)s) AS hot
     UNION ALL
-    SELECT 'kin', 1, session_id::text, NULL FROM family WHERE session_id <> %(session_id)s
+    SELECT 'kin', 1, session_id::text, NULL, NULL FROM family WHERE session_id <> %(session_id)s
     UNION ALL
-    SELECT 'past', 1, '', NULL
+    SELECT 'past', 1, '', NULL, NULL
     WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
        OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
     UNION ALL
-    SELECT 'bank', 1, '', NULL
+    SELECT 'bank', 1, '', NULL, NULL
     WHERE %(tenant)s::text IS NULL AND EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
        OR EXISTS (SELECT FROM cases WHERE user_id = ANY (%(authors)s::text[]) AND {_SEARCHABLE})
        OR EXISTS (SELECT FROM cases WHERE user_id IS NOT NULL AND shared_at IS NOT NULL

@@ -28,6 +28,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.messages import ModelRequest as Request
 from pydantic_ai.usage import RequestUsage
 
+from perdure.models import endings
 from perdure.models.notes import placed
 from perdure.models.protocol import Attachment, Message, Opaque, Role, ToolCall
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 PART = "pydantic_ai"
 """The name in `Opaque.parts` of the response's JSON, a string: the JSON may have NUL characters, escaped."""
+
+_WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
+"""The providers whose responses do not have the server's own finish reason."""
 
 _EMPTY_TEXT = "(nothing)"
 """In place of a blank message: some providers refuse a message without text."""
@@ -113,7 +117,8 @@ def _asked(
             return SystemPromptPart(message.content)
         case Role.TOOL:
             call_id = message.tool_call_id or ""
-            return ToolReturnPart(called.get(call_id, "unknown"), message.content, ids.of_result(call_id))
+            content = _content(message, reads) if message.files else message.content
+            return ToolReturnPart(called.get(call_id, "unknown"), content, ids.of_result(call_id))
         case _:
             return UserPromptPart(_content(message, reads))
 
@@ -183,3 +188,18 @@ def calls_in(messages: Sequence[Message], names: WireNames) -> Iterator[str]:
     """The names of the tools that a conversation calls, each once, as the provider knows them."""
     calls: Iterator[ToolCall] = (call for message in messages for call in message.tool_calls)
     yield from dict.fromkeys(names.to_wire(call.name) for call in calls)
+
+
+def finish_reason(response: ModelResponse) -> str:
+    """Why the server ended the reply, in the server's words; empty if the stream ended without a reason.
+
+    pydantic-ai replaces a missing reason by `stop` for some providers.
+    """
+    if response.finish_reason == "content_filter":
+        return endings.CONTENT_FILTER
+    said = (response.provider_details or {}).get("finish_reason")
+    if isinstance(said, str) and said:
+        return said
+    if response.provider_name in _WITHOUT_WORDS_OF_THEIR_OWN and response.state == "complete":
+        return response.finish_reason or endings.STOP
+    return "" if response.finish_reason in {None, "stop"} else str(response.finish_reason)

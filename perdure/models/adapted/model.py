@@ -43,7 +43,7 @@ from perdure.errors import InvalidResponse
 from perdure.models import endings, output_tool
 from perdure.models.adapted import errors, event_loop, http
 from perdure.models.adapted.chat_repairs import ChatRepairs
-from perdure.models.adapted.messages import Sender, arguments_of, calls_in, prompt, text_of
+from perdure.models.adapted.messages import Sender, arguments_of, calls_in, finish_reason, prompt, text_of
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.families import family
 from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
@@ -62,8 +62,6 @@ DEFAULT_READS = ("images", "pdf")
 """The kinds of files that models are sent, unless they have refused some."""
 
 _OPENING = "<think>"
-_WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
-"""The providers whose responses do not have the server's own finish reason."""
 
 
 def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two options)
@@ -312,7 +310,7 @@ class _Reading:
             InvalidResponse: the stream ended without a finish.
             PerdureError: see `ReplyDraft.finish`.
         """
-        reason = _finish_reason(response)
+        reason = finish_reason(response)
         refusal = (response.provider_details or {}).get("refusal")
         if isinstance(refusal, str) and refusal:
             self._text(refusal)
@@ -368,21 +366,6 @@ def _is_empty(part: TextPart) -> bool:
 def _is_of_a_tag(part: ThinkingPart) -> bool:
     """Whether pydantic-ai began `part` at a delta that is exactly `<think>`. Vendors' parts have a provider's name."""
     return not part.content and part.signature is None and (part.provider_name is None or part.id == "content")
-
-
-def _finish_reason(response: ModelResponse) -> str:
-    """Why the server ended the reply, in the server's words; empty if the stream ended without a reason.
-
-    pydantic-ai replaces a missing reason by `stop` for some providers.
-    """
-    if response.finish_reason == "content_filter":
-        return endings.CONTENT_FILTER
-    said = (response.provider_details or {}).get("finish_reason")
-    if isinstance(said, str) and said:
-        return said
-    if response.provider_name in _WITHOUT_WORDS_OF_THEIR_OWN and response.state == "complete":
-        return response.finish_reason or endings.STOP
-    return "" if response.finish_reason in {None, "stop"} else str(response.finish_reason)
 
 
 def _usage(usage: RequestUsage) -> Usage | None:

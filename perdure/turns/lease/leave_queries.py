@@ -204,14 +204,14 @@ WAIT_MODEL = _stopping(
 WITH_MESSAGES = """
     said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
-                              token_count, model, fallback, usage, stop_reason, opaque, parts, created_at)
+                              token_count, model, fallback, usage, stop_reason, opaque, parts, prompt, created_at)
         SELECT fenced.session_id, fenced.base + m.position, %(turn_id)s::uuid, m.role, m.content, m.tool_calls,
                m.tool_call_id, m.message_id, %(channel)s, m.token_count, m.model, m.fallback, m.usage,
-               m.stop_reason, m.opaque, m.parts, coalesce(m.created_at, perdure_now())
+               m.stop_reason, m.opaque, m.parts, m.prompt, coalesce(m.created_at, perdure_now())
         FROM fenced, jsonb_to_recordset(%(messages)s::jsonb) AS m (
             position int, role text, content text, tool_calls jsonb, tool_call_id text, message_id text,
             token_count int, model text, fallback boolean, usage jsonb, stop_reason text, opaque jsonb, parts jsonb,
-            created_at timestamptz)
+            prompt jsonb, created_at timestamptz)
     )
 """.strip()
 

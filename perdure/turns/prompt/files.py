@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
 from perdure.errors import NotFound
-from perdure.files.kinds import TEXTS
+from perdure.files.kinds import TEXTS, kind_of
 from perdure.files.parts import TEXT_CHARS, describe, tokens
 from perdure.files.results import named_in
 from perdure.files.store import Files
@@ -57,6 +58,12 @@ class _Placed:
         if self.part is not None or row is None:
             return int((self.part or {}).get("tokens", 0))
         return tokens(row.media_type, row.size, row.width, row.height, row.pages)
+
+
+def attached_tokens(attached: Attachment) -> int:
+    """An estimate of the tokens of a file that is sent to a model."""
+    kind = kind_of(BytesIO(attached.data), attached.media_type)
+    return tokens(attached.media_type, len(attached.data), kind.width, kind.height, kind.pages)
 
 
 def messages_by_entry(

@@ -38,6 +38,7 @@ class Part:
     """A quoted part of a prompt: `pieces` of text, the most important first, within `budget` tokens.
 
     `mark` is the kind of quotation. `backwards`: the text has the pieces in reverse order, the most important last.
+    `name` and, for each piece, `ids` and `scores` are for the record of the prompt.
     """
 
     mark: str
@@ -46,6 +47,14 @@ class Part:
     budget: int
     backwards: bool = False
     place: Place = Place.TURN
+    name: str = ""
+    ids: Sequence[str] = ()
+    scores: Sequence[float] = ()
+
+    def told(self) -> list[str]:
+        """The pieces that fit the budget, in the order of the text."""
+        kept = fitting(self)
+        return kept[::-1] if self.backwards else kept
 
 
 def render(part: Part, quoter: Quoter) -> str:
@@ -53,8 +62,7 @@ def render(part: Part, quoter: Quoter) -> str:
 
     The text is the same each time the same `quoter` quotes the part.
     """
-    kept = fitting(part)
-    return quoter.quote(part.mark, part.title, kept[::-1] if part.backwards else kept)
+    return quoter.quote(part.mark, part.title, part.told())
 
 
 def fitting(part: Part) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from typing import Any
 
 from perdure.agents import Agent
-from perdure.errors import ContextTooLong, ProviderError, Unavailable, loggable
+from perdure.errors import BudgetExhausted, ContextTooLong, ProviderError, Unavailable, loggable
 from perdure.models import endpoints
 from perdure.models.endings import checked
 from perdure.models.protocol import Message, Model, ModelCall, ModelReply, ModelRequest, Role, name_of, read_by
@@ -18,10 +19,12 @@ from perdure.settings import MemorySettings
 from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.tools.sources import Toolset
+from perdure.turns.budgets import TurnBudget
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
-from perdure.turns.prompt.build import Prompt, build, halved, within_window
-from perdure.turns.prompt.files import FileLimits
+from perdure.turns.prompt import record
+from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
+from perdure.turns.prompt.files import FileLimits, attached_tokens
 from perdure.turns.prompt.parts import schema_tokens
 from perdure.turns.prompt.tools import Offered, budget, offered, usable_window
 from perdure.turns.run.parallel_guards import HeldText, ParallelGuards
@@ -43,6 +46,7 @@ class ModelCaller:
         tools: The agent's tools at the last call.
         called_at_s: The turn's run time at the beginning of the last call.
         prompt_tokens: An estimate of the tokens of the last prompt.
+        record: What is stored of the last prompt.
     """
 
     def __init__(
@@ -59,16 +63,19 @@ class ModelCaller:
         on_left_out: Callable[[Sequence[str]], None],
         instructions: Callable[[], str],
         let_leave: Callable[[MemorySettings], None],
+        budget: TurnBudget,
     ) -> None:
         """`on_left_out` stores the names of tools that do not fit the prompts. `instructions` are the turn's.
 
         `let_leave` removes the turns from `transcript` that do not fit the limits.
         """
-        asked = agent.asked_model(runtime.settings.model)
+        self._asked = asked = agent.asked_model(runtime.settings.model)
         self.name = endpoints.canonical(name_of(asked), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
         self.prompt_tokens = 0
+        self.record: Mapping[str, Any] | None = None
+        self._last_record: Mapping[str, Any] | None = None
         self._runtime = runtime
         self._scope = scope
         self._turn = turn
@@ -80,6 +87,7 @@ class ModelCaller:
         self._on_left_out = on_left_out
         self._instructions = cache(instructions)
         self._let_leave = let_leave
+        self._budget = budget
         self._model: Model = runtime.models(asked)
         self._window: int | None = None
         self._limits = runtime.settings.memory
@@ -99,10 +107,11 @@ class ModelCaller:
 
         Raises:
             ContextTooLong: after `MOST_HALVINGS`, or if a smaller budget leaves nothing out.
+            BudgetExhausted: the call may exceed a budget (`turns.budgets`).
             PerdureError: the model failed.
             CallAborted: the turn must stop; the scope has the reason.
         """
-        request = self._request()
+        request = self._affordable(self._request())
         while True:
             try:
                 reply = self._respond(request)
@@ -114,7 +123,47 @@ class ModelCaller:
                 continue
             if not reply.fallback:
                 self._lesson.accepted(partial(size_of_request, request))
+            self._note(request)
             return reply
+
+    def _note(self, request: ModelRequest) -> None:
+        """Make the record of the prompt. The turn's reply before it, if this process wrote one, has the last record."""
+        prompt, transcript = self._prompt, self._transcript
+        if prompt is None:
+            return
+        earlier = [each for each in fitting_entries(transcript, prompt.budget) if each.turn_id != transcript.turn_id]
+        made = record.of_call(
+            self._agent, self.name, request.settings,
+            instructions=prompt.instructions, parts=prompt.parts, earlier=earlier, budget=prompt.budget,
+            tools=request.tools,
+        )  # fmt: skip
+        self.record, self._last_record = record.shortened(made, self._last_record), made
+
+    def _affordable(self, request: ModelRequest) -> ModelRequest:
+        """Reserve what the call may cost. If it exceeds a budget, it goes to the cheaper model, if one is configured.
+
+        The turn's later calls by this process then go to that model, too.
+        """
+        cheaper = self._runtime.settings.budget.cheaper_model
+        try:
+            self._reserve(request)
+        except BudgetExhausted as error:
+            if cheaper is None or self._asked == cheaper:
+                raise
+            log.info("turn %s: the model %s answers: %s", self._turn.turn_id, cheaper, error.message)
+        else:
+            return request
+        self._asked, self._model = cheaper, self._runtime.models(cheaper)
+        self.name = endpoints.canonical(cheaper, self._runtime.settings)
+        self._lesson = Lesson(self._runtime.windows, self.name)
+        request = self._request()
+        self._reserve(request)
+        return request
+
+    def _reserve(self, request: ModelRequest) -> None:
+        if self._budget.is_set:
+            files = sum(attached_tokens(each) for said in request.messages for each in said.files)
+            self._budget.reserve(self._asked, tokens_of_texts(request) + files, request.settings.get("max_tokens"))
 
     def _request(self) -> ModelRequest:
         if self._prompt is None:
@@ -210,8 +259,11 @@ class ModelCaller:
 
 def size_of_request(request: ModelRequest) -> int | None:
     """An estimate of the tokens of a prompt; `None` if it has files, whose size each provider counts in its own way."""
-    if any(each.files for each in request.messages):
-        return None
+    return None if any(each.files for each in request.messages) else tokens_of_texts(request)
+
+
+def tokens_of_texts(request: ModelRequest) -> int:
+    """An estimate of the tokens of a prompt without its files."""
     calls = (call.name + call.arguments for each in request.messages for call in each.tool_calls)
     texts = [*(each.content for each in request.messages), *calls]
     return sum(map(estimate_tokens, texts)) + sum(map(schema_tokens, request.tools))

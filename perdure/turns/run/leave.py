@@ -178,7 +178,7 @@ class Leaving:
                 if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
                     return Left(turn_continues=True)
                 level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns
-                log.log(level, "turn %s waits %g s for a model: %s", turn.turn_id, wait_s, loggable(error))
+                log.log(level, "turn %s waits %g s for a model or a budget: %s", turn.turn_id, wait_s, loggable(error))
             case Lacking(what):
                 unequipped = Unequipped(what, self._stop(tenure, queries.LEAVE).priority)
                 self._claims.leave(tenure.session_id, unequipped, publish=not tenure.alone)

@@ -48,6 +48,7 @@ from perdure.snapshots.snapshot import Memory
 from perdure.text.tokens import estimate_tokens
 from perdure.tools.variables import VariableSet
 from perdure.turns import costs
+from perdure.turns.budgets import TurnBudget
 from perdure.turns.calls.handing_over import handed_over
 from perdure.turns.calls.plan import Planned, plan
 from perdure.turns.calls.run_calls import CallRunner, Interrupted
@@ -444,6 +445,10 @@ class Turn(ABC):
         judges = agent.judges_replies or self._row.additions.output is not None
         self._text = HeldText(self._events, is_shown=not judges, is_held=self._is_screening)
         self._guards = ParallelGuards(tenure, self._hooks, self._text)
+        self._budget = TurnBudget(
+            runtime.database, runtime.clock, runtime.settings, tenure,
+            lambda: self._cost(transcript.present, with_others=False),
+        )  # fmt: skip
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
 
@@ -487,7 +492,13 @@ class Turn(ABC):
         outcome: Outcome | None = self._before_first_step()
         while outcome is None:
             outcome = self._why_stop() or self._try_step()
-        return self._end(outcome) if isinstance(outcome, Ending) else outcome
+        if isinstance(outcome, Ending):
+            outcome = self._end(outcome)
+            unstored = [*outcome.last_step(), *outcome.charged()]
+            self._budget.settle(costs.spent(unstored, self._agent, self._runtime.settings))
+        else:
+            self._budget.settle()
+        return outcome
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -547,11 +558,16 @@ class Turn(ABC):
             return None
         return costs.limit_above(runtime.database, row.turn_id, runtime.settings, runtime.agents)
 
-    def _cost(self, present: Sequence[Entry]) -> Decimal:
-        """What the turn has cost with the entries `present`. Only rows of other agents that answered calls are read."""
-        runtime = self._runtime
+    def _cost(self, present: Sequence[Entry], *, with_others: bool = True) -> Decimal:
+        """What the turn has cost with the entries `present`; `with_others`: and other agents that answered its calls.
+
+        Rows are read only if such an agent, or a guard that judged an answer, used tokens.
+        """
+        runtime, turn_id = self._runtime, self._row.turn_id
         if any(entry.role is Role.TOOL and entry.usage is not None for entry in present):
-            return costs.spent_with_others(runtime.database, self._row.turn_id, runtime.settings, runtime.agents)
+            return costs.spent_in_all(
+                runtime.database, turn_id, runtime.settings, runtime.agents, with_others=with_others
+            )
         return costs.spent(present, self._agent, runtime.settings)
 
     def _try_step(self) -> Outcome | None:
@@ -570,11 +586,19 @@ class Turn(ABC):
             log.exception("turn %s cannot go on: its agent cannot be used", self._row.turn_id)
             return Failed(misconfigured())
         except PerdureError as error:
+            return self._wait_or_fail(error)
+
+    def _wait_or_fail(self, error: PerdureError) -> AwaitsModel | Failed:
+        """Wait for a budget or for a model, if the error allows it."""
+        if isinstance(error, BudgetExhausted):
+            waits_for, wait_s, may_wait = error.setting or "", error.wait_s, True
+        else:
+            waits_for = self._model_name
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
-            in_time = self._tenure.spent_s < self._timeout_s and wait_for_model.may_wait(self._row, self._runtime.clock)
-            if wait_s is None or not (self._waits_for_models and in_time):
-                return Failed(error)
-            return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, self._model_name)
+            may_wait = self._waits_for_models and wait_for_model.may_wait(self._row, self._runtime.clock)
+        if wait_s is None or not may_wait or self._tenure.spent_s >= self._timeout_s:
+            return Failed(error)
+        return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, waits_for)
 
     def _let_leave(self, limits: MemorySettings) -> None:
         """Let the turns leave the prompts that no longer fit `limits`, and plan which leave next.
@@ -701,7 +725,7 @@ class OwnTurn(Turn):
             text=self._text, guards=self._guards, timeout_s=self._timeout_s,
             on_left_out=partial(leave_out_tools, runtime, tenure),
             instructions=lambda: self._row.additions.instructed(instructions_of(runtime, tenure, self._hooks)),
-            let_leave=self._let_leave,
+            let_leave=self._let_leave, budget=self._budget,
         )  # fmt: skip
         self._calls = CallRunner(runtime, tenure, agent, variables, screen=self._screen)
         self._incomplete = 0
@@ -784,7 +808,7 @@ class OwnTurn(Turn):
             raise Refused(Failed(error)) from error
 
     def _entry_of(self, made: ModelReply) -> Entry:
-        return reply_entry(self._row.turn_id, made, self.transcript.call_ids)
+        return replace(reply_entry(self._row.turn_id, made, self.transcript.call_ids), prompt=self._model.record)
 
     def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
         """Execute the calls of the message `open_reply`, and commit their results.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -22,11 +24,13 @@ from pydantic_ai import (
     ToolReturn,
     UsageLimits,
 )
-from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.capabilities import AbstractCapability, ProcessHistory, durable_operation
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 
 from perdure import TurnStarted, adapt, effect, effect_id
@@ -34,9 +38,11 @@ from perdure.adapters.adopt import collect
 from perdure.adapters.pydantic_ai.units import Durability
 from perdure.agents import Agent, Agents
 from perdure.errors import SettingsError
+from perdure.models.adapted import event_loop
 from perdure.testing import Scripted, ask, call
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.lease.claim import Ran, Unequipped
+from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, chunk
 from tests.turns.harness import Harness
 
 
@@ -239,13 +245,8 @@ def test_a_call_may_ask_for_approval_while_it_runs(harness: Harness) -> None:
     assert ran == [f"paid 5 {rows[0].effect_id}", f"paid 500 {rows[1].effect_id}"]
 
 
-def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) -> None:
-    """A model that streams is streamed."""
-
-    async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncIterator[str]:
-        for word in ("to", "day"):
-            yield word
-
+def _stream(harness: Harness) -> list[str]:
+    """Let the turns stream; returns the texts that are shown."""
     seen: list[str] = []
 
     class Events:
@@ -262,6 +263,17 @@ def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) ->
         def close(self) -> None: ...
 
     harness.events = Events()  # type: ignore[assignment]
+    return seen
+
+
+def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) -> None:
+    """A model that streams is streamed."""
+
+    async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncIterator[str]:
+        for word in ("to", "day"):
+            yield word
+
+    seen = _stream(harness)
     _use(harness, PydanticAgent(name="assistant"), FunctionModel(stream_function=stream))
     assert harness.ask()["reply"]["text"] == "today"
     assert "".join(seen) == "today"
@@ -289,6 +301,57 @@ def test_a_transient_error_is_retried(harness: Harness) -> None:
     _use(harness, PydanticAgent(name="assistant"), model.model)
     assert harness.ask()["reply"]["text"] == "hi"
     assert len(model.seen) == 2
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as running:
+        yield running
+
+
+@pytest.fixture
+def paid(harness: Harness, server: OpenAIServer) -> Iterator[list[int]]:
+    """The amounts that the tool of an agent with a model of its own has paid."""
+    retry = harness.settings.retry.model_copy(update={"base_s": 0.001, "cap_s": 0.001})
+    harness.settings = harness.settings.model_copy(update={"retry": retry})
+    provider = OpenAIProvider(base_url=server.base_url, api_key="sk-of-the-tests")
+    bare: PydanticAgent[Any, Any] = PydanticAgent(OpenAIChatModel("m", provider=provider), name="assistant")
+    ran: list[int] = []
+
+    @bare.tool_plain
+    def pay(amount: int) -> str:
+        ran.append(amount)
+        return "paid"
+
+    harness.agents = Agents([adapt(bare)])
+    yield ran
+    asyncio.run_coroutine_threadsafe(provider.client.close(), event_loop.running()).result(10)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_response_that_ended_early_is_no_reply(
+    harness: Harness, server: OpenAIServer, paid: list[int], *, streams: bool
+) -> None:
+    """Its call does not run and its text is withdrawn: the model is asked again, as one of perdure's own."""
+    seen = _stream(harness) if streams else []
+    payment = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"amount": 1}'}}
+    message = {"role": "assistant", "content": "I pay", "tool_calls": [{"index": 0, **payment}]}
+    whole = {**server.whole(Answer(""), "m"), "choices": [{"index": 0, "message": message, "finish_reason": None}]}
+    broken = (
+        Chunks([chunk([{"index": 0, "delta": message}])])
+        if streams
+        else Raw(json.dumps(whole).encode(), "application/json")
+    )
+    server.script(broken, Answer("", (Call("pay", '{"amount": 2}'),)), broken, Answer("Done."))
+    turn = harness.ask()
+    assert (turn["status"], turn["reply"]["text"], turn["steps"], paid) == ("done", "Done.", 2, [2])
+    assert not streams or "".join(seen) == "Done."
+
+
+def test_a_reply_that_a_filter_stopped_fails_the_turn(harness: Harness, server: OpenAIServer, paid: list[int]) -> None:
+    server.script(Answer("I", (Call("pay", '{"amount": 1}'),), finish_reason="content_filter"))
+    turn = harness.ask()
+    assert (turn["status"], turn["error"]["code"], paid) == ("failed", "CONTENT_FILTERED", [])
 
 
 def test_limits_of_usage_count_the_turn_over_all_workers(harness: Harness) -> None:
@@ -449,11 +512,24 @@ def test_the_names_of_units_are_pinned() -> None:
     )
 
 
+class _Recording(AbstractCapability[Any]):
+    """A capability with a durable operation of its own."""
+
+    id = "recording"
+
+    @durable_operation(name="record")
+    async def record(self, ctx: RunContext[Any], text: str) -> str:
+        del ctx
+        return text
+
+
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: PydanticAgent("test", name="a", deps_type=Deps), {}, "needs dependencies"),
     (lambda: PydanticAgent("test"), {}, "without a name"),
     (lambda: PydanticAgent("test", name="a"), {"deps": 3}, "accepted: a function with one parameter"),
     (lambda: Agent("a", "b"), {}, "accepted: an Agent of pydantic-ai"),
+    (lambda: PydanticAgent("test", name="a", capabilities=[Durability("a")]), {}, "has Durability, but perdure makes"),
+    (lambda: PydanticAgent("test", name="a", capabilities=[_Recording()]), {}, "with durable operations of its own"),
 ]
 
 

@@ -32,6 +32,21 @@ from tests.channels.slack_server import SlackServer
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
+def test_a_reply_that_was_cut_off_says_so(
+    installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
+) -> None:
+    carrier = ChatCarrier({name: installation.channels[name]}, Buttons(b""))
+    target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
+    for reason in ("stop", "length"):
+        body = json.dumps({"reply": {"text": "Once upon", "stop_reason": reason}}).encode()
+        carrier.carry(target, body, f"a reply that ended by {reason}")
+    server: Any = discord if name == "discord" else slack
+    first, second, note = (each["content" if name == "discord" else "text"] for each in server.sent)
+    assert (first, second) == ("Once upon", "Once upon")
+    assert "cut off" in note
+
+
+@pytest.mark.parametrize("name", ["discord", "slack"])
 def test_a_long_reply_is_sent_in_parts_once(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:

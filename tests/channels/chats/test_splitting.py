@@ -68,6 +68,7 @@ def _length(channels: dict[str, Channel], name: str, text: str) -> int:
     return units(discord.render(text)) if name == "discord" else channels[name].length(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIMITS)
 @settings(max_examples=50)
 @given(text=TEXTS)

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import File, tool
 from perdure.clock import MovedClock
+from perdure.models.adapted import adapted_model
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
 from tests.files.contents import png
@@ -47,6 +48,23 @@ def test_the_model_gets_the_file_of_a_result(harness: Harness, server_type: Any)
         [result] = sent[-1]["content"]
         assert [each["type"] for each in result["content"]] == ["text", "image"]
         assert result["content"][1]["source"]["data"] == encoded
+
+
+def test_a_model_of_pydantic_ai_gets_the_file_of_a_result(harness: Harness) -> None:
+    """In a message after the results, which pydantic-ai announces."""
+    harness.equip(chart)
+    with OpenAIServer(Answer(calls=[Call("chart", '{"what": "tea"}', "call_0")]), Answer("Nice.")) as server:
+        endpoint = Endpoint("test", server.base_url, "sk-of-the-tests")
+        model = adapted_model("test:m", harness.settings, MovedClock(), "PERDURE_MODEL", endpoint, "openai-chat")
+        harness.any_model = model
+        turn = harness.ask("draw")
+        model.close()
+        sent = server.requests[-1]["messages"]
+    assert turn["status"] == "done", turn
+    [result] = [each["content"] for each in sent if each["role"] == "tool"]
+    assert "a chart of tea" in result
+    urls = [each["image_url"]["url"] for each in sent[-1]["content"] if each["type"] == "image_url"]
+    assert urls == [f"data:image/png;base64,{base64.b64encode(IMAGE).decode()}"]
 
 
 def test_a_result_that_was_recorded_before_a_crash_keeps_its_file(harness: Harness) -> None:

@@ -15,7 +15,7 @@ from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.parameters import parse_id
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.memory import CorrectMemory, Memory
+from perdure.channels.http.schemas.memory import CorrectMemory, Memory, MemoryWithSources
 from perdure.errors import Forbidden, NotFound
 from perdure.memory import owned
 from perdure.memory.recall.agent_memory import forget
@@ -64,10 +64,10 @@ async def list_(
 
 
 @router.get("/{memory_id}", response_description="The memory.")
-async def read(memory_id: TheMemory, gateway: TheGateway) -> Memory:
-    """Show one memory."""
-    return Memory.model_validate(
-        await gateway.in_thread(partial(owned.read_memory, gateway.runtime.database, memory_id))
+async def read(memory_id: TheMemory, gateway: TheGateway) -> MemoryWithSources:
+    """Show one memory, with the messages that it came from."""
+    return MemoryWithSources.model_validate(
+        await gateway.in_thread(partial(owned.read_with_sources, gateway.runtime.database, memory_id))
     )
 
 

@@ -14,17 +14,27 @@ from fastapi.responses import StreamingResponse
 
 from perdure.access.tenants import user_key, user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn, TheUsers, decide_as, waiting_for_user
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.turns import CallResultBody, DecisionBody, FeedbackBody, Turn, WaitingApproval
+from perdure.channels.http.schemas.turns import (
+    CallResultBody,
+    DecisionBody,
+    FeedbackBody,
+    Prompts,
+    Turn,
+    WaitingApproval,
+)
 from perdure.channels.http.stream import sse
+from perdure.errors import Forbidden
 from perdure.events.event import EventId
 from perdure.turns.calls.outside import answer
 from perdure.turns.calls.waiting import list_waiting
 from perdure.turns.cancel import cancel as cancel_turn
 from perdure.turns.feedback import give_feedback
+from perdure.turns.prompts import read_prompts
 from perdure.turns.reading import SETTLED, read_turn
 
 LastEventId = Annotated[
@@ -52,6 +62,8 @@ router = APIRouter(
 waiting = APIRouter(prefix="/approvals", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
+
+Step = Annotated[int | None, Query(ge=1, le=1_000, description="Only the model call with this number, from 1.")]
 
 Named = Annotated[parameters.User | None, Query(description="Only calls of this user.")]
 After = Annotated[UUID | None, Query(description="The position in the list, from the header `Link` of a response.")]
@@ -90,6 +102,27 @@ async def events(
     except StopAsyncIteration:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return sse.response(sse.chunks(first, found))
+
+
+@router.get(
+    "/prompt",
+    response_description="The prompts of the turn's model calls, one for each stored reply.",
+    response_model_exclude_unset=True,
+    responses=problems(400, 403),
+)
+async def prompt(turn_id: TheTurn, gateway: TheGateway, caller: TheCaller, step: Step = None) -> Prompts:
+    """Read what each model call of a turn was given, or that of one `step`. Needs a key, not a user token.
+
+    The texts come from the rows that the prompt was made of. A part whose rows were erased, forgotten or changed since
+    has a `note` that says so. docs/operating.md describes the parts.
+    """
+    if caller.kind is KeyKind.USER:
+        raise Forbidden("A prompt requires a service key or an admin key, not a user token.")
+    runtime = gateway.runtime
+    found = await gateway.in_thread(
+        lambda: read_prompts(runtime.database, runtime.settings, runtime.agents, turn_id, step=step)
+    )
+    return Prompts.model_validate(found)
 
 
 @router.post(

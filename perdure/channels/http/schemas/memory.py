@@ -87,6 +87,19 @@ class CorrectMemory(BaseModel):
     ]
 
 
+_MEMORY = {
+    "id": MEMORY_ID,
+    "content": "The user lives in Lyon.",
+    "type": "fact",
+    "subject": "user",
+    "attribute": "home",
+    "importance": 0.7,
+    "valid_from": "2026-05-02T09:30:00+00:00",
+    "valid_until": None,
+    "message_ids": ["web-4711"],
+}
+
+
 class Memory(Answer):
     """What is remembered of a user.
 
@@ -95,19 +108,7 @@ class Memory(Answer):
     superseded this one, or if the user said that it is over. `message_ids`: the messages that it came from.
     """
 
-    model_config = examples(
-        {
-            "id": MEMORY_ID,
-            "content": "The user lives in Lyon.",
-            "type": "fact",
-            "subject": "user",
-            "attribute": "home",
-            "importance": 0.7,
-            "valid_from": "2026-05-02T09:30:00+00:00",
-            "valid_until": None,
-            "message_ids": ["web-4711"],
-        }
-    )
+    model_config = examples(_MEMORY)
 
     id: UUID
     content: str
@@ -118,6 +119,41 @@ class Memory(Answer):
     valid_from: Instant
     valid_until: Instant | None
     message_ids: list[str]
+
+
+class Source(Answer):
+    """A message that a memory came from. `text` has at most its first 2,000 characters."""
+
+    message_id: str
+    session_id: UUID
+    conversation: str | None
+    channel: str
+    role: str
+    text: str
+    said_at: Instant
+
+
+class MemoryWithSources(Memory):
+    """A memory, with the messages that it came from: at most 50, the earliest first."""
+
+    model_config = examples(
+        {
+            **_MEMORY,
+            "sources": [
+                {
+                    "message_id": "web-4711",
+                    "session_id": "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f51",
+                    "conversation": "web-1",
+                    "channel": "web",
+                    "role": "user",
+                    "text": "I live in Lyon now.",
+                    "said_at": "2026-05-02T09:30:00+00:00",
+                }
+            ],
+        }
+    )
+
+    sources: list[Source]
 
 
 class Consolidate(BaseModel):

@@ -277,3 +277,76 @@ class Turn(Answer):
     parent_turn_id: UUID = Field(default_factory=lambda: UUID(int=0))
     children: list[Child] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class PromptPart(Answer):
+    """A part of a prompt. `tokens` is an estimate.
+
+    `ids` are those of the memories, cases, sessions or tools, or the `seq` of the message. `scores` are those of the
+    search, in the order of `ids`. `text` is null if it is not stored. `note` tells what has changed since.
+    """
+
+    kind: Literal["instructions", "summary", "history", "memory", "case", "tools", "message"]
+    tokens: int
+    ids: list[str] = Field(default_factory=list)
+    scores: list[float] = Field(default_factory=list)
+    role: Literal["user", "assistant", "tool"] = "user"
+    text: str | None
+    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
+    note: str = ""
+
+
+class PromptStep(Answer):
+    """The prompt of one model call. The members are null if the reply has no record, as in a fork.
+
+    `instructions_hash` is the SHA-256 of the instructions. `fingerprint` identifies what the agent declared, and
+    `release` is that of the worker. Settings that may contain keys have no value here.
+    """
+
+    step: int
+    model: str | None
+    settings: dict[str, Any] | None
+    instructions_hash: str | None
+    agent: str = ""
+    fingerprint: str = ""
+    release: str = ""
+    parts: list[PromptPart]
+
+
+class Prompts(Answer):
+    """The prompts of a turn's model calls, in order."""
+
+    model_config = examples(
+        {
+            "steps": [
+                {
+                    "step": 1,
+                    "model": "openai:gpt-5-mini",
+                    "settings": {"max_tokens": 1000},
+                    "instructions_hash": "6f0b6cbb2c1f5a0f3a4f7a9f6f0c6f6d4f5e5c8a0d9a1f3f6b6cbb2c1f5a0f3a",
+                    "agent": "assistant",
+                    "fingerprint": "0c4a8f3b9d21",
+                    "release": "0.1.0",
+                    "parts": [
+                        {"kind": "instructions", "tokens": 4, "text": "You help."},
+                        {
+                            "kind": "memory",
+                            "tokens": 41,
+                            "ids": ["01999a6f-2f1c-7c43-8d12-9a3f5e6b7c80"],
+                            "scores": [0.61],
+                            "text": "- 2026-03-01: Lives in Lyon.",
+                        },
+                        {
+                            "kind": "message",
+                            "tokens": 9,
+                            "ids": ["7"],
+                            "role": "user",
+                            "text": "Where do I live?",
+                        },
+                    ],
+                }
+            ]
+        }
+    )
+
+    steps: list[PromptStep]

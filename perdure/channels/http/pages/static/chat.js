@@ -3,6 +3,7 @@
 import { Api, Refused, signedInUser } from "./api.js";
 import { byId, element } from "./elements.js";
 import { Files, loadFiles } from "./files.js";
+import { Memories } from "./memories.js";
 import { LiveTurn, noAnswer, place, saidIn, show, showFailure, userMessage } from "./turn.js";
 
 const CHANNEL = "web";
@@ -23,7 +24,11 @@ const app = byId("app"), log = byId("log"), text = byId("text"), status = byId("
 /** @type {Api} */
 let api;
 const files = new Files((file) => api.upload(file));
-/** @type {{ key: string, title: string | null, session_id: string | null }} */
+const memories = new Memories(() => api, (key) => open_(key));
+/**
+ * `title` is null until the conversation has a message. `remember`: whether memories are extracted from it.
+ * @type {{ key: string, title: string | null, session_id: string | null, remember: boolean }}
+ */
 let open;
 /** The conversation that is being opened; `null` once its messages are shown. */
 let opening = {};
@@ -86,7 +91,7 @@ function signIn(why) {
 
 // --- conversations ---------------------------------------------------------------------
 
-const named = (key) => ({ conversation: key, title: key === DEFAULT ? "Default conversation" : null, session_id: null });
+const named = (key) => ({ conversation: key, title: key === DEFAULT ? "Default conversation" : null, session_id: null, remember: true });
 const fresh = () => named(`web-${crypto.randomUUID().slice(0, 8)}`);
 
 /** The query that selects a conversation's sessions. */
@@ -158,6 +163,7 @@ async function lookOnce() {
   const current = (await list()).find((each) => each.conversation === key);
   if (current === undefined || open.key !== key || log.querySelector(".unsent")) return;
   if (current.title !== open.title) showTitle([current]);
+  showRemembered(current.remember);
   const queue = current.session_id === null ? [] : await queued(current.session_id);
   if (open.key !== key || log.querySelector(".unsent")) return;
   const begun = queue.filter((each) => !remembered(key).includes(each.turn_id));
@@ -188,7 +194,9 @@ async function go(conversation) {
   hasty &&= open === undefined;
   following?.abort();
   following = null;
+  byId("known").disabled = false;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
+  showRemembered(conversation.remember);
   activity = conversation.last_activity_at ?? null;
   history.replaceState(null, "", open.key === DEFAULT ? DEFAULT_HASH : `#${encodeURIComponent(open.key)}`);
   app.classList.remove("listing");
@@ -318,6 +326,7 @@ async function submit(key, said, messageId) {
   const message = {
     user_id: api.user, ...said, channel, ...(key === DEFAULT ? {} : { conversation: key }), message_id: messageId,
     metadata: { timezone: Intl.DateTimeFormat().resolvedOptions().timeZone },
+    ...(key === open.key && open.title === null && !open.remember ? { remember: false } : {}),
   };
   sessionStorage.setItem("perdure.unsent", JSON.stringify(message));
   await deliver(message);
@@ -349,6 +358,7 @@ async function deliver(message) {
   log.scrollTop = log.scrollHeight;
   try {
     const accepted = await api.insist("POST", "/v1/messages", message);
+    if (message.remember === false) await change({ remember: false }, key); // it did not exist before its first message
     shown.classList.remove("unsent");
     const known = [...log.querySelectorAll(".user")].some((each) => each.dataset.turn === accepted.turn_id);
     if (accepted.duplicate && known) return shown.remove(); // sent before, and shown
@@ -381,6 +391,43 @@ function showTitle(conversations) {
   byId("title").textContent = found.title;
   document.title = `${found.title} · perdure`;
   byId("menu").hidden = false;
+}
+
+function showRemembered(remember) {
+  open.remember = remember;
+  byId("paused").hidden = remember;
+}
+
+function showMemories() {
+  const toggle = byId("remember");
+  byId("remember-title").textContent = open.title ?? "New conversation";
+  toggle.checked = open.remember;
+  toggle.disabled = open.key === DEFAULT;
+  noteRemembered();
+  memories.show();
+}
+
+function noteRemembered() {
+  byId("remember-note").textContent = open.key === DEFAULT ? "The default conversation is always remembered."
+    : open.remember ? "Off: nothing of it, earlier messages included, becomes a memory or is found elsewhere."
+      : "Nothing of this conversation becomes a memory. Memories of it that are listed below stay until you forget them.";
+}
+
+/** Have the open conversation remembered or not. One without messages is changed with its first message. */
+async function setRemembered(remember) {
+  const toggle = byId("remember"), opened = open;
+  toggle.disabled = true;
+  try {
+    if (opened.title !== null) await change({ remember }, opened.key);
+    if (opened === open) showRemembered(remember);
+    noteRemembered();
+  } catch (error) {
+    byId("remember-note").textContent = `It could not be changed: ${error.message}`;
+  } finally {
+    toggle.checked = open.remember;
+    toggle.disabled = open.key === DEFAULT;
+    toggle.focus();
+  }
 }
 
 /** Follow the conversation's turns one after another. `shown`: how many messages of each the page has. */
@@ -500,6 +547,8 @@ function bind() {
   byId("new").addEventListener("click", () => go(fresh()));
   byId("open-side").addEventListener("click", () => { app.classList.add("listing"); byId("new").focus(); });
   byId("close-side").addEventListener("click", () => { app.classList.remove("listing"); text.focus(); });
+  byId("known").addEventListener("click", showMemories);
+  byId("remember").addEventListener("change", (event) => setRemembered(event.target.checked));
   byId("leave").addEventListener("click", leave);
   byId("archive").addEventListener("click", () => attempt(async () => {
     await change({ archived: true });

@@ -4,6 +4,8 @@ import { element } from "./elements.js";
 import { shownFile } from "./files.js";
 import { rendered } from "./text.js";
 
+const CUT_OFF = "The answer was cut off at the model's limit of tokens.";
+
 const RESUMED = {
   worker_lost: "The worker was lost. Another one continues the answer.",
   error: "An attempt failed unexpectedly. The next one continues the answer.",
@@ -68,7 +70,10 @@ export function show(log, message, retry, past = false) {
   if (message.role === "tool") addResult(log, message.turn_id, message.tool_call_id, message.content);
   if (message.role !== "assistant" || !message.content.trim()) return;
   if (message.error) showFailure(log, message.turn_id, message.content, retry);
-  else place(log, agentMessage(message.content));
+  else {
+    place(log, agentMessage(message.content));
+    if (message.stop_reason === "length" && !message.tool_calls) place(log, noAnswer(CUT_OFF));
+  }
 }
 
 /** The element of a tool call. The ids of calls are distinct within a turn only. */

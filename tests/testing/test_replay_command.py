@@ -1,0 +1,79 @@
+"""`perdure turns replay` runs an exported turn again in an empty environment, and says where it departs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Agent, tool
+from perdure.agents import Agents
+from perdure.turns.recording import record
+from tests.repository.source import ROOT
+from tests.turns.harness import Harness
+from tests.turns.scripted import calls, says
+
+AGENTS = """
+from perdure import Agent, tool
+
+@tool(effect="unsafe")
+def pay(amount: int) -> str:
+    '''Pay an amount.'''
+    raise AssertionError("a tool runs")
+
+cashier = Agent("cashier", "You pay.{more}", [pay], max_steps=2)
+"""
+
+
+@tool(effect="unsafe")
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+@pytest.fixture
+def bundle(harness: Harness, tmp_path: Path) -> Path:
+    """A turn that failed at its limit of steps, after two calls."""
+    harness.agents = Agents([Agent("cashier", "You pay.", [pay], max_steps=2)])
+    harness.script(calls(("pay", {"amount": 5})), calls(("pay", {"amount": 7})), says("never asked"))
+    turn = harness.ask("pay 12", agent="cashier")
+    assert turn["error"]["code"] == "BUDGET_EXHAUSTED"
+    written = tmp_path / "failed.json"
+    written.write_text(json.dumps(record(harness.runtime, turn["turn_id"])), encoding="utf-8")
+    return written
+
+
+def _replay(bundle: Path, more: str = "", *options: str, agents: str | None = None) -> subprocess.CompletedProcess[str]:
+    (bundle.parent / "cashiers.py").write_text(AGENTS.format(more=more), encoding="utf-8")
+    environment = {"PATH": os.environ["PATH"], "PERDURE_AGENTS": agents or "cashiers", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "perdure.cli", "turns", "replay", bundle.name, *options]
+    return subprocess.run(command, cwd=bundle.parent, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.long
+def test_an_unchanged_agent_fails_alike(bundle: Path) -> None:
+    """No tool runs, and no server is there."""
+    done = _replay(bundle)
+    assert (done.returncode, done.stdout) == (0, "no difference\n"), done.stderr
+
+
+@pytest.mark.long
+def test_a_changed_agent_departs(bundle: Path) -> None:
+    done = _replay(bundle, " Quickly.", "--json")
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, told["departs"], told["status"]) == (1, True, None)
+    assert told["instructions"] == ["- You pay.", "+ You pay. Quickly."]
+
+
+@pytest.mark.long
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(bundle: Path) -> None:
+    done = _replay(bundle, agents="perdure.builtin")
+    assert done.returncode == 2
+    assert "has no agent 'cashier': --agent names one" in done.stderr
+    bundle.write_text("{}", encoding="utf-8")
+    assert "this is no recorded turn" in _replay(bundle).stderr
