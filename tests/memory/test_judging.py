@@ -71,6 +71,13 @@ def test_neither_opinion_reinforces_a_contradiction_or_ends_an_unrelated_memory(
     assert other.relation is (settled.relation if judged is not SAME and not named else judged)
 
 
+def test_the_same_words_are_the_same() -> None:
+    """A model that takes a repetition for a change or an end stores nothing twice. The disagreement is recorded."""
+    pair = Pair("I live in Lyon.", "I live in lyon", 0.99)
+    for decision in (Decision.CHANGES, Decision.ENDS):
+        assert settle(pair, SAME, decision, (Topic(), Topic()), is_named=True) == Settled(SAME, disputed=True)
+
+
 def test_a_change_that_no_rule_finds_needs_one_attribute() -> None:
     """The model alone ends no memory: the memory must be about the same attribute of the same subject."""
     pair = Pair("The user studies law.", "The user became a pilot.")

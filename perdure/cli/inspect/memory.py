@@ -107,7 +107,7 @@ def list_(
 def show(
     memory_id: MemoryId, user: User = _LOCAL, tenant: connecting.Tenant = None, *, as_json: AsJson = False
 ) -> None:
-    """Show one memory of a user, with the messages that it came from."""
+    """Show one memory of a user, with its messages."""
     from perdure.memory.owned import read_with_sources
 
     key = user_key(parse_tenant(tenant), user)

@@ -11,9 +11,10 @@ the one that the statement repeats, changes or ends. A `Judge` compares texts, a
                       and do not differ        have one attribute
 
 So neither opinion alone reinforces a contradiction or ends an unrelated memory, and where they disagree both statements
-stay. `PERDURE_MEMORY__JUDGE` selects the judge: `guard` are the rules of `perdure.text.statements`; `model` asks the
-summary model about the pairs that the rules cannot decide. Other packages add judges through entry points of the group
-`perdure.judges`; each entry point is a function of the settings and the summary model that returns a `Judge`.
+stay. Statements of the same words are the same, whatever the model says. `PERDURE_MEMORY__JUDGE` selects the judge:
+`guard` are the rules of `perdure.text.statements`; `model` asks the summary model about the pairs that the rules cannot
+decide. Other packages add judges through entry points of the group `perdure.judges`; each entry point is a function of
+the settings and the summary model that returns a `Judge`.
 """
 
 from __future__ import annotations
@@ -120,9 +121,10 @@ def settle(  # noqa: C901, PLR0911 (the table of the module's docstring)
     is_same = topics[0].is_one_with(topics[1])
     match judged:
         case Relation.SAME:
-            if said in (Decision.CHANGES, Decision.ENDS):
+            is_disputed = said in (Decision.CHANGES, Decision.ENDS)
+            if is_disputed and comparison_key(pair.earlier) != comparison_key(pair.later):
                 return Settled(Relation.UNKNOWN, disputed=True)
-            return Settled(Relation.SAME, disputed=decision is Decision.NEW)
+            return Settled(Relation.SAME, disputed=is_disputed or decision is Decision.NEW)
         case Relation.CHANGES:
             return Settled(Relation.CHANGES, disputed=said is Decision.SAME or decision is Decision.NEW)
         case Relation.UNRELATED:

@@ -171,7 +171,7 @@ export class Memories {
   #forget(item, memory) {
     const sure = element("button", { type: "submit", className: "danger" }, "Forget it");
     this.#ask(item, (close) => [
-      element("p", {}, "Forget this for good? The messages stay in their conversations."),
+      element("p", {}, "Forget this for good? Nothing is learnt from its messages again; they stay in their conversations."),
       element("div", { className: "buttons" }, element("button", { type: "button", className: "quiet", onclick: close }, "Keep it"), sure),
     ], async () => {
       await this.api().ask("DELETE", `/v1/memories/${memory.id}`);
