@@ -10,9 +10,11 @@ from pytest_celery import CeleryTestSetup
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from perdure.access.tenants import UserKey
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
 from tests.files.contents import pdf, png
+from tests.memory.remembering import add_memory
 from tests.models.server import Answer, Status
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
@@ -398,6 +400,10 @@ def test_with_keys_the_page_asks_for_a_token(
         assert token not in chromium.current_url
         [row] = installation.query("SELECT user_id FROM users")
         assert row.user_id == "ana"
+        add_memory(installation.runtime, UserKey("ana"), "The user lives in Lyon.")
+        page.find("#known").click()
+        page.until(lambda: page.texts("#memory-list .content") == ["The user lives in Lyon."], "the user's memories")
+        page.find("#close-memories").click()
         page.find("#text").send_keys("a secret that was not sent")
         kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}])"
         assert "a secret" in chromium.execute_script(kept)
