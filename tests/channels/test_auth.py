@@ -126,6 +126,7 @@ ROUTES = [
     ("POST", "/v1/messages"),
     ("GET", "/v1/turns/here"),
     ("GET", "/v1/turns/here/events"),
+    ("GET", "/v1/turns/here/prompt"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/here"),
     ("POST", "/v1/chat/completions"),

@@ -252,13 +252,14 @@ def test_a_title_of_a_group_has_no_author(harness: TelegramHarness, runtime: Run
     """The agent reads who says something in a group. The title is what was said."""
     ingress = Ingress(runtime, harness.channel)
     group = {"id": -9, "type": "group"}
-    for text, entities in (("/new", [{"type": "bot_command", "offset": 0, "length": 4}]), ("Plan a trip.", [])):
+    command = [{"type": "bot_command", "offset": 0, "length": 4}]
+    for text, entities in (("hello", []), ("/new", command), ("Plan a trip.", [])):
         made = harness.said(text)
         ingress.take({**made, "message": {**made["message"], "chat": group, "entities": entities}})
     with runtime.database.engine.connect() as connection:
         titles = connection.exec_driver_sql("SELECT title FROM conversations").scalars().all()
-        texts = connection.exec_driver_sql("SELECT text FROM inbox").scalars().all()
-    assert (titles, texts) == (["Plan a trip."], ["Ana: Plan a trip."])
+        texts = connection.exec_driver_sql("SELECT text FROM inbox ORDER BY accepted_at").scalars().all()
+    assert (titles, texts) == (["Plan a trip."], ["Ana: hello", "Ana: Plan a trip."])
 
 
 def test_an_update_is_acknowledged_only_after_it_was_taken(harness: TelegramHarness) -> None:

@@ -176,6 +176,11 @@ def _live(harness: Harness, redis_memory: RedisMemory, word: str) -> None:
         word=word, user=user,
     )  # fmt: skip
     harness.sql("INSERT INTO pauses VALUES (gen_random_uuid(), NULL, %(user)s, %(word)s, now())", user=user, word=word)
+    harness.sql("INSERT INTO day_spendings VALUES ('user', %(user)s, now()::date, 1)", user=user)
+    harness.sql(
+        "INSERT INTO turn_spendings SELECT turn_id, turn_id, now()::date, 0, 1, 1 FROM turns WHERE user_id = %(user)s",
+        user=user,
+    )
     harness.sql("INSERT INTO link_codes VALUES (%(user)s, %(user)s::bytea, now())", user=user)
     harness.sql("INSERT INTO link_attempts VALUES ('', 'telegram', %(external)s, 1, now())", external=f"@{word}")
     redis_memory.stream.append(
