@@ -6,7 +6,7 @@ and rolls back if a limit is exceeded. It locks the sums, so that two workers ca
 turn stops, the row is set to what the turn has cost (`TurnBudget.settle`).
 
 A turn's amount is set and never added to, so a turn that runs again after a crash counts once. A call whose worker died
-stays reserved until the turn continues or ends: its provider may have counted it. An agent that another one asks has a
+stays reserved until a worker continues the turn: its provider may have counted it. An agent that another one asks has a
 turn, and a row, of its own; `root_id` is the turn for which it works, whose limit counts both.
 
 Without a limit, no statement runs.

@@ -304,7 +304,7 @@ def test_another_transaction_holds_the_session_when_the_round_is_committed(
 
     def change() -> None:
         with harness.runtime.database.transaction("test.hold") as transaction:
-            transaction.run(Statement("test.lock", "SELECT session_id FROM sessions FOR NO KEY UPDATE"), {})
+            transaction.run(Statement("test.lock_sessions", "SELECT session_id FROM sessions FOR NO KEY UPDATE"), {})
             held.set()
             until(
                 lambda: harness.sql(
