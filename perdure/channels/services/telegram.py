@@ -46,7 +46,7 @@ from perdure.channels.services.protocol import (
 )
 from perdure.channels.services.splitting import units
 from perdure.channels.services.telegram_markup import render, visible
-from perdure.errors import InvalidRequest, Unauthorized
+from perdure.errors import InvalidRequest, Unauthorized, loggable
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Telegram:
             try:
                 self._username = str(self._call(self._bot.get_me).username)
             except DeliveryFailed as error:
-                log.info("Telegram: the name of the bot is unknown, so every command is taken for its own: %s", error)
+                log.info("Telegram: the bot's name is unknown, so each command counts as its own: %s", loggable(error))
         return not name or self._username is None or name.lower() == self._username.lower()
 
     def length(self, text: str) -> int:
