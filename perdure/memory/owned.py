@@ -56,13 +56,25 @@ def read_memory(executor: Executor, memory_id: UUID) -> dict[str, Any]:
 
 
 def read_with_sources(executor: Executor, memory_id: UUID) -> dict[str, Any]:
-    """One memory with `sources`: its messages, at most 50, the earliest first, each cut to 2,000 characters.
+    """One memory with `sources` and `used_in`, at most 50 of each.
+
+    `sources` are the messages that it came from, the earliest first, each cut to 2,000 characters. `used_in` are the
+    turns whose prompts had the memory, the newest first; all messages of the user since then are read for them.
 
     Raises:
         NotFound: there is no such memory.
     """
     memory = read_memory(executor, memory_id)
     parameters = {"memory_id": memory_id, "most": _MOST_SOURCES, "most_chars": _SOURCE_CHARS}
+    memory["used_in"] = [
+        {
+            "turn_id": row.turn_id,
+            "session_id": row.session_id,
+            "conversation": row.conversation,
+            "at": row.created_at.isoformat(),
+        }
+        for row in executor.run(owned_queries.USES, {"memory_id": memory_id, "most": _MOST_SOURCES})
+    ]
     memory["sources"] = [
         {
             "message_id": row.message_id,

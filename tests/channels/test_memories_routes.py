@@ -35,6 +35,7 @@ def test_a_memory_is_seen_corrected_and_forgotten(
     assert (right.content, right.attribute, right.valid_until) == ("The user lives in Nice.", "home", None)
     read = client.get(f"{MEMORIES}/{wrong}").json()
     assert read.pop("sources") == [], "the tool that stored it named none"
+    assert read.pop("used_in") == []
     former = Memory.model_validate(read)
     assert (former.content, former.valid_until) == ("The user lives in Lyon.", right.valid_from)
     again = client.patch(f"{MEMORIES}/{wrong}", json={"content": "The user lives in Rome."})
@@ -74,3 +75,17 @@ def test_a_message_and_a_conversation_are_left_out(
     run(say("my cave is lost", conversation="private")["session_id"])
     assert "palace" not in found("hidden palace")
     assert "cave" not in found("lost cave")
+
+
+def test_a_memory_leads_to_the_turns_that_had_it(
+    client: TestClient, runtime: Runtime, say: Callable[..., dict[str, Any]], run: Callable[[str], None]
+) -> None:
+    """And each of them to the memory: what a wrong memory did can be seen."""
+    run(say("hello")["session_id"])
+    known = add_memory(runtime, UserKey("ann"), "The user lives in Lyon.")
+    said = say("Where do I live? In Lyon?")
+    run(said["session_id"])
+    [use] = client.get(f"{MEMORIES}/{known}").json()["used_in"]
+    assert use["turn_id"] == said["turn_id"]
+    [step] = client.get(f"/v1/turns/{use['turn_id']}/prompt").json()["steps"]
+    assert known in [each for part in step["parts"] if part["kind"] == "memory" for each in part.get("ids", ())]

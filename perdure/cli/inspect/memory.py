@@ -17,7 +17,7 @@ import typer
 
 from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table
+from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
 from perdure.errors import NotFound
@@ -38,6 +38,8 @@ _LOCAL = "local"
 MAX_MEMORIES = 1_000
 _COLUMNS = ("layer", "score", "occurred_at", "content", "id")
 _LISTED = ("id", "type", "subject", "attribute", "valid_from", "valid_until", "content")
+_IDS = ("session_id", "turn_id")
+_OF_USE = ("at", "turn_id", "conversation")
 _OF_SOURCE = ("said_at", "role", "channel", "conversation", "text", "message_id")
 
 MemoryId = Annotated[str, typer.Argument(metavar="ID", help="The memory's id, as `perdure memory list` prints it.")]
@@ -107,7 +109,7 @@ def list_(
 def show(
     memory_id: MemoryId, user: User = _LOCAL, tenant: connecting.Tenant = None, *, as_json: AsJson = False
 ) -> None:
-    """Show one memory of a user, with its messages."""
+    """Show one memory of a user, with its messages and the turns that used it."""
     from perdure.memory.owned import read_with_sources
 
     key = user_key(parse_tenant(tenant), user)
@@ -116,9 +118,12 @@ def show(
     if as_json:
         write_json(found)
         return
-    sources = found.pop("sources")
+    sources, uses = found.pop("sources"), found.pop("used_in")
     write_fields({**found, "message_ids": ", ".join(found["message_ids"])})
     write_table(_OF_SOURCE, [[each[column] for column in _OF_SOURCE] for each in sources])
+    if uses:
+        write_text("\nIn the prompts of these turns (`perdure turns prompt` shows each):")
+        write_table(_OF_USE, [[each[column] for column in _OF_USE] for each in uses])
 
 
 @commands.command()
@@ -166,8 +171,12 @@ def _memory_of(database: Database, key: UserKey, user: str, memory_id: str) -> U
 
 def _shown(memory: dict[str, Any]) -> dict[str, Any]:
     """A memory as JSON shows it."""
-    sources = [{**each, "session_id": str(each["session_id"])} for each in memory.get("sources", [])]
-    return {**memory, "id": str(memory["id"]), **({"sources": sources} if "sources" in memory else {})}
+    lists: dict[str, Any] = {
+        name: [{**each, **{key: str(each[key]) for key in _IDS if key in each}} for each in memory[name]]
+        for name in ("sources", "used_in")
+        if name in memory
+    }
+    return {**memory, "id": str(memory["id"]), **lists}
 
 
 @commands.command()

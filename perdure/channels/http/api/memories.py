@@ -65,7 +65,7 @@ async def list_(
 
 @router.get("/{memory_id}", response_description="The memory.")
 async def read(memory_id: TheMemory, gateway: TheGateway) -> MemoryWithSources:
-    """Show one memory, with the messages that it came from."""
+    """Show one memory, with the messages that it came from, and the turns whose prompts had it."""
     return MemoryWithSources.model_validate(
         await gateway.in_thread(partial(owned.read_with_sources, gateway.runtime.database, memory_id))
     )

@@ -133,8 +133,20 @@ class Source(Answer):
     said_at: Instant
 
 
+class Use(Answer):
+    """A turn whose prompt had the memory. `conversation` is the key of its conversation, if it has one."""
+
+    turn_id: UUID
+    session_id: UUID
+    conversation: str | None
+    at: Instant
+
+
 class MemoryWithSources(Memory):
-    """A memory, with the messages that it came from: at most 50, the earliest first."""
+    """A memory, with the messages that it came from, the earliest first, and the turns whose prompts had it.
+
+    These are at most 50 of each, of the turns the newest ones.
+    """
 
     model_config = examples(
         {
@@ -150,10 +162,19 @@ class MemoryWithSources(Memory):
                     "said_at": "2026-05-02T09:30:00+00:00",
                 }
             ],
+            "used_in": [
+                {
+                    "turn_id": "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f54",
+                    "session_id": "01931e75-1c9f-7a08-9f6e-5b1d2c3e4f53",
+                    "conversation": "web-2",
+                    "at": "2026-05-03T10:00:00+00:00",
+                }
+            ],
         }
     )
 
     sources: list[Source]
+    used_in: list[Use]
 
 
 class Consolidate(BaseModel):
