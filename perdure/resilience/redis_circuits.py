@@ -88,12 +88,19 @@ end
 local function succeed(count, age, epoch)
     circuit.successes = circuit.successes + count
     if count == 0 or circuit.epoch ~= epoch or circuit.failures == 0 then return end
+    local last = tonumber(circuit.last_failure) or 0
     if age > 0 and now - age < circuit.failing_since then return end
-    circuit.failures = age > 0 and now - age < (tonumber(circuit.last_failure) or 0) and 1 or 0
+    if age > 0 and now - age < last then
+        circuit.failures, circuit.failing_since = 1, last
+    else
+        circuit.failures = 0
+    end
 end
 
+-- A lease ends within a second. One that seems to last longer was given before Redis's clock was set back.
 local function is_failing()
-    return circuit.failures >= threshold and redis.call('ZCOUNT', KEYS[4], now, '+inf') == 0
+    if circuit.failures < threshold then return false end
+    return threshold == 1 or redis.call('ZCOUNT', KEYS[4], now, now + 1000) == 0
 end
 
 local function answer(epoch, leased)
@@ -107,11 +114,14 @@ end
 
 # ARGV[6] and ARGV[7]: the call's id, and its lease in milliseconds.
 _ADMIT = f"""{_BEGIN}
+if circuit.state == 'closed' and is_failing() then
+    move('open')
+    circuit.opened_at = tonumber(circuit.last_failure) or now
+end
 if circuit.state == 'open' then
     local opened_at = tonumber(circuit.opened_at)
     if now < opened_at or now >= opened_at + cooldown then move('half_open') end
 end
-if circuit.state == 'closed' and is_failing() then move('open') end
 local admitted = circuit.state == 'closed'
 if circuit.state == 'half_open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
@@ -137,8 +147,9 @@ end
 save()
 local leased = tonumber(ARGV[11]) > 0 and circuit.state == 'closed' and circuit.failures == 0
 if leased then
+    redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
     redis.call('ZADD', KEYS[4], now + ARGV[11], ARGV[10])
-    redis.call('EXPIRE', KEYS[4], 604800)
+    redis.call('EXPIRE', KEYS[4], 60)
 end
 return answer(nil, leased and circuit.epoch)
 """

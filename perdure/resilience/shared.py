@@ -72,9 +72,16 @@ class _Lease:
     successes: int = 0
     succeeded_at: float = 0.0
 
+    def age_ms(self, now: float) -> int:
+        """The milliseconds since the last success."""
+        return max(1, round((now - self.succeeded_at) * 1_000))
+
 
 class SharedCircuits:
-    """The circuits that a process uses. Calls `listen` in the caller's thread for each change of a circuit's state."""
+    """The circuits that a process uses. Calls `listen` in the caller's thread for each change of a circuit's state.
+
+    A process that forks must create its own after the fork.
+    """
 
     def __init__(
         self,
@@ -92,8 +99,8 @@ class SharedCircuits:
         self._retry_at = 0.0
         self._unreleased: deque[tuple[str, str]] = deque(maxlen=_MAX_UNRELEASED)
         self._leases: dict[str, _Lease] = {}
-        self._failures: dict[str, int] = {}
-        """The number of failures that this process has reported, by the circuit's name."""
+        self._failures = 0
+        """The number of failures that this process has reported."""
         self._exchanger: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -142,8 +149,10 @@ class SharedCircuits:
 
     def close(self) -> None:
         self._closed.set()
-        if self._exchanger is not None:
-            self._exchanger.join(2 * EXCHANGE_S)
+        with self._lock:
+            exchanger = self._exchanger
+        if exchanger is not None:
+            exchanger.join(2 * EXCHANGE_S)
         if self._fleet is not None:
             self.exchange()
             self._fleet.close()
@@ -166,51 +175,77 @@ class SharedCircuits:
 
     def _settle(self, name: str, admission: Admission, outcome: CallOutcome) -> CircuitAnswer | None:
         """Report a call's outcome, and the successes that were not reported. The circuit is leased, if it may be."""
-        with self._lock:
-            leased, asked_at = self._leases.pop(name, None), self._clock.monotonic()
-            if outcome is CallOutcome.FAILED:
-                self._failures[name] = self._failures.get(name, 0) + 1
-            failures = self._failures.get(name, 0)
-        successes, age_ms = 0, 0
+        if outcome is CallOutcome.RELEASED:
+            return self._call_fleet(name, lambda fleet: fleet.settle(name, admission, outcome))
+        leased, failures = self._end_lease(name, admission, outcome)
+        asked_at, successes, age_ms = self._clock.monotonic(), 0, 0
         if leased is not None and leased.epoch == admission.epoch:
-            successes, age_ms = leased.successes, max(1, round((asked_at - leased.succeeded_at) * 1_000))
+            successes, age_ms = leased.successes, leased.age_ms(asked_at)
         if outcome is CallOutcome.SUCCEEDED:
             successes, age_ms = successes + 1, 0
-        told = Successes(successes, age_ms)
-        lease_ms = round(EXCHANGE_S * 1_000)
+        told, lease_ms = Successes(successes, age_ms), self._lease_ms
         answer = self._call_fleet(name, lambda fleet: fleet.settle(name, admission, outcome, told, lease_ms))
-        if answer is not None and answer.leased is not None:
+        if (
+            outcome is CallOutcome.FAILED
+        ):  # a success may have leased the circuit meanwhile, and Redis has ended the lease
+            self._end_lease(name, admission, outcome)
+        elif answer is not None and answer.leased is not None:
             self._lease(name, _Lease(answer.leased, asked_at + EXCHANGE_S), failures)
         return answer
+
+    def _end_lease(self, name: str, admission: Admission, outcome: CallOutcome) -> tuple[_Lease | None, int]:
+        """The circuit's lease, which ends, and the number of failures. A call of an earlier epoch ends no lease."""
+        with self._lock:
+            leased = self._leases.get(name)
+            if leased is not None and leased.epoch > admission.epoch:
+                return None, self._failures
+            self._failures += outcome is CallOutcome.FAILED
+            return self._leases.pop(name, None), self._failures
 
     def _lease(self, name: str, leased: _Lease, failures: int) -> None:
         """Keep a lease, unless a call has failed since the number of `failures` was read."""
         with self._lock:
-            if self._failures.get(name, 0) != failures or self._closed.is_set():
+            if self._failures != failures or self._closed.is_set():
                 return
             self._leases.setdefault(name, leased)
             if self._exchanger is None or not self._exchanger.is_alive():
-                self._exchanger = threading.Thread(target=self._exchange_regularly, name="breakers", daemon=True)
-                self._exchanger.start()
+                exchanger = threading.Thread(target=self._exchange_regularly, name="breakers", daemon=True)
+                try:
+                    exchanger.start()
+                except RuntimeError as error:  # no further thread can be started: the call must not fail for it
+                    log.warning("breaker %s is not leased: %s", name, error)
+                    del self._leases[name]
+                else:
+                    self._exchanger = exchanger
 
     def _renew(self, name: str, leased: _Lease) -> None:
-        """Report the successes of a leased circuit, and renew the lease."""
+        """Report the successes of a leased circuit, and renew the lease. If it ends, reports those since then."""
         with self._lock:
             if self._leases.get(name) is not leased:
                 return
-            asked_at, successes = self._clock.monotonic(), leased.successes
-            told = Successes(successes, max(1, round((asked_at - leased.succeeded_at) * 1_000)))
-            leased.successes = 0
-        admission = Admission("", leased.epoch)
-        lease_ms = 0 if self._closed.is_set() else round(EXCHANGE_S * 1_000)
-        answer = self._call_fleet(
-            name, lambda fleet: fleet.settle(name, admission, CallOutcome.SUCCEEDED, told, lease_ms)
-        )
+            asked_at = self._clock.monotonic()
+            told, leased.successes = Successes(leased.successes, leased.age_ms(asked_at)), 0
+        answer = self._report_successes(name, leased.epoch, told, self._lease_ms)
         with self._lock:
             if answer is not None and answer.leased == leased.epoch:
                 leased.until = asked_at + EXCHANGE_S
-            elif self._leases.get(name) is leased:
-                del self._leases[name]
+                return
+            if self._leases.get(name) is not leased:
+                return
+            del self._leases[name]
+            told = Successes(leased.successes, leased.age_ms(self._clock.monotonic()))
+        if told.count and answer is not None:
+            self._report_successes(name, leased.epoch, told, 0)
+
+    def _report_successes(self, name: str, epoch: int, told: Successes, lease_ms: int) -> CircuitAnswer | None:
+        admission = Admission("", epoch)
+        return self._call_fleet(
+            name, lambda fleet: fleet.settle(name, admission, CallOutcome.SUCCEEDED, told, lease_ms)
+        )
+
+    @property
+    def _lease_ms(self) -> int:
+        return 0 if self._closed.is_set() else round(EXCHANGE_S * 1_000)
 
     def _exchange_regularly(self) -> None:
         """Report successes and renew leases, until no circuit is leased."""
@@ -223,7 +258,9 @@ class SharedCircuits:
 
     def exchange(self) -> None:
         """Report the successes of leased circuits, and renew these leases. A lease without a success expires."""
-        for name, leased in list(self._leases.items()):
+        with self._lock:
+            present = list(self._leases.items())
+        for name, leased in present:
             if leased.successes:
                 self._renew(name, leased)
             elif self._clock.monotonic() >= leased.until:

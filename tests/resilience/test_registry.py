@@ -28,7 +28,7 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.resilience.circuit import CallOutcome, CircuitState, Policy
-from perdure.resilience.redis_circuits import FleetCircuits
+from perdure.resilience.redis_circuits import FleetCircuits, Successes
 from perdure.resilience.registry import Breaker, Breakers
 from perdure.resilience.shared import EXCHANGE_S, PAUSE_S, SharedCircuits, Transition
 from perdure.resilience.stores import CircuitAnswer, OwnCircuits
@@ -287,20 +287,89 @@ def test_a_failing_breaker_costs_two_short_scripts_a_call(clock: MovedClock, red
     assert commands - within_scripts == 50 * 2
 
 
-def test_a_circuit_that_another_process_leases_opens_when_the_lease_ends(clock: MovedClock, redis_url: str) -> None:
-    """The other process may have successes that it has not reported. If it has any, the failures begin anew."""
-    breakers = [Breakers(SETTINGS, clock, redis_url) for _ in range(2)]
-    healthy, failing = (each.get("llm:test") for each in breakers)
-    succeed(healthy)
-    succeed(failing)
-    for _ in range(3 * SETTINGS.failure_threshold):
+def _leased(fleet: FleetCircuits, lease_ms: int) -> None:
+    """Another process has a call that succeeds, and leases the circuit."""
+    admission = fleet.admit("llm:test", "another", 1_000).admission
+    assert admission is not None
+    assert fleet.settle("llm:test", admission, CallOutcome.SUCCEEDED, None, lease_ms).leased == admission.epoch
+
+
+@pytest.mark.parametrize("lease_ms", [900, 60_000])
+def test_a_circuit_that_another_process_leases_opens_when_the_lease_ends(
+    clock: MovedClock, redis_url: str, lease_ms: int
+) -> None:
+    """The other process may have successes that it has not reported. A lease of an earlier clock does not count."""
+    other, breakers = FleetCircuits(redis_url, Policy.of(SETTINGS)), Breakers(SETTINGS, clock, redis_url)
+    failing = breakers.get("llm:test")
+    _leased(other, lease_ms)
+    for _ in range(SETTINGS.failure_threshold):
         fail(failing)
-    assert breakers[1].list()[0].state == "closed"
-    time.sleep(2 * EXCHANGE_S)
+    if lease_ms < 1_000:
+        assert breakers.list()[0].state == "closed"
+        time.sleep(lease_ms / 1_000)
     refused(failing)
-    refused(healthy)
-    for each in breakers:
-        each.close()
+    breakers.close()
+    other.close()
+
+
+def test_a_circuit_that_no_call_opened_is_probed_after_the_cooldown(clock: MovedClock, redis_url: str) -> None:
+    """The failures reached the threshold while the circuit was leased, and the next call came much later."""
+    ahead = 0
+    policy = Policy.of(SETTINGS)
+    fleet = FleetCircuits(redis_url, policy, lambda: ahead)
+    _leased(fleet, 900)
+    failing = FleetCircuits(redis_url, policy, lambda: ahead)
+    for number in range(policy.failure_threshold):
+        admission = failing.admit("llm:test", str(number), 1_000).admission
+        assert admission is not None
+        failing.settle("llm:test", admission, CallOutcome.FAILED)
+    ahead = policy.cooldown_ms + 1_000
+    probe = failing.admit("llm:test", "a probe", 1_000)
+    assert (probe.after, probe.admission is not None) == (CircuitState.HALF_OPEN, True)
+    fleet.close()
+    failing.close()
+
+
+def test_a_threshold_of_one_opens_in_spite_of_leases(clock: MovedClock, redis_url: str) -> None:
+    settings = SETTINGS.model_copy(update={"failure_threshold": 1})
+    other, breakers = FleetCircuits(redis_url, Policy.of(settings)), Breakers(settings, clock, redis_url)
+    _leased(other, 900)
+    fail(breakers.get("llm:test"))
+    refused(breakers.get("llm:test"))
+    breakers.close()
+    other.close()
+
+
+def test_late_successes_shorten_a_row_once(clock: MovedClock, redis_url: str) -> None:
+    """A success before the last failure leaves this one. An older success, reported later, leaves the others."""
+    policy = Policy(10, 60_000, 1)
+    fleet = FleetCircuits(redis_url, policy, lambda: round(clock.offset.total_seconds() * 1_000))
+    admission = fleet.admit("llm:test", "one", 1_000).admission
+    assert admission is not None
+
+    def failed(after_ms: int) -> int:
+        clock.advance(timedelta(milliseconds=after_ms))
+        return fleet.settle("llm:test", admission, CallOutcome.FAILED).failures
+
+    def succeeded(age_ms: int) -> int:
+        return fleet.settle("llm:test", admission, CallOutcome.SUCCEEDED, Successes(1, age_ms)).failures
+
+    assert [failed(each) for each in (0, 1_000, 1_000)] == [1, 2, 3]
+    assert [succeeded(each) for each in (500, 600)] == [1, 1]
+    assert [failed(100), failed(100), succeeded(900)] == [2, 3, 3]
+    fleet.close()
+
+
+def test_a_call_does_not_fail_because_no_thread_can_be_started(
+    breakers: Breakers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):
+        assert succeed(breakers.get("llm:test")) == "fine"
+    assert breakers.list()[0].success_count == 2
 
 
 def test_successes_of_another_process_end_a_row_of_failures(clock: MovedClock, redis_url: str) -> None:
