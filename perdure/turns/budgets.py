@@ -26,8 +26,8 @@ from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, Statement
 from perdure.database.fencing import HELD
-from perdure.errors import BudgetExhausted, Unavailable
-from perdure.models.protocol import ForeignModel
+from perdure.errors import BudgetExhausted, ContentFiltered, DeadlineExceeded, IncompleteReply, Unavailable
+from perdure.models.protocol import CallAborted, ForeignModel
 from perdure.settings import OnExceeded, Settings
 from perdure.turns import costs, queries
 from perdure.turns.lease.tenure import LeaseLost, Tenure
@@ -40,7 +40,12 @@ OUTPUT_TOKENS = 16_384
 _RETRY_S = 600.0
 """The most seconds until a parked turn is tried again: its limit may have been raised."""
 
+_BILLED = (CallAborted, DeadlineExceeded, ContentFiltered, IncompleteReply)
+"""The errors of calls whose providers had begun a reply."""
+
 _TURN, _USER_DAY, _TENANT_DAY = (f"PERDURE_BUDGET__{name}" for name in ("TURN", "USER_DAY", "TENANT_DAY"))
+
+_KINDS = {_USER_DAY: "user", _TENANT_DAY: "tenant"}
 
 _DAY = "(perdure_now() AT TIME ZONE %(zone)s::text)::date"
 
@@ -72,6 +77,7 @@ _SPEND = Statement(
         INSERT INTO day_spendings AS d (kind, key, day, amount)
         SELECT of.kind, of.key, due.day, due.today - due.counted
         FROM due, (VALUES ('user', %(user_id)s::text), ('tenant', %(tenant)s::text)) AS of (kind, key)
+        WHERE of.kind = ANY (%(kinds)s::text[])
         ORDER BY of.kind DESC
         ON CONFLICT (kind, key, day) DO UPDATE SET amount = d.amount + excluded.amount
         RETURNING d.kind, d.amount
@@ -113,6 +119,9 @@ class TurnBudget:
         self._row = tenure.at_hand
         self._spent = spent
         self._root_id: UUID | None = None
+        self._has_reserved = False
+        self._open: tuple[str | ForeignModel, int] | None = None
+        """The model and the tokens of the prompt of a call that has been reserved, and of which no reply is known."""
 
     @property
     def is_set(self) -> bool:
@@ -129,17 +138,28 @@ class TurnBudget:
         if self._limits:
             cost = costs.at_most(model, prompt_tokens, output_tokens or OUTPUT_TOKENS, self._settings)
             self._spend(self._spent(), cost)
+            self._has_reserved, self._open = True, (model, prompt_tokens)
 
-    def settle(self, unstored: Decimal = Decimal()) -> None:
+    def ended(self, error: Exception | None = None) -> None:
+        """Tell that the call has a reply, or failed with `error`. Its provider bills a call that was broken off."""
+        if not isinstance(error, _BILLED):
+            self._open = None
+
+    def settle(self, unstored: Decimal = Decimal(), streamed_tokens: int = 0) -> None:
         """Free what is reserved beyond what the turn has cost. `unstored` is the cost of replies that are not stored.
+
+        A call that was broken off counts with its prompt and the `streamed_tokens` of its reply. What an earlier worker
+        has reserved for a call, in which it died, stays reserved until this one makes a call, too.
 
         If the database is unavailable, the amount stays reserved: the turn must not be lost for it.
 
         Raises:
             LeaseLost: another worker has the session.
         """
-        if not self._limits:
+        if not self._has_reserved:
             return
+        if self._open is not None:
+            unstored += costs.at_most(*self._open, streamed_tokens, self._settings)
         try:
             self._spend(self._spent() + unstored, Decimal())
         except Unavailable as error:
@@ -152,6 +172,7 @@ class TurnBudget:
             "root_id": self._root(),
             "user_id": self._row.user_id,
             "tenant": tenant_of(self._row.user_id) or "",
+            "kinds": [kind for setting, kind in _KINDS.items() if setting in self._limits],
             "zone": self._settings.timezone,
             "spent": spent,
             "reserved": reserved,

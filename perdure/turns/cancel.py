@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from uuid import UUID
 
 from perdure.access.tenants import UserKey
@@ -76,8 +77,10 @@ def cancel_all(runtime: Runtime, *, tenant: str | None, user: UserKey | None, ag
     whom = pauses.given(tenant, user, agent)
     while rows := runtime.database.run(_UNSETTLED, {**whom, "after": after, "most": _AT_ONCE}):
         for row in rows:
-            cancel(runtime, row.turn_id)
-        cancelled, after = cancelled + len(rows), rows[-1].turn_id
+            with suppress(NotFound):  # its user was erased meanwhile
+                cancel(runtime, row.turn_id)
+                cancelled += 1
+        after = rows[-1].turn_id
     return cancelled
 
 

@@ -204,7 +204,8 @@ def _writer(
 ) -> str | ForeignModel | None:
     """The model that wrote a reply of an agent that asks `asked`. The model's server calls it `reported`."""
     if fallback:
-        return _named(reported, settings.fallback_models)
+        only = settings.fallback_models[0] if len(settings.fallback_models) == 1 else None
+        return _named(reported, settings.fallback_models) or only
     cheaper = settings.budget.cheaper_model
     if cheaper is None:
         return asked

@@ -127,6 +127,9 @@ class AwaitsCalls:
 class AwaitsModel:
     """No model answers: the turn continues after `wait_s` seconds. `model` is the name of the turn's model.
 
+    A turn that waits for a budget (`is_paced` is false) has the setting's name there: it returns without regard to how
+    many turns a model takes.
+
     `steps` is the number of the turn's steps so far. `spent_s` is the turn's run time in seconds, without the failed
     model call.
     """
@@ -136,6 +139,7 @@ class AwaitsModel:
     spent_s: float
     steps: int
     model: str = ""
+    is_paced: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def read_prompts(
     if not rows:
         raise NotFound("There is no such turn.")
     reader = _Reader(executor, settings, agents, rows[0])
-    found = [each for each in reader.steps() if step in (None, each["step"])]
+    found = list(reader.steps(step))
     if step is not None and not found:
         raise NotFound("There is no such step: no reply of the turn's model is stored for it.")
     return {"steps": found}
@@ -152,7 +152,8 @@ class _Reader:
     agents: Agents
     row: Row[Any]
 
-    def steps(self) -> Iterator[dict[str, Any]]:
+    def steps(self, only: int | None) -> Iterator[dict[str, Any]]:
+        """The prompts of the steps, or of the step `only`."""
         row = self.row
         of_turn: list[tuple[Entry, Any]] = []
         if row.first_seq is not None:
@@ -161,11 +162,12 @@ class _Reader:
         before: Mapping[str, Any] | None = None
         replies = [each for each in of_turn if each[0].role is Role.ASSISTANT and each[0].model is not None]
         for number, (reply, stored) in enumerate(replies, start=1):
-            if stored is None:
-                before = None
+            before = None if stored is None else record.whole(stored, before)
+            if only not in {None, number}:
+                continue
+            if before is None:
                 yield {"step": number, "model": None, "settings": None, "instructions_hash": None, "parts": []}
                 continue
-            before = record.whole(stored, before)
             present = [entry for entry, _ in of_turn if (entry.seq or 0) < (reply.seq or 0)]
             yield {
                 "step": number,

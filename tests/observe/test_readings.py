@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 from uuid import UUID
@@ -162,7 +163,7 @@ def test_a_worker_that_stops_reporting_is_gone(harness: Harness) -> None:
 
     assert read.workers == []
     assert _faults(read)["workers"] == "down" or "down" in {each.severity for each in judge(read)}
-    assert any("was seen 31 s ago" in each.message for each in judge(read) if each.severity == "down")
+    assert any(re.search(r"was seen \d\d s ago", each.message) for each in judge(read) if each.severity == "down")
     assert _samples(read)["perdure_workers_of_turns"][()] == 0
 
 

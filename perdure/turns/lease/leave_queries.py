@@ -192,7 +192,7 @@ WAIT_CALLS = _stopping(
 # delayed until the turn has committed another step, even while a worker retries the turn.
 WAIT_MODEL = _stopping(
     "park_for",
-    f"""woken_at = {_NOW}, wakes = 0, paced = true, parked_for = %(model)s,
+    f"""woken_at = {_NOW}, wakes = 0, paced = %(paced)s, parked_for = %(model)s,
             not_before = {_NOW} + make_interval(secs => %(wait_s)s)""",
     turn="status = 'parked', error_code = %(error_code)s, steps = %(steps)s",
     unless=_CANCELLED,

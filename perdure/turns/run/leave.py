@@ -173,8 +173,8 @@ class Leaving:
                 if waits.delivery_id is not None:
                     self._runtime.wake.delivery(waits.delivery_id)
                 log.info("turn %s waits for a task, a client, an agent, the user or a time", turn.turn_id)
-            case AwaitsModel(error, wait_s, spent_s, steps, model):
-                given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model}
+            case AwaitsModel(error, wait_s, spent_s, steps, model, is_paced):
+                given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model, "paced": is_paced}
                 if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
                     return Left(turn_continues=True)
                 level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns

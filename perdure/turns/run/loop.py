@@ -45,7 +45,7 @@ from perdure.runtime import Runtime
 from perdure.sessions import running_queries
 from perdure.settings import MemorySettings, OnUnavailable
 from perdure.snapshots.snapshot import Memory
-from perdure.text.tokens import estimate_tokens
+from perdure.text.tokens import BYTES_PER_TOKEN, estimate_tokens
 from perdure.tools.variables import VariableSet
 from perdure.turns import costs
 from perdure.turns.budgets import TurnBudget
@@ -495,10 +495,13 @@ class Turn(ABC):
         if isinstance(outcome, Ending):
             outcome = self._end(outcome)
             unstored = [*outcome.last_step(), *outcome.charged()]
-            self._budget.settle(costs.spent(unstored, self._agent, self._runtime.settings))
+            self._settle_budget(costs.spent(unstored, self._agent, self._runtime.settings))
         else:
-            self._budget.settle()
+            self._settle_budget()
         return outcome
+
+    def _settle_budget(self, unstored: Decimal = Decimal()) -> None:
+        self._budget.settle(unstored, self._text.streamed_chars // BYTES_PER_TOKEN)
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -591,14 +594,15 @@ class Turn(ABC):
     def _wait_or_fail(self, error: PerdureError) -> AwaitsModel | Failed:
         """Wait for a budget or for a model, if the error allows it."""
         if isinstance(error, BudgetExhausted):
-            waits_for, wait_s, may_wait = error.setting or "", error.wait_s, True
+            waits_for, wait_s, may_wait, spent_s = error.setting or "", error.wait_s, True, self._tenure.spent_s
         else:
-            waits_for = self._model_name
+            waits_for, spent_s = self._model_name, self._called_at_s
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
             may_wait = self._waits_for_models and wait_for_model.may_wait(self._row, self._runtime.clock)
         if wait_s is None or not may_wait or self._tenure.spent_s >= self._timeout_s:
             return Failed(error)
-        return AwaitsModel(error, wait_s, self._called_at_s, self.transcript.steps, waits_for)
+        is_paced = not isinstance(error, BudgetExhausted)
+        return AwaitsModel(error, wait_s, spent_s, self.transcript.steps, waits_for, is_paced)
 
     def _let_leave(self, limits: MemorySettings) -> None:
         """Let the turns leave the prompts that no longer fit `limits`, and plan which leave next.
@@ -648,13 +652,13 @@ class Turn(ABC):
             Exception: raised by `ask`.
         """
         if not self._is_screening:
-            return ask()
+            return self._billed(ask)
         transcript = self.transcript
         self._guards.start(shows_at_once=transcript.original is None)
         made: Answered | None = None
         failure: Exception | None = None
         try:
-            made = ask()
+            made = self._billed(ask)
         except (LeaseLost, Unavailable, Interrupted):
             raise
         except CallAborted:
@@ -677,6 +681,16 @@ class Turn(ABC):
         assert made is not None  # noqa: S101 (neither an answer nor an error)
         return made
 
+    def _billed(self, ask: Callable[[], Answered]) -> Answered:
+        """Call the model with `ask`, and tell the budget how the call ended."""
+        try:
+            made = ask()
+        except Exception as error:
+            self._budget.ended(error)
+            raise
+        self._budget.ended()
+        return made
+
     def _cancelled_reply(self) -> Entry:
         """What counts for a call of the model that a guard cancelled: an estimate, as its provider reports nothing."""
         used = Usage(self._prompt_tokens, estimate_tokens(self._text.held))
@@ -685,6 +699,7 @@ class Turn(ABC):
     def _commit(self, step: Step) -> StepCommit:
         """Commit a step and announce its messages; see `commit_step`."""
         committed = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
+        self._text.streamed_chars = 0
         self._events.committed(len(step.entries) + committed.joined)
         return committed
 

@@ -34,7 +34,10 @@ class Refused(Exception):
 
 
 class HeldText:
-    """The text that the model streams: shown at once, or held until `release`. `is_shown` is false if it never is."""
+    """The text that the model streams: shown at once, or held until `release`. `is_shown` is false if it never is.
+
+    `streamed_chars` counts the characters since the last committed step.
+    """
 
     def __init__(self, events: TurnEvents, *, is_shown: bool, is_held: bool) -> None:
         self._events = events
@@ -42,6 +45,7 @@ class HeldText:
         self._is_held = is_held
         self._lock = threading.Lock()
         self._held: list[str] = []
+        self.streamed_chars = 0
 
     @property
     def held(self) -> str:
@@ -51,6 +55,7 @@ class HeldText:
 
     def delta(self, text: str) -> None:
         with self._lock:
+            self.streamed_chars += len(text)
             if self._is_held:
                 self._held.append(text)
             elif self._is_shown:

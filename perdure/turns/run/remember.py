@@ -7,6 +7,9 @@ error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from perdure.events.event import news_channel
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
 from perdure.memory.redis.working import RememberedTurn
@@ -36,7 +39,7 @@ def remember(runtime: Runtime, turn: TurnRow, transcript: Transcript, verdict: V
             "error_code": verdict.error_code,
             "error_message": verdict.error_message,
             "settled_at": runtime.clock.now(),
-            "messages": [*committed, *verdict.messages],
+            "messages": [_without_prompt(each) for each in (*committed, *verdict.messages)],
         }
     )
     if turn.before.channel not in {None, turn.channel}:
@@ -44,3 +47,8 @@ def remember(runtime: Runtime, turn: TurnRow, transcript: Transcript, verdict: V
         runtime.redis_memory.stream.append(turn.user_id, StreamEvent(StreamEventKind.CHANNEL_SWITCH, turn.channel, at))
     settled = news_channel(runtime.settings.redis_prefix), f"s {turn.turn_id.hex}"
     runtime.redis_memory.working.remember_turn(turn.session_id, remembered, settled)
+
+
+def _without_prompt(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without the record of its prompt, which only PostgreSQL keeps."""
+    return {name: value for name, value in message.items() if name != "prompt"}

@@ -17,7 +17,7 @@ from perdure.agents import Agents
 from perdure.assembly import check
 from perdure.database.engine import Database
 from perdure.errors import BudgetExhausted, SettingsError, Unavailable
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest, ToolCall, Usage
 from perdure.observe.status import _reason
 from perdure.settings import BudgetSettings, Settings
 from perdure.turns.budgets import TurnBudget, spent_today
@@ -83,7 +83,7 @@ def _spent(harness: Harness, kind: str = "user") -> list[Decimal]:
 def test_a_turn_over_its_budget_fails(harness: Harness, make: Any) -> None:
     """The call is not made. The error names the setting, and what the turn has cost stays counted."""
     make(harness)
-    _limit(harness, turn="0.0025")
+    _limit(harness, turn="0.0025", user_day=1, tenant_day=1)
     harness.script(_looks(), _says("never"))
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "BUDGET_EXHAUSTED", 1)
@@ -262,7 +262,7 @@ def test_a_killed_worker_doubles_nothing(harness: Harness, make: Any, moment: An
 
 
 def test_a_call_whose_worker_died_stays_reserved(harness: Harness) -> None:
-    """Its provider may have counted it. The turn's end frees it."""
+    """Its provider may have counted it. Only a further call of the turn frees it."""
     _own(harness)
     _limit(harness, user_day="0.01")
 
@@ -278,7 +278,23 @@ def test_a_call_whose_worker_died_stays_reserved(harness: Harness) -> None:
     harness.move(AFTER_LEASE_S)
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
-    assert _spent(harness) == [0]
+    assert _spent(harness)[0] > Decimal("0.002")
+
+
+@kinds
+def test_a_call_that_was_broken_off_counts_with_what_it_streamed(harness: Harness, make: Any) -> None:
+    """A user who cancels each answer before its end would spend nothing otherwise."""
+    make(harness)
+    _limit(harness, user_day="0.01")
+
+    def breaks(request: ModelRequest, call: ModelCall) -> ModelReply:
+        call.delta("x" * 3_000)
+        raise CallAborted("aborted")
+
+    harness.script(breaks)
+    assert harness.ask()["status"] == "failed"
+    assert [each > Decimal("0.002") for each in _spent(harness)] == [True]
+    assert _spent(harness)[0] < Decimal("0.0025")
 
 
 def test_a_worker_that_lost_the_session_reserves_nothing(harness: Harness) -> None:
@@ -322,7 +338,7 @@ def test_what_other_agents_use_counts(harness: Harness) -> None:
         "assistant", "You help.", [agent_tool(searcher, name="research")], model=MODEL, settings={"max_tokens": MOST}
     )
     harness.agents = Agents([own, searcher])
-    _limit(harness, turn="0.0032")
+    _limit(harness, turn="0.0032", user_day=1)
     asks = ModelReply("", (ToolCall("r", "research", '{"task": "Rome?"}'),), Usage(800, 200), "gpt-5-mini")
     harness.script(asks, _looks(), _says("never"))
     turn = harness.ask()
