@@ -12,12 +12,14 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 from uuid import UUID
 
 from perdure.adapters.adopt import adopt
@@ -203,11 +205,21 @@ class Recorded:
         return Difference(status, reply, value, _calls(bundle["calls"], answer), told, tools)
 
 
-def recorded(source: str | Path | Mapping[str, Any]) -> Recorded:
+class _Sent(Protocol):
+    """What `perdure.send` returns."""
+
+    @property
+    def turn_id(self) -> UUID: ...
+
+
+def recorded(source: str | Path | Mapping[str, Any] | UUID | _Sent) -> Recorded:
     """A recorded turn, from the file or the JSON values of a bundle that `perdure turns export` has printed.
 
+    `source` may also be a settled turn, by its id or as `perdure.send` returned it. It is then exported from the
+    installation that the environment names (`PERDURE_DATABASE_URL` and so on), by that command.
+
     Raises:
-        SettingsError: the file is no bundle, or one of a later version of perdure.
+        SettingsError: the file is no bundle, or one of a later version of perdure; or the turn cannot be exported.
 
     Example:
         >>> @tool(effect="pure")
@@ -224,6 +236,8 @@ def recorded(source: str | Path | Mapping[str, Any]) -> Recorded:
           - You sell office supplies.
           + You sell office supplies. Be brief.
     """
+    if isinstance(source, UUID) or hasattr(source, "turn_id"):
+        source = _exported(source if isinstance(source, UUID) else source.turn_id)
     try:  # of bytes, because some shells write what a command prints as UTF-16, or with a byte order mark
         bundle = source if isinstance(source, Mapping) else json.loads(Path(source).read_bytes())
     except ValueError as error:
@@ -238,6 +252,15 @@ def recorded(source: str | Path | Mapping[str, Any]) -> Recorded:
     if missing:
         raise SettingsError(f"the bundle lacks {', '.join(sorted(missing))}")
     return Recorded(bundle)
+
+
+def _exported(turn_id: UUID) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", "perdure.cli", "turns", "export", str(turn_id)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SettingsError(f"the turn {turn_id} cannot be exported: {done.stderr.strip()}")
+    bundle: Mapping[str, Any] = json.loads(done.stdout)
+    return bundle
 
 
 class _Answers:

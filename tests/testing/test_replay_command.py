@@ -13,6 +13,8 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.agents import Agents
+from perdure.errors import SettingsError
+from perdure.testing import recorded
 from perdure.turns.recording import record
 from tests.repository.source import ROOT
 from tests.turns.harness import Harness
@@ -77,3 +79,20 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(bundle: Path) -> None:
     assert "has no agent 'cashier': --agent names one" in done.stderr
     bundle.write_text("{}", encoding="utf-8")
     assert "this is no recorded turn" in _replay(bundle).stderr
+
+
+@pytest.mark.long
+def test_a_turn_is_recorded_from_its_installation(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id, or as `perdure.send` returned it. A turn that is not settled is refused in a sentence."""
+    url = harness.database.engine.url.render_as_string(hide_password=False)
+    monkeypatch.setenv("PERDURE_DATABASE_URL", url)
+    cashier = Agent("cashier", "You pay.", [pay])
+    harness.agents = Agents([cashier])
+    harness.script(calls(("pay", {"amount": 5})), says("Paid."))
+    sent = harness.send("pay 5", agent="cashier")
+    with pytest.raises(SettingsError, match="only a settled turn can be exported"):
+        recorded(sent.turn_id)
+    harness.run(sent.session_id)
+    for source in (sent, sent.turn_id):
+        assert recorded(source).reply == "Paid."
+    assert not recorded(sent).replay(cashier).difference.calls
