@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perdure.clock import Clock
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.resilience.circuit import Admission, CallOutcome, CircuitState
 from perdure.resilience.redis_circuits import FleetCircuits, Successes
 from perdure.resilience.stores import CircuitAnswer, CircuitStore, OwnCircuits
@@ -213,7 +213,7 @@ class SharedCircuits:
                 try:
                     exchanger.start()
                 except RuntimeError as error:  # no further thread can be started: the call must not fail for it
-                    log.warning("breaker %s is not leased: %s", name, error)
+                    log.warning("breaker %s is not leased: %s", name, loggable(error))
                     del self._leases[name]
                 else:
                     self._exchanger = exchanger

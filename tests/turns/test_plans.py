@@ -115,7 +115,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "variables": '{"a": 1}', "saved": True, "case_ids": ["a", "b"], "verdict": "{}", "wakes": 1,
         "name": "turns", "every_s": 5.0, "idle_s": 1_800.0, "limit": 10,
         "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,
-        "aging_s": 30.0, "drained": False, "paces": "{}", "model": "m", "longest_s": 3_600.0, "forgiven_s": 86_400.0,
+        "aging_s": 30.0, "drained": False, "paces": "{}", "model": "m", "paced": True, "longest_s": 3_600.0, "forgiven_s": 86_400.0,
         "asked_at": "2026-01-01T00:00:00Z",
         "additions": None, "asking": [turn.turn_id], "before_seq": 2**62,
         "from_seq": 1, "to_seq": 40, "summary": "They talked.", "extractive": False, "next_seq": 80,

@@ -109,7 +109,7 @@ def list_(
 def show(
     memory_id: MemoryId, user: User = _LOCAL, tenant: connecting.Tenant = None, *, as_json: AsJson = False
 ) -> None:
-    """Show one memory of a user, with its messages and the turns that used it."""
+    """Show one memory, with its messages and its uses."""
     from perdure.memory.owned import read_with_sources
 
     key = user_key(parse_tenant(tenant), user)
