@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+import httpx2
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
@@ -314,7 +315,8 @@ def paid(harness: Harness, server: OpenAIServer) -> Iterator[list[int]]:
     """The amounts that the tool of an agent with a model of its own has paid."""
     retry = harness.settings.retry.model_copy(update={"base_s": 0.001, "cap_s": 0.001})
     harness.settings = harness.settings.model_copy(update={"retry": retry})
-    provider = OpenAIProvider(base_url=server.base_url, api_key="sk-of-the-tests")
+    connections = httpx2.AsyncClient()
+    provider = OpenAIProvider(base_url=server.base_url, api_key="sk-of-the-tests", http_client=connections)
     bare: PydanticAgent[Any, Any] = PydanticAgent(OpenAIChatModel("m", provider=provider), name="assistant")
     ran: list[int] = []
 
@@ -325,7 +327,7 @@ def paid(harness: Harness, server: OpenAIServer) -> Iterator[list[int]]:
 
     harness.agents = Agents([adapt(bare)])
     yield ran
-    asyncio.run_coroutine_threadsafe(provider.client.close(), event_loop.running()).result(10)
+    asyncio.run_coroutine_threadsafe(connections.aclose(), event_loop.running()).result(10)
 
 
 @pytest.mark.parametrize("streams", [True, False])
