@@ -185,9 +185,7 @@ class SharedCircuits:
             successes, age_ms = successes + 1, 0
         told, lease_ms = Successes(successes, age_ms), self._lease_ms
         answer = self._call_fleet(name, lambda fleet: fleet.settle(name, admission, outcome, told, lease_ms))
-        if (
-            outcome is CallOutcome.FAILED
-        ):  # a success may have leased the circuit meanwhile, and Redis has ended the lease
+        if outcome is CallOutcome.FAILED:  # a success may have leased it again, and Redis has ended that lease
             self._end_lease(name, admission, outcome)
         elif answer is not None and answer.leased is not None:
             self._lease(name, _Lease(answer.leased, asked_at + EXCHANGE_S), failures)
