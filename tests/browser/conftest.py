@@ -19,6 +19,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.cli.conftest import Perdure
 from tests.processes.conftest import (
+    broker_url,
     celery_backend_cluster,
     celery_broker_cluster,
     celery_setup_cls,
@@ -26,6 +27,7 @@ from tests.processes.conftest import (
     installation,
     model_server,
     perdure,
+    pooled_url,
     redis_server,
     worker_count,
 )
@@ -33,6 +35,7 @@ from tests.processes.gateway import GatewayProcess
 from tests.programs import program
 
 __all__ = [
+    "broker_url",
     "celery_backend_cluster",
     "celery_broker_cluster",
     "celery_setup_cls",
@@ -40,6 +43,7 @@ __all__ = [
     "installation",
     "model_server",
     "perdure",
+    "pooled_url",
     "redis_server",
     "worker_count",
 ]
