@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import yaml
 
-from tests.observe.series import ALERTS, DASHBOARD, named
+from tests.observe.series import ALERTS, DASHBOARD, named, promtool
+from tests.repository.source import read
 
 
 def test_the_names_are_perdures_own() -> None:
@@ -28,3 +30,22 @@ def test_the_files_have_what_their_readers_require() -> None:
     assert all(panel["title"] and panel["targets"] for panel in panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(places)
+
+
+def test_prometheus_accepts_the_rules() -> None:
+    """Each expression parses, and each template of an annotation names what exists."""
+    assert "SUCCESS" in promtool("check", "rules", str(ALERTS))
+
+
+def test_the_table_of_faults_names_alerts_with_their_series() -> None:
+    """Each row of the documents' table of twelve faults has an alert over its series, and a test of its own."""
+    rules = {
+        rule["alert"]: rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    }
+    table = read("docs/operating.md").partition("### Faults")[2].partition("### Metrics")[0]
+    rows = re.findall(r"^\| (?:[^|]+) \| `(\w+)`(?:, down)? \| `(\w+)` \| `(\w+)` \|", table, re.MULTILINE)
+    planted = re.findall(r'stack\.shows\("(\w+)", "\w+", "(\w+)"\)', read("tests/processes/test_faults.py"))
+
+    assert len(rows) == 12
+    assert [alert for _, alert, series in rows if series not in rules[alert]] == []
+    assert planted == [(part, alert) for part, alert, _ in rows]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,9 +16,10 @@ from perdure import tool
 from perdure.database.engine import Database
 from perdure.errors import ProviderError
 from perdure.observe import queries
+from perdure.observe.disks import DiskState, disk_states
 from perdure.observe.exposition import Exposition
 from perdure.observe.presence import BEAT, GONE_S, WORKER, Presence
-from perdure.observe.readings import Latest, Readings, Source
+from perdure.observe.readings import Counted, Latest, Readings, Source
 from perdure.observe.status import Fault, explain, judge
 from perdure.schedules.entries import active_entries
 from perdure.turns.lease.claim import claim
@@ -110,9 +113,70 @@ def test_deliveries_that_fail_are_seen(harness: Harness) -> None:
         deliver(harness.database, {"url": Carries(error)}, row.delivery_id)
     read = _source(harness).read()
 
-    assert read.amounts["deliveries_pending"].number == 1
+    assert read.amounts["deliveries_pending"].number == read.amounts["deliveries_failing"].number == 1
     assert read.amounts["deliveries_failed"].number == read.amounts["deliveries_failed_lately"].number == 1
     assert _faults(read) == {"deliveries": "warning"}
+
+
+def test_consolidations_that_fail_are_seen(harness: Harness) -> None:
+    """A session whose extraction failed is counted until its next run begins."""
+    _present(harness)
+    harness.ask()
+    harness.sql(
+        "UPDATE sessions SET ended_at = perdure_now(), state = 'ended', routable = false, consolidation_attempts = 1,"
+        " consolidation_error = 'UNKNOWN', consolidation_due_at = perdure_now() RETURNING 1"
+    )
+    failing = _source(harness).read()
+    harness.sql("UPDATE sessions SET consolidation_due_at = NULL RETURNING 1")
+    running = _source(harness).read()
+
+    assert failing.amounts["consolidations_failing"].number == 1
+    assert _faults(failing) == {"consolidation": "warning"}
+    assert _samples(failing)["perdure_consolidations_failing"][()] == 1
+    assert running.amounts["consolidations_failing"].number == 0
+    assert running.amounts["consolidations_waiting"].number == 1
+
+
+def test_sessions_that_wait_for_a_model_are_a_fault(harness: Harness) -> None:
+    """While a provider is down and turns wait for it, no turn fails, so the sessions that wait are shown."""
+    _present(harness)
+    harness.send()
+    harness.sql(
+        "UPDATE sessions SET not_before = perdure_now() + interval '1 hour', paced = true, parked_for = 'offline'"
+        " RETURNING 1"
+    )
+    (fault,) = judge(_source(harness).read())
+
+    assert fault == Fault("models", "warning", "1 sessions wait for offline.")
+
+
+def test_many_failed_turns_are_a_fault() -> None:
+    """The most frequent error is named. A few failures, which the input may have caused, are no fault."""
+    few, many = (Readings(failures=[Counted(("a", "TIMEOUT"), n), Counted(("b", "UNKNOWN"), 3)]) for n in (17, 18))
+
+    assert "turns" not in _faults(few)
+    assert Fault("turns", "warning", "21 turns of the last hour failed, 18 of a with TIMEOUT.") in judge(many)
+
+
+def test_disks_that_are_nearly_full_are_seen(harness: Harness, tmp_path: Path) -> None:
+    """The database is held against its capacity, and the disk of embedded servers against its own size."""
+    size = harness.sql("SELECT pg_database_size(current_database()) AS bytes")[0].bytes
+    set_up = {"database_capacity_gb": size / 0.95 / 1e9, "data_dir": tmp_path, "database_url": None}
+    settings = harness.settings.model_copy(update=set_up)
+    source = Source(harness.database, harness.clock, disks=lambda size: list(disk_states(settings, size)))
+    database, data_dir = source.read().disks
+    total = shutil.disk_usage(tmp_path).total
+
+    assert database.name == "database"
+    assert database.fill == pytest.approx(0.95, abs=0.01)
+    assert (data_dir.name, data_dir.size_bytes) == ("data_dir", total)
+    assert 0 < data_dir.used_bytes < total
+    full = Readings(disks=[database, DiskState("data_dir", 95, 100), DiskState("data_dir", 85, 100)])
+    found = [each.message for each in judge(full) if each.part == "disk"]
+    assert len(found) == 2
+    assert found[0].startswith("95 % of PERDURE_DATABASE_CAPACITY_GB")
+    assert found[1] == "95 % of the disk of PERDURE_DATA_DIR, which has the embedded servers, are used."
+    assert _samples(full)["perdure_disk_size_bytes"] == {("database",): database.size_bytes, ("data_dir",): 100}
 
 
 @tool(requires_approval=True)
@@ -165,6 +229,7 @@ def test_a_worker_that_stops_reporting_is_gone(harness: Harness) -> None:
     assert _faults(read)["workers"] == "down" or "down" in {each.severity for each in judge(read)}
     assert any(re.search(r"was seen \d\d s ago", each.message) for each in judge(read) if each.severity == "down")
     assert _samples(read)["perdure_workers_of_turns"][()] == 0
+    assert _samples(read)["perdure_processes_lost"] == {("worker",): 1, ("beat",): 0}
 
 
 def test_a_dead_beat_is_seen_and_one_that_never_ran_is_no_fault(harness: Harness) -> None:
