@@ -3,7 +3,8 @@
     python evaluate.py                            the recorded replies: has the prompt changed, and do all calls work?
     python evaluate.py --model openai:gpt-5-mini  a model answers: does the agent still sort as before?
 
-Each line of the recordings is what `perdure turns export TURN_ID` prints, without line breaks.
+Each line of the recordings is what `perdure sessions export SESSION_ID` prints, without line breaks. The turns of a
+conversation are replayed one by one, each after the recorded turns before it.
 """
 
 import argparse
@@ -26,7 +27,9 @@ def main() -> int:
     options.add_argument("--least", type=float, default=0.9, help="the share that must be sorted as before")
     given = options.parse_args()
 
-    runs = [recorded(json.loads(line)) for line in given.recordings.read_text(encoding="utf-8").splitlines()]
+    lines = given.recordings.read_text(encoding="utf-8").splitlines()
+    conversations = [recorded(json.loads(line)) for line in lines]
+    runs = [turn for each in conversations for turn in each.turns]
     same = same_calls = tokens = 0
     changed: set[str] = set()
     for run in runs:
@@ -39,7 +42,8 @@ def main() -> int:
             tokens += used.input_tokens + used.output_tokens
         changed |= {str(each) for each in (replay.difference.instructions, replay.difference.tools) if each}
         print("same " if is_same else "OTHER", f"{run.text[:70]:70}", replay.reply if now is None else now.team)
-    print(f"{same} of {len(runs)} sorted as before, {same_calls} with the same calls, {tokens:,} tokens")
+    print(f"{same} of {len(runs)} messages in {len(conversations)} conversations are sorted as before.")
+    print(f"{same_calls} lead to the same calls, and all take {tokens:,} tokens.")
     print("\n".join(("The prompt has changed:", *changed)) if changed else "The prompt is the recorded one.")
     return 0 if same >= given.least * len(runs) else 1
 

@@ -1,0 +1,1 @@
+"""Tests of `perdure certify`, and the tools that they certify."""
