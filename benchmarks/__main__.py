@@ -32,6 +32,7 @@ from benchmarks import (
     throughput,
     waiting,
 )
+from benchmarks.crashes import section as crashes
 from benchmarks.report import Section, console
 from benchmarks.setup import BenchmarkFailed, Progress, Setup, setup
 
@@ -54,6 +55,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
         recall,
         recall_at_scale,
         casebank,
+        crashes,
     )
 }
 

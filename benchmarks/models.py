@@ -37,7 +37,6 @@ from perdure.models.providers import chat_wire
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
 from perdure.models.providers.wire_names import WireNames
-from perdure.settings import Settings
 
 NAME = "models"
 
@@ -107,11 +106,9 @@ def _alternating(
 
 def _in_threads(url: str) -> dict[str, _Client]:
     request, clock, endpoint = _request(), SystemClock(), Endpoint("bench", url)
-    settings = Settings(_env_file=None)
     own: dict[str, Model] = {pace: EndpointModel(endpoint, pace, clock) for pace in _PACES}
     adapted: dict[str, Model] = {
-        pace: adapted_model(f"bench:{pace}", settings, clock, "PERDURE_MODEL", endpoint, "openai-chat")
-        for pace in _PACES
+        pace: adapted_model(f"bench:{pace}", clock, "PERDURE_MODEL", endpoint, "openai-chat") for pace in _PACES
     }
     body = chat_wire.request_body("", request)
     completions: Any = OpenAI(base_url=url, api_key="none").chat.completions

@@ -1,6 +1,6 @@
 """The share of the known evidence that recall finds for questions about conversations.
 
-    python -m benchmarks.recall [FILE] [--embedder NAME] [--k 5,10,20] [--json]
+    python -m benchmarks.recall [FILE] [--embedder NAME] [--reranker NAME] [--k 5,10,20] [--json]
     make bench ARGS="--only recall"                                the bundled data set
 
 FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of samples. A sample has these members:
@@ -40,14 +40,16 @@ from sqlalchemy.engine import URL
 from benchmarks.report import Section, console
 from benchmarks.setup import Setup
 from perdure.access.tenants import UserKey
-from perdure.clock import MovedClock
+from perdure.clock import MovedClock, SystemClock
 from perdure.database.engine import Database
 from perdure.database.migrate import migrate
 from perdure.memory.embedding import embed_sessions
 from perdure.memory.import_export import import_messages
+from perdure.memory.recall.reranking import resolve_reranker
 from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.resolve import resolve
+from perdure.models.resolve import Models
 from perdure.servers.throwaway import servers
 from perdure.settings import Settings
 
@@ -104,7 +106,9 @@ def main() -> int:
         return 1
     with servers() as running:
         migrate(running.postgres.url)
-        section = evaluate(running.postgres.url, samples, given.embedder, given.k, given.file.name)
+        section = evaluate(
+            running.postgres.url, samples, given.embedder, given.k, given.file.name, reranker=given.reranker
+        )
     if given.json:
         print(json.dumps(section.document(), indent=2))
     else:
@@ -118,23 +122,29 @@ def evaluate(
     embedder_name: str,
     ks: Sequence[int],
     file: str,
+    *,
+    reranker: str = "none",
 ) -> Section:
     """Import the conversations of `samples` into an empty database and recall their evidence; returns the section."""
     settings = Settings(_env_file=None, embedder=embedder_name)
+    settings = settings.model_copy(update={"memory": settings.memory.model_copy(update={"reranker": reranker})})
     clock = MovedClock()
     embedder = resolve(settings.embedder, settings, clock)
     conversations = [lines_of(sample) for sample in samples]
     database = Database(url)
     for lines in conversations:
         _import(database, clock, embedder, lines)
-    recall = Recall(database, embedder, settings.memory, clock)
+    models = Models(settings, SystemClock())
+    ordering = resolve_reranker(settings, lambda: models.get(settings.summary_model or settings.model))
+    recall = Recall(database, embedder, settings.memory, clock, reranker=ordering)
     answered = [
         each
         for sample, lines in zip(samples, conversations, strict=True)
         for each in _ask(recall, sample, lines, max(ks))
     ]
     database.close()
-    return _section(answered, ks, file, embedder.name, sum(map(len, conversations)))
+    with_reranker = "" if ordering is None else f" and the reranker {reranker}"
+    return _section(answered, ks, file, embedder.name + with_reranker, sum(map(len, conversations)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -145,6 +155,7 @@ def _arguments() -> argparse.Namespace:
         "file", type=Path, nargs="?", default=SHIPPED, metavar="FILE", help="a data set in LoCoMo's layout"
     )
     parser.add_argument("--embedder", default=_EMBEDDER, help="as in PERDURE_EMBEDDER")
+    parser.add_argument("--reranker", default="none", help="as in PERDURE_MEMORY__RERANKER")
     parser.add_argument(
         "--k", type=lambda text: [int(part) for part in text.split(",")], default=_KS, help="such as 5,10,20"
     )

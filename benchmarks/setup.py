@@ -32,7 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _EXIT_S = 60
 _LOOK_S = 0.25
 _FOREIGN = ("PERDURE_", "OPENAI_", "ANTHROPIC_", "CELERY_")
-_ENTRY_POINTS = "[perdure.models]\nbenchmark = benchmarks.agents:model\n"
+_ENTRY_POINTS = """[perdure.models]
+benchmark = benchmarks.agents:model
+crashes = benchmarks.crashes.on_perdure:model
+"""
 _METADATA = "Metadata-Version: 2.1\nName: perdure-benchmarks\nVersion: 0\n"
 
 Progress = Callable[[str], None]

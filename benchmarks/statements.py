@@ -1,7 +1,7 @@
 """The number of SQL statements and commits that one turn needs, by statement name.
 
 The benchmark runs in one process. `CountingDatabase` counts named statements in `Database.run` and commits in the
-callback `Database.observe`. As a check, an event of SQLAlchemy's engine counts all statements that reach the driver.
+callback `Database.observe`. As a check, the driver's cursors count all statements.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import psycopg2.extensions
 from sqlalchemy import Row, event
 from sqlalchemy.engine import URL
 
@@ -77,7 +78,7 @@ class CountingDatabase(Database):
         self.sent: Counter[str] = Counter()
         self.committed: Counter[str] = Counter()
         self.driven = 0
-        event.listen(self.engine, "before_cursor_execute", self._drive)
+        event.listen(self.engine, "connect", self._count)
 
     def forget(self) -> None:
         """Reset the counts."""
@@ -93,8 +94,15 @@ class CountingDatabase(Database):
     def _observe(self, moment: Moment, name: str) -> None:
         self.committed[name] += moment == "after"
 
-    def _drive(self, *_: object) -> None:
-        self.driven += 1
+    def _count(self, connection: Any, *_: object) -> None:
+        database = self
+
+        class Counting(psycopg2.extensions.cursor):
+            def execute(self, query: Any, parameters: Any = None) -> None:
+                database.driven += 1
+                super().execute(query, parameters)
+
+        connection.cursor_factory = Counting
 
 
 class Bench:
