@@ -144,6 +144,7 @@ tools += [
     celery_tool("reports.make", name="reports", effect="idempotent", timeout_s=60, max_parallel=2),
     celery_tool("reports.charge", name="charge", timeout_s=TASK_TIMEOUT_S),
     celery_tool("reports.slow", name="slowly", timeout_s=60),
+    celery_tool("reports.step", name="stepping", timeout_s=60),
     celery_tool("reports.fail", name="fails", timeout_s=60),
     celery_tool("reports.odd", name="odd", timeout_s=60),
     celery_tool("reports.silent", name="silent", timeout_s=60),

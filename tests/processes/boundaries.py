@@ -23,6 +23,7 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
+from perdure.certify.boundaries import PERIODIC, REPEATABLE, is_unrelated
 from tests.processes.faults import Effect, Fired, Place, wait_until
 from tests.processes.installation import ADAPTED, JUDGING, MODULES, NATIVE, Installation
 from tests.processes.model_server import PLANS, Gate, ModelServer
@@ -35,47 +36,7 @@ KINDS = (*ALONE, SIDE_BY_SIDE)
 
 _TO_CLAIM = ("turns.enqueue", "turns.accept", "turns.claim_due")
 _FROM_SETTLE = ("turns.settle", "deliveries.take", "deliveries.delivered")
-REPEATABLE = ("turns.claim_due", "deliveries.take")
-"""Commits that a duplicate wake-up repeats without effect."""
-
-PERIODIC = (
-    "turns.renew",
-    "sweep.take",
-    "sweep.wake_due",
-    "sweep.admit_due",
-    "sweep.probe_due",
-    "deliveries.due",
-    "sessions.endings_due",
-    "slots.take_round",
-    "slots.register",
-)
-"""Commits that a worker makes every few seconds, regardless of the progress of its turns."""
-
-_ELSEWHERE = (
-    "slots.",
-    "sessions.count_from_now",
-    "sessions.expire_idle",
-    "embedding.",
-    "consolidation.",
-    "erasure.",
-    "statistics.",
-    "sweep.keep_paces",
-    "decay.",
-    "meta.",
-    "casebank.",
-    "retention.",
-    "files.",
-    "observe.",
-    "summaries.",
-)
-"""Prefixes of the names of commits that belong neither to a turn nor to a session's end."""
-
 MODEL_CALLS = 2
-
-
-def is_unrelated(name: str) -> bool:
-    """Whether the commit `name` belongs neither to a turn nor to a session's end."""
-    return name in PERIODIC or name.startswith(_ELSEWHERE)
 
 
 def commits(kind: str, agent: str = NATIVE) -> list[str]:

@@ -66,15 +66,29 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def installation(
+def broker_url() -> str | None:
+    """The URL of the broker; `None`: Redis is the broker."""
+    return None
+
+
+@pytest.fixture
+def pooled_url() -> str | None:
+    """The URL of the database behind a pooler, if there is one."""
+    return None
+
+
+@pytest.fixture
+def installation(  # noqa: PLR0917 (fixtures, given by name)
     request: pytest.FixtureRequest,
     database_url: str,
     redis_server: RedisContainer,
     model_server: ModelServer,
     tmp_path: Path,
+    broker_url: str | None,
+    pooled_url: str | None,
 ) -> Iterator[Installation]:
     """An installation without workers."""
-    made = Installation(database_url, redis_server, model_server, tmp_path)
+    made = Installation(database_url, redis_server, model_server, tmp_path, broker_url, pooled_url=pooled_url)
     request.node.stash.setdefault(_installations, []).append(made)
     yield made
     made.close()

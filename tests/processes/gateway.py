@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import httpx2
 
@@ -18,17 +20,26 @@ _PATIENCE_S = 60.0
 class GatewayProcess:
     """A gateway that a test kills and starts again, on the same port."""
 
-    def __init__(self, perdure: Perdure) -> None:
+    def __init__(self, perdure: Perdure, log: Path = Path(os.devnull)) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._perdure = perdure
+        self._log = log
         self._process: BaseProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the running process."""
+        assert self._process is not None
+        assert self._process.is_alive(), f"the gateway has ended with {self._process.exitcode}"
+        assert self._process.pid is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start the gateway, and wait until it answers."""
-        self._process = self._perdure.start("gateway", "--port", str(self._port))
+        self._process = self._perdure.start("gateway", "--port", str(self._port), stdout=self._log, stderr=self._log)
         wait_until(lambda: _lives(self.url), "the gateway answers", _PATIENCE_S)
 
     def stop(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import os
+import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -31,7 +33,7 @@ from perdure.turns.reading import SettlementWatch, read_turn
 from perdure.turns.transcript import REJECTED
 from perdure.workers.publish.wake import CeleryWaker
 from tests.models.openai_server import validate_transcript
-from tests.processes.faults import SCENE, Faults
+from tests.processes.faults import SCENE, Faults, Place, wait_until
 from tests.processes.model_server import ModelServer
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
 
@@ -46,7 +48,8 @@ MODULES = {
     JUDGING: "tests.processes.judging_agents",
     DELEGATING: "tests.processes.delegating_agents",
     ASKING: "tests.processes.asking_agents",
-    "rewriting": "tests.processes.asking_agents",
+    **dict.fromkeys(("rewriting", "impatient", "cautious"), "tests.processes.asking_agents"),
+    **dict.fromkeys(("drawing", "painting", "everything"), "tests.processes.drawing_agents"),
 }
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,14 +130,26 @@ class Installation:
         container.start()
         return self.workers[-1]
 
+    @contextmanager
+    def killed_once(self, place: Place, **environment: str) -> Iterator[None]:
+        """Two new workers, of which one is killed at the place within the block."""
+        workers = [self.worker(**environment) for _ in range(2)]
+        for each in workers:
+            each.ready()
+        self.faults.arm(place, signal.SIGKILL)
+        yield
+        struck = wait_until(self.faults.fired, f"the fault at {place} fires", 60)
+        next(each for each in workers if each.pid == struck.pid).container.wait()
+
     @property
     def waker(self) -> CeleryWaker:
         """Publishes wake-ups from this process."""
         return self._waker
 
     def accept(self, text: str, user: str = "ana", **more: Any) -> Accepted:
-        """Accept a message, as a gateway does."""
-        return accept(self.runtime, Incoming(**{"user": UserKey(user), "text": text, "agent": self._agent, **more}))
+        """Accept a message, as a gateway does. A message with `parts` has no other text."""
+        said = {} if "parts" in more else {"text": text}
+        return accept(self.runtime, Incoming(**{"user": UserKey(user), "agent": self._agent, **said, **more}))
 
     def settled(self, *turn_ids: UUID | str, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the turns are settled; returns what `read_turn` returns for each turn."""

@@ -5,6 +5,8 @@ text as the argument `note`. For `all: 3`, it calls three tools in one reply. It
 call. A model call that is repeated after a crash gets the same answer. A gate holds back the answer to one text, so
 that a test can act during the model call.
 
+If a request offers the tool of an output, the answer without a tool call is the member `said` of the output.
+
 The answer to a request to extract memories is one memory, about the first line of the conversation.
 """
 
@@ -14,9 +16,12 @@ import json
 import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 from perdure.memory.consolidation.extraction import PROMPT as EXTRACTION
+from perdure.models.output_tool import _NAME as OUTPUT
+from perdure.sessions.summary import PROMPT as SUMMARY
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status, Step, Wire
 
 SIDE_BY_SIDE = ("pure", "idempotent", "unsafe")
@@ -26,10 +31,14 @@ OF_CLIENT = "weather"
 """A tool that the client of a request brings."""
 HAND_OFF = "hands off"
 """A text for which the model calls the tool with which openai-agents hands a conversation to its agent `friend`."""
-TASKS = ("report", "reports", "charge", "slowly", "fails", "odd", "silent", "nobodys")
+TASKS = ("report", "reports", "charge", "slowly", "stepping", "fails", "odd", "silent", "nobodys")
 ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
 ASK_SIZE = "ask_size"
+CHART = "chart"
+"""A tool that returns an image."""
 SECRET = "4111"
+REFUSED, GUARD_TOKENS = "poison", 100
+"""What the guard of the agent `cautious` refuses, and the tokens that it uses for each text."""
 PLANS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*ALONE, *TASKS, OUTSIDE, OF_CLIENT)}
 PLANS |= {
     HAND_OFF: ("transfer_to_friend",),
@@ -37,6 +46,8 @@ PLANS |= {
     "asks": (ASK, ASK_ADAPTED),
     "hands over": (HAND_OVER,),
     "coffee": (ASK_SIZE,),
+    CHART: (CHART,),
+    "charts": (CHART, CHART),
 }
 
 PARTS = 5
@@ -69,8 +80,11 @@ class ModelServer:
     """The model's HTTP server. While `down` is true, the server answers 503.
 
     A call is about the text of the newest user message. `latency_s` is the default latency of answers. For single
-    texts, `latencies` overrides the latency, and `answers` overrides the whole answer. `called_at` has the monotonic
-    times of the calls about each text.
+    texts, `latencies` overrides the latency, and `answers` overrides the whole answer; `extracted` overrides the answer
+    to each request to extract memories. `called_at` has the monotonic times of the calls about each text.
+
+    If `thoughts` is set, each answer begins with them in tags, in small pieces. Before calls, no tag closes them. If
+    `thinks_long` is set, summaries and extractions get no further than that.
     """
 
     def __init__(self) -> None:
@@ -78,6 +92,9 @@ class ModelServer:
         self.down = False
         self.latencies: dict[str, float] = {}
         self.answers: dict[str, Step] = {}
+        self.extracted: Step | None = None
+        self.thoughts = ""
+        self.thinks_long = False
         self.called_at: defaultdict[str, list[float]] = defaultdict(list)
         self.server = _Server(self)
         self._gates: dict[str, Gate] = {}
@@ -96,12 +113,26 @@ class ModelServer:
 
     def answer(self, body: Wire) -> Step:
         """The answer to a prompt."""
+        found = self._answer(body)
+        if not self.thoughts or not isinstance(found, Answer):
+            return found
+        if self.thinks_long and body["messages"][0]["content"].startswith((EXTRACTION, SUMMARY)):
+            return Answer(f"<think>{self.thoughts}", piece=3, finish_reason="length")
+        end = "" if found.calls else "</think>\n\n"
+        return replace(found, text=f"<think>{self.thoughts}{end}{found.text}", piece=3)
+
+    def _answer(self, body: Wire) -> Step:
         if self.down:
             return Status(503, message="The model is down.")
         text = _newest(body)
+        if self.extracted is not None and body["messages"][0]["content"] == EXTRACTION:
+            return self.extracted
         if text in self.answers:
             return self.answers[text]
-        return _answer(body["messages"], text, self.latencies.get(text, self.latency_s))
+        found = _answer(_said(body), text, self.latencies.get(text, self.latency_s))
+        if found.calls or all(each["function"]["name"] != OUTPUT for each in body.get("tools", ())):
+            return found
+        return Answer(calls=[Call(OUTPUT, json.dumps({"said": found.text}), "call_output")], latency_s=found.latency_s)
 
     def pass_gate(self, body: Wire) -> None:
         """Record the call. If it has a gate, wait until the gate opens."""
@@ -141,8 +172,18 @@ def memory_of(text: str) -> str:
     return f"The user spoke of {text}."
 
 
+def _said(body: Wire) -> list[dict[str, Any]]:
+    """The messages of a prompt, without those that only have the files of the results before them."""
+    messages: list[dict[str, Any]] = body["messages"]
+    return [
+        each
+        for before, each in zip([{"role": ""}, *messages], messages, strict=False)
+        if (before["role"], each["role"]) != ("tool", "user") or isinstance(each["content"], str)
+    ]
+
+
 def _newest(body: Wire) -> str:
-    content = next(each["content"] for each in reversed(body["messages"]) if each["role"] == "user")
+    content = next(each["content"] for each in reversed(_said(body)) if each["role"] == "user")
     return content if isinstance(content, str) else "\n".join(each.get("text", "") for each in content).strip()
 
 
@@ -162,7 +203,7 @@ def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answ
     has_none = HAND_OVER in tools or text == HAND_OFF
     given = tasks if ASK in tools else ["{}" if has_none else arguments] * len(tools)
     if tools == (ASK_SIZE,):
-        given = [json.dumps({"question": "Which size?"})]
+        given = [json.dumps({"question": f"Which size, for {text}?"})]
     calls = [Call(name, given[number], f"call_{number}") for number, name in enumerate(tools)]
     return Answer(calls=calls, piece=64, latency_s=latency_s)
 

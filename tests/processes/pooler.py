@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg2
@@ -43,41 +44,66 @@ pidfile =
 """
 
 
+class Pooler:
+    """A pooler that a test may kill and start again. `url` is the URL of the database through it, and stays the same.
+
+    `access`: the directory of PostgreSQL's `pg_ident.conf`, to which the pooler's account is added.
+    """
+
+    def __init__(self, database_url: str, access: Path) -> None:
+        pgbouncer = program("pgbouncer", path="/usr/sbin")
+        direct = make_url(database_url)
+        _allow_account(direct, access)
+        port = _free_port()
+        self._directory = Path(tempfile.mkdtemp(prefix="perdure-"))
+        file = self._directory / "pgbouncer.ini"
+        host = str(direct.query["host"])
+        file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=self._directory))
+        as_account = []
+        if os.geteuid() == 0:
+            # PgBouncer runs under PostgreSQL's account, because no other account may enter the directory of the socket.
+            account = pwd.getpwuid(Path(host).stat().st_uid)
+            os.chown(self._directory, account.pw_uid, -1)
+            file.chmod(0o644)
+            access.parents[1].chmod(0o711)
+            as_account = ["-u", account.pw_name]
+        self._argv = [pgbouncer, *as_account, str(file)]
+        self._url = URL.create("postgresql", "anyone", host="127.0.0.1", port=port, database=direct.database)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return self._url.render_as_string(hide_password=False)
+
+    def start(self) -> None:
+        """Start the pooler, and wait until it answers."""
+        path = self._directory / "out"
+        with path.open("ab") as out:
+            self._process = subprocess.Popen(self._argv, stdout=out, stderr=out, start_new_session=True, cwd="/")
+        wait_until(partial(_answers, self._url, self._process, path), "PgBouncer answers", _START_S)
+
+    def kill(self) -> None:
+        """End the pooler with SIGKILL, if it runs."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(20)
+
+    def close(self) -> None:
+        """End the pooler and delete its directory."""
+        self.kill()
+        shutil.rmtree(self._directory)
+
+
 @contextmanager
 def running(database_url: str, access: Path) -> Iterator[str]:
-    """Run a pooler within the block; yields the URL of the database through the pooler.
-
-    `access`: the directory of PostgreSQL's `pg_ident.conf`. This function adds the pooler's account to the file.
-    """
-    pgbouncer = program("pgbouncer", path="/usr/sbin")
-    direct = make_url(database_url)
-    _allow_account(direct, access)
-    port = _free_port()
-    directory = Path(tempfile.mkdtemp(prefix="perdure-"))
-    file = directory / "pgbouncer.ini"
-    host = str(direct.query["host"])
-    file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=directory))
-    as_account = []
-    if os.geteuid() == 0:
-        # PgBouncer runs under PostgreSQL's account, because no other account may enter the directory of the socket.
-        account = pwd.getpwuid(Path(host).stat().st_uid)
-        os.chown(directory, account.pw_uid, -1)
-        file.chmod(0o644)
-        access.parents[1].chmod(0o711)
-        as_account = ["-u", account.pw_name]
-    with (directory / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [pgbouncer, *as_account, str(file)], stdout=out, stderr=out, start_new_session=True, cwd="/"
-        )
-    pooled = URL.create("postgresql", "anyone", host="127.0.0.1", port=port, database=direct.database)
+    """Run a pooler within the block; yields the URL of the database through the pooler. `access`: see `Pooler`."""
+    pooler = Pooler(database_url, access)
     try:
-        wait_until(lambda: _answers(pooled, process, directory / "out"), "PgBouncer answers", _START_S)
-        yield pooled.render_as_string(hide_password=False)
+        pooler.start()
+        yield pooler.url
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
-        shutil.rmtree(directory)
+        pooler.close()
 
 
 def _allow_account(direct: URL, access: Path) -> None:

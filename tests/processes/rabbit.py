@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from celery import Celery
@@ -25,27 +26,49 @@ _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _START_S = 100.0
 
 
+class Rabbit:
+    """A broker that a test may kill and start again. `url` stays the same."""
+
+    def __init__(self, directory: Path) -> None:
+        if not _PROGRAM.exists():
+            missing("rabbitmq-server is not installed")
+        self._directory = directory
+        port, names_port = _free_port(), _free_port()
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        self._environment = {**os.environ, **_environment(directory, port, names_port)}
+        self._names = subprocess.Popen(
+            ["epmd", "-port", str(names_port), "-address", "127.0.0.1"], env=self._environment, start_new_session=True
+        )
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the broker with the data of its directory, and wait until it answers."""
+        with (self._directory / "out").open("ab") as out:
+            self._server = subprocess.Popen(
+                [str(_PROGRAM)], env=self._environment, stdout=out, stderr=out, start_new_session=True
+            )
+        wait_until(partial(_answers, self.url, self._server), "RabbitMQ answers", _START_S)
+
+    def kill(self) -> None:
+        """End the broker with SIGKILL, if it was started."""
+        if self._server is not None:
+            _end(self._server)
+
+    def close(self) -> None:
+        """End the broker and its server of names."""
+        self.kill()
+        _end(self._names)
+
+
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
     """Run a broker within the block; yields its URL."""
-    if not _PROGRAM.exists():
-        missing("rabbitmq-server is not installed")
-    port, names_port = _free_port(), _free_port()
-    environment = {**os.environ, **_environment(directory, port, names_port)}
-    names = subprocess.Popen(
-        ["epmd", "-port", str(names_port), "-address", "127.0.0.1"], env=environment, start_new_session=True
-    )
-    with (directory / "out").open("wb") as out:
-        server = subprocess.Popen([str(_PROGRAM)], env=environment, stdout=out, stderr=out, start_new_session=True)
-    url = f"amqp://guest:guest@127.0.0.1:{port}//"
+    broker = Rabbit(directory)
     try:
-        wait_until(lambda: _answers(url, server), "RabbitMQ answers", _START_S)
-        yield url
+        broker.start()
+        yield broker.url
     finally:
-        for process in (server, names):
-            with suppress(ProcessLookupError):  # it has ended by itself
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+        broker.close()
 
 
 def empty_queues(app: Celery, url: str) -> None:
@@ -72,6 +95,12 @@ def _environment(directory: Path, port: int, names_port: int) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(directory / "none"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
     }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
 
 
 def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
-from tests.processes.faults import SCENE, Effect, Faults, done
+from tests.processes.faults import SCENE, Effect, Faults, done, wait_until
 
 URL = "REPORTS_BROKER_URL"
 BACKEND = "REPORTS_BACKEND_URL"
 """The environment variables with the URLs of the broker and the result backend."""
+
+STEPS = 8
+"""How often the task `reports.step` reports its progress."""
 
 _faults = Faults(Path(os.environ.get(SCENE, ".")))
 
@@ -51,6 +55,16 @@ def slow(self: Any, note: str) -> str:
     _faults.act(Effect("slow report", self.request.id, note, os.getpid()))
     _faults.wait_released()
     return done("slow report", note)
+
+
+@app.task(name="reports.step", bind=True, shared=False)  # type: ignore[untyped-decorator]  # as above
+def step(self: Any, note: str) -> str:
+    """Report progress, with the time of the report, each time that the test allows it."""
+    for number in range(STEPS):
+        wait_until(_faults.directory.joinpath(f"step-{number}").exists, "the next step", 60)
+        self.update_state(state="PROGRESS", meta={"step": number, "at": time.monotonic()})
+    _faults.wait_released()
+    return done("stepping", note)
 
 
 @app.task(name="reports.fail", shared=False)  # type: ignore[untyped-decorator]  # as above

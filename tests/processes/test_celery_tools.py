@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+import time
+from collections import Counter
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import httpx2
 import pytest
 from redis import Redis
 
 from perdure.access.tenants import UserKey
+from perdure.assembly import Addresses
 from perdure.servers.redis import client_url
+from perdure.settings import Settings
+from perdure.tools.awaited.port import TaskCall, TaskSent
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
 from perdure.turns.reading import read_turn
+from perdure.workers.publish.calls import CeleryCalls
+from tests.cli.conftest import Perdure
 from tests.processes import rabbit
 from tests.processes.faults import SCENE, Place, done, wait_until
+from tests.processes.gateway import serving
 from tests.processes.installation import Installation
 from tests.processes.model_server import PARTS, ModelServer, answer_to
 from tests.processes.nodes import RedisContainer, Worker, WorkerContainer
-from tests.processes.reports import BACKEND, URL
+from tests.processes.reports import BACKEND, STEPS, URL
+from tests.processes.streams import events
 
 PATIENCE_S = 60.0
 SWEEP_S = 40.0
+LATE_S = 3.0
+"""Seconds until a paused broker answers: longer than one wait for it, and shorter than two."""
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,10 +59,11 @@ ALWAYS = ("charge", "before-turns.note_sent-1")
 @pytest.fixture
 def application(installation: Installation) -> Worker:
     """The worker of the application `tests.processes.reports`."""
-    return _application(installation)
+    return application_of(installation)
 
 
-def _application(installation: Installation, *options: str) -> Worker:
+def application_of(installation: Installation, *options: str) -> Worker:
+    """Start a worker of the application `tests.processes.reports`."""
     environment = {
         **{name: value for name, value in installation.environment.items() if "PERDURE" not in name},
         URL: installation.environment["PERDURE_BROKER_URL"],
@@ -106,6 +120,35 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
 
 
 @pytest.mark.long
+def test_the_progress_of_a_task_is_streamed_within_a_second(
+    installation: Installation, application: Worker, perdure: Perdure
+) -> None:
+    """Whenever it is reported, between two rounds of the sweeper, which are far apart."""
+    installation.environment["PERDURE_TURN__SWEEP_S"] = str(SWEEP_S)
+    installation.worker().ready()
+    seen = list[float]()
+
+    def allow_next() -> None:
+        time.sleep(0.13 * len(seen))  # the reports come at different times between two probes
+        (installation.directory / f"step-{len(seen)}").touch()
+
+    with serving(perdure) as url:
+        turn_id = installation.accept(text := "stepping: a").turn_id
+        with httpx2.stream("GET", f"{url}/v1/turns/{turn_id}/events", timeout=PATIENCE_S) as response:
+            allow_next()
+            for _, kind, data in events(response.iter_lines()):
+                if kind == "progress" and (report := json.loads(data["text"]))["step"] == len(seen):
+                    seen.append(time.monotonic() - report["at"])
+                    allow_next()
+                if len(seen) == STEPS:
+                    installation.faults.release()
+    [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert turn["reply"]["text"] == answer_to(text, done("stepping", text))
+    assert len(seen) == STEPS
+    assert max(seen) < 1, seen
+
+
+@pytest.mark.long
 def test_a_list_of_arguments_is_one_task_each(installation: Installation, application: Worker) -> None:
     """A call with a list sends one task per element. Each task runs once, and the model gets the results in order."""
     installation.worker().ready()
@@ -143,7 +186,7 @@ def test_a_wait_survives_a_dead_worker_and_a_lost_callback(installation: Install
 @pytest.mark.parametrize("end", ["cancel", "erase"])
 def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installation, end: str) -> None:
     """If a turn is cancelled or the turn's user is erased, the turn's queued task is revoked and never runs."""
-    _application(installation, "--concurrency", "1")
+    application_of(installation, "--concurrency", "1")
     installation.worker().ready()
     busy = installation.accept("slowly: busy", user="bea").turn_id
     wait_until(lambda: installation.faults.effects("slowly: busy"), "the application is busy", PATIENCE_S)
@@ -173,7 +216,7 @@ def test_over_rabbitmq(
     with rabbit.running(tmp_path) as broker_url:
         installation = Installation(database_url, redis_server, model_server, tmp_path, broker_url)
         try:
-            _application(installation)
+            application_of(installation)
             installation.worker().ready()
             for text in ("report: a", "charge: b"):
                 assert _answer(installation, text) == answer_to(text, done(text.partition(":")[0], text))
@@ -182,6 +225,51 @@ def test_over_rabbitmq(
             installation.check()
         finally:
             installation.close()
+
+
+@pytest.mark.long
+def test_a_broker_that_answers_too_late_gets_a_task_once(redis_server: RedisContainer) -> None:
+    """It has read the task by then. A second attempt would repeat the effect of an unsafe task."""
+    calls = CeleryCalls.at(Settings(_env_file=None), Addresses("postgresql://", redis_server.url, redis_server.url))
+    first, second = (_task() for _ in range(2))
+    assert calls.send(first) is TaskSent.YES
+    redis_server.kill("SIGSTOP")
+    resumed = threading.Timer(LATE_S, redis_server.kill, ["SIGCONT"])
+    resumed.start()
+    assert calls.send(second) is TaskSent.MAYBE
+    resumed.join()
+    with Redis.from_url(client_url(redis_server.url)) as client:
+        wait_until(lambda: client.llen("celery") >= 2, "Redis has read the tasks")
+        assert Counter(json.loads(each)["headers"]["id"] for each in client.lrange("celery", 0, -1)) == {
+            str(first.task_id): 1,
+            str(second.task_id): 1,
+        }
+    calls.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_a_task_is_sent_after_a_restart_of_the_broker(redis_server: RedisContainer, tmp_path: Path, kind: str) -> None:
+    """A connection that the broker has closed is replaced before the task is sent: it is known whether it was."""
+    broker: RedisContainer | rabbit.Rabbit = redis_server
+    if kind == "rabbitmq":
+        broker = rabbit.Rabbit(tmp_path)
+        broker.start()
+    calls = CeleryCalls.at(Settings(_env_file=None), Addresses("postgresql://", redis_server.url, broker.url))
+    try:
+        assert calls.send(_task()) is TaskSent.YES
+        broker.kill()
+        broker.start()
+        assert calls.send(_task()) is TaskSent.YES
+    finally:
+        calls.close()
+        if isinstance(broker, rabbit.Rabbit):
+            broker.close()
+
+
+def _task() -> TaskCall:
+    task_id = uuid4()
+    return TaskCall(task_id, "reports.charge", {"note": "a"}, None, 60, task_id)
 
 
 def _status(installation: Installation, turn_id: UUID) -> str:
@@ -202,15 +290,8 @@ def test_after_a_kill_the_task_is_done_once(
     installation: Installation, application: Worker, kind: str, place: Place
 ) -> None:
     """Wherever a worker dies, the model gets one result. An unsafe task that may have been sent is not sent again."""
-    workers = [installation.worker(), installation.worker()]
-    for each in workers:
-        each.ready()
-    text = f"{kind}: {place}"
-    installation.faults.arm(place, signal.SIGKILL)
-    turn_id = installation.accept(text).turn_id
-    struck = wait_until(installation.faults.fired, f"the fault at {place} fires", PATIENCE_S)
-    victim = next(each for each in workers if each.pid == struck.pid)
-    victim.container.wait()
+    with installation.killed_once(place):
+        turn_id = installation.accept(text := f"{kind}: {place}").turn_id
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
 
     assert (turn["status"], turn["waiting_for"]) == ("done", None)

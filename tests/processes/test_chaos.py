@@ -1,58 +1,72 @@
-"""The invariants hold after minutes of random faults in workers and servers.
+"""The invariants hold after minutes of random faults in workers, servers, the gateway and beats.
 
-Some replies go to a receiver that accepts connections and never answers. Some turns have a row that perdure cannot
-read. Some messages are for an agent that only one of four workers has, as in a rolling deploy. After the first third of
-the time, another Celery application starts on the same Redis database. From that moment, the faults remove only
-perdure's keys. They neither flush nor restart Redis, because that would lose the tasks of the other application.
+Messages come from a program with the database and over HTTP. Clients of the gateway follow some turns, schedules begin
+others. Some replies go to a receiver that accepts connections and never answers. Some calls are tasks of another Celery
+application. Some turns have a row that perdure cannot read. One of four workers is of a newer deployment, which has a
+changed agent and a new one; a turn ends at the version that began it. After the first third of the time, another Celery
+application starts on the same Redis database. From that moment, the faults remove only perdure's keys. They neither
+flush nor restart Redis, because that would lose the tasks of the other application.
 
-`make chaos` runs this test. `PERDURE_CHAOS_MINUTES` sets the duration (default 3). `PERDURE_CHAOS_SEED` sets the random
-seed.
+`make chaos` runs this test. These environment variables change it:
+
+CHAOS_SECONDS   the duration of the faults, default 180
+CHAOS_SEED      the random seed
+CHAOS_BROKER    `rabbitmq`: RabbitMQ is the broker
+CHAOS_POOLER    any value: PgBouncer is between perdure and PostgreSQL
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-import signal
-import threading
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import pytest
 from pytest_celery import CeleryTestSetup
-from redis import Redis
 
-from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents
-from perdure.errors import Unavailable
-from perdure.network.queues import QUEUES
-from perdure.redis import client_url
 from perdure.turns.calls.approvals import Decision, decide
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.reading import read_turn
-from tests.databases import engine_of
+from tests.cli.conftest import Perdure
+from tests.processes.chaos.beat import Beat
+from tests.processes.chaos.faults import Chaos
+from tests.processes.chaos.listeners import Listeners
+from tests.processes.chaos.planner import Planner
+from tests.processes.chaos.senders import HttpSender, Sender
 from tests.processes.faults import wait_until
-from tests.processes.installation import LEASE_S, TOOL_TIMEOUT_S, Installation
+from tests.processes.gateway import GatewayProcess
+from tests.processes.installation import Installation
+from tests.processes.invariants import (
+    VERSIONS,
+    check_deliveries,
+    check_effects,
+    check_plans,
+    check_read,
+    check_sent,
+    check_slots,
+    check_versions,
+    wait_for_slots,
+)
 from tests.processes.neighbourhood import Neighbour
 from tests.processes.nodes import PostgresServer
+from tests.processes.pooler import Pooler
+from tests.processes.rabbit import Rabbit
 from tests.processes.receiver import Receiver, SilentReceiver
+from tests.processes.test_celery_tools import application_of
 
-MINUTES = float(os.environ.get("PERDURE_CHAOS_MINUTES", "3"))
-SEED = int(os.environ.get("PERDURE_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
-USERS = 24
-KINDS = ("hello", "pure", "idempotent", "unsafe", "probed", "all")
-OWED = 10
-"""One turn in `OWED` has a `reply_to`. About half of these turns use the receiver that never answers."""
-
-NEW = 8
-"""One message in `NEW` is for the agent that only the worker of the newer deployment has."""
+SECONDS = float(os.environ.get("CHAOS_SECONDS") or 180)
+SEED = int(os.environ.get("CHAOS_SEED") or time.time_ns() % 1_000_000)
+BROKER = os.environ.get("CHAOS_BROKER") or "redis"
+POOLER = bool(os.environ.get("CHAOS_POOLER"))
 
 DOOMED = 3
 """The number of turns that get an unreadable row."""
@@ -65,16 +79,20 @@ NEIGHBOURS_TASKS = 4
 BACKLOG_S = 300
 """Seconds from the last fault within which all turns must be settled. Busy cores need minutes for the backlog."""
 
-OWN_KEYS = ["perdure:*", *(glob for name in QUEUES for glob in (name, f"{name}\x06\x16*"))]
-"""Globs that match perdure's keys in Redis: keys with its prefix, and the lists of its queues for each priority."""
-
 pytestmark = [pytest.mark.chaos]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[PostgresServer]:
+def postgres_directory() -> Iterator[Path]:
+    """The directory of PostgreSQL, which PgBouncer's account may enter, unlike pytest's directories."""
+    with tempfile.TemporaryDirectory(prefix="perdure-") as made:
+        yield Path(made) / "postgres"
+
+
+@pytest.fixture
+def server(postgres_directory: Path) -> Iterator[PostgresServer]:
     """A PostgreSQL that the test may restart."""
-    made = PostgresServer(tmp_path / "postgres")
+    made = PostgresServer(postgres_directory)
     yield made
     made.stop()
 
@@ -86,9 +104,77 @@ def database_url(server: PostgresServer) -> str:
 
 
 @pytest.fixture
+def pooler(server: PostgresServer, postgres_directory: Path) -> Iterator[Pooler | None]:
+    """PgBouncer, with `CHAOS_POOLER`."""
+    if not POOLER:
+        yield None
+        return
+    made = Pooler(server.url, postgres_directory / "access")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pooled_url(pooler: Pooler | None) -> str | None:
+    """The URL of the database behind PgBouncer, or `None`."""
+    return None if pooler is None else pooler.url
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Rabbit | None]:
+    """The broker, if it is not Redis."""
+    if BROKER == "redis":
+        yield None
+        return
+    assert BROKER == "rabbitmq", f"CHAOS_BROKER={BROKER}: accepted: redis, rabbitmq"
+    (tmp_path / "rabbitmq").mkdir()
+    made = Rabbit(tmp_path / "rabbitmq")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def broker_url(broker: Rabbit | None) -> str | None:
+    """The URL of the broker; `None`: Redis is the broker."""
+    return None if broker is None else broker.url
+
+
+@pytest.fixture(autouse=True)
+def pinned(installation: Installation) -> None:
+    """Let the workers that start later end only turns of their own version."""
+    installation.environment["PERDURE_TURN__PIN_AGENTS"] = "true"
+
+
+@pytest.fixture
 def worker_count() -> int:
     """Three workers, so that two run while one restarts."""
     return 3
+
+
+@pytest.fixture
+def gateway(perdure: Perdure, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway that answers."""
+    made = GatewayProcess(perdure, tmp_path / "gateway.log")
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def beats(perdure: Perdure, tmp_path: Path) -> Iterator[list[Beat]]:
+    """Two beats."""
+    made = [Beat(perdure, tmp_path / f"beat-{number}.log") for number in range(2)]
+    for each in made:
+        each.start()
+    yield made
+    for each in made:
+        each.kill()
 
 
 @pytest.fixture
@@ -99,172 +185,84 @@ def silence() -> Iterator[SilentReceiver]:
     made.close()
 
 
-class Chaos:
-    """Causes faults in an installation, with a method for each kind. A method ends its fault before it returns."""
-
-    def __init__(self, installation: Installation, server: PostgresServer, drawn: random.Random) -> None:
-        self._installation = installation
-        self._fleet = tuple(installation.workers)
-        self._server = server
-        self._drawn = drawn
-        self._pause = threading.Event()
-        self.erased = 0
-        self.harmless = [self.kill, self.kill, self.stop, self.leave, self.forget, self.silence, self.outage]
-        self.harmless += [self.erase, self.maintain]
-        """Faults that do not harm another application on the same Redis database."""
-        self.all = [*self.harmless, self.flush, self.restart]
-
-    def kill(self) -> None:
-        """Kill a worker, and start it again."""
-        worker = self._drawn.choice(self._fleet)
-        worker.kill()
-        worker.container.start()
-
-    def stop(self) -> None:
-        """Pause a worker, possibly for longer than its lease."""
-        worker = self._drawn.choice(self._fleet)
-        os.kill(worker.pid, signal.SIGSTOP)
-        self._pause.wait(self._drawn.uniform(0, LEASE_S * 2))
-        os.kill(worker.pid, signal.SIGCONT)
-
-    def leave(self) -> None:
-        """Stop a worker with SIGTERM and start it again, as a deploy does."""
-        worker = self._drawn.choice(self._fleet)
-        worker.kill(signal.SIGTERM)
-        worker.container.start()
-
-    def flush(self) -> None:
-        """Delete all data of Redis."""
-        self._installation.redis.flush()
-
-    def forget(self) -> None:
-        """Delete only perdure's queues and keys in Redis."""
-        with Redis.from_url(client_url(self._installation.redis.url), socket_timeout=10) as client:
-            own = [key for glob in OWN_KEYS for key in client.scan_iter(match=glob, count=1_000)]
-            if own:
-                client.delete(*own)
-
-    def restart(self) -> None:
-        """Kill Redis, and start it again."""
-        self._installation.redis.restart()
-
-    def silence(self) -> None:
-        """Pause Redis for up to three seconds."""
-        self._installation.redis.kill("SIGSTOP")
-        self._pause.wait(self._drawn.uniform(0, 3))
-        self._installation.redis.kill("SIGCONT")
-
-    def outage(self) -> None:
-        """Restart PostgreSQL with a fast or immediate shutdown or a SIGKILL."""
-        self._server.restart(self._drawn.choice([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL]))
-
-    def erase(self) -> None:
-        """Erase a user whose turn may be running."""
-        self.erased += 1
-        user = f"erased {self.erased}"
-        self._installation.accept("hello", user=user)
-        self._pause.wait(self._drawn.uniform(0, 0.5))
-        self._installation.runtime.eraser.erase(UserKey(user))
-
-    def maintain(self) -> None:
-        """Hold a lock that conflicts with `ANALYZE` and with the build of an index, as `VACUUM` does."""
-        engine = engine_of(self._server.url)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("LOCK TABLE messages, users IN SHARE UPDATE EXCLUSIVE MODE")
-            self._pause.wait(self._drawn.uniform(0, 8))
-        engine.dispose()
-
-
 def test_the_invariants_hold_after_minutes_of_chaos(  # noqa: PLR0917 (fixtures, given by name)
     celery_setup: CeleryTestSetup,
     installation: Installation,
     server: PostgresServer,
+    pooler: Pooler | None,
+    broker: Rabbit | None,
+    gateway: GatewayProcess,
+    beats: list[Beat],
     neighbour: Neighbour,
     receiver: Receiver,
     silence: SilentReceiver,
 ) -> None:
     """No message is lost or repeated, no effect class is violated, and each task of the neighbour runs once."""
-    drawn = random.Random(SEED)  # noqa: S311 (draws of a test)
-    print(f"PERDURE_CHAOS_SEED={SEED}")  # noqa: T201 (shown with a failure)
-    installation.worker(PERDURE_AGENTS="tests.processes.newer_agents")
+    print(f"CHAOS_SEED={SEED} CHAOS_SECONDS={SECONDS:g} broker {BROKER}, pooler {POOLER}")  # noqa: T201 (for a failure)
+    installation.worker(PERDURE_AGENTS="tests.processes.newer_agents").ready()
     agents = Agents([Agent(name, "Runs in the workers only.") for name in ("tester", "newer")])
     installation.runtime = replace(installation.runtime, agents=agents)
-    sender = Sender(installation, random.Random(SEED + 1), [receiver.url, silence.url])  # noqa: S311 (as above)
-    chaos = Chaos(installation, server, drawn)
-    done: Counter[str] = Counter()
-    with sender:
+    application = application_of(installation)
+    draws = [random.Random(SEED + number) for number in range(5)]  # noqa: S311 (draws of a test)
+    chaos = Chaos(
+        installation,
+        draws[0],
+        server=server,
+        pooler=pooler,
+        broker=broker,
+        gateway=gateway,
+        beats=beats,
+        application=application,
+    )
+    sender = Sender(installation, draws[1], [receiver.url, silence.url])
+    listeners = Listeners(draws[2], gateway.url, SECONDS + BACKLOG_S)
+    http = HttpSender(installation, draws[3], gateway.url, listeners)
+    planner = Planner(installation, draws[4])
+    with listeners, http, sender, planner:
         doomed = _spoil(installation)
-        _inject(chaos.all, drawn, MINUTES * 20, done)
+        chaos.inject(chaos.all, SECONDS / 3)
         neighbour.worker()
-        sent = neighbour.send_timed(NEIGHBOURS_TASKS, LONG_S, COUNTDOWN_S)
-        _inject(chaos.harmless, drawn, MINUTES * 40, done)
+        timed = neighbour.send_timed(NEIGHBOURS_TASKS, LONG_S, COUNTDOWN_S)
+        chaos.inject(chaos.harmless, SECONDS * 2 / 3)
 
-    turns = installation.settled(*(each.turn_id for each in sender.accepted), within_s=BACKLOG_S)
+    sent = [str(each.turn_id) for each in sender.accepted] + [each.turn_ids[0] for each in http.sent]
+    turns = installation.settled(*sent, within_s=BACKLOG_S)
     given_up = _given_up(installation, doomed)
-    wait_until(lambda: set(neighbour.runs()) >= set(sent), "the neighbour's tasks have run", COUNTDOWN_S + 60)
-    wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "no turn is left")
+    wait_until(lambda: set(neighbour.runs()) >= set(timed), "the neighbour's tasks have run", COUNTDOWN_S + 60)
+    wait_until(lambda: not installation.query("SELECT FROM reminders"), "each schedule has fired", 60)
+    wait_until(lambda: not installation.query("SELECT 1 FROM sessions WHERE unsettled > 0"), "no turn is left", 60)
     wait_until(lambda: not installation.query("SELECT 1 FROM erasures"), "each erasure is finished", 60)
+    wait_for_slots(installation)
+    gateway.stop()
+    for beat in beats:
+        beat.stop()
+    slots = installation.query("SELECT count(*) AS n FROM schedule_slots")[0].n
     print(  # noqa: T201 (the run's figures)
-        f"{len(turns)} turns, {len(given_up)} failed with an unreadable row, {len(sent)} tasks of the neighbour,"
-        f" {silence.connections} connections to a receiver that never answers, {dict(done)}"
+        f"{len(turns)} turns, {len(http.sent)} of them over HTTP with {http.failures} failed requests,"
+        f" {len(listeners.readers)} streams with {sum(each.cut for each in listeners.readers)} cuts,"
+        f" {sum(each.lost for each in listeners.readers)} lost connections and"
+        f" {sum(each.retracted for each in listeners.readers)} rewinds, {len(planner.plans)} schedules, {slots} slots,"
+        f" {sum(each.fired for each in beats)} firings by beats,"
+        f" {len(given_up)} turns failed with an unreadable row, {len(timed)} tasks of the neighbour,"
+        f" {silence.connections} connections to a receiver that never answers, {dict(chaos.done)}"
     )
     assert Counter(turn["status"] for turn in turns) == {"done": len(turns)}
-    assert neighbour.runs() == dict.fromkeys(sent, 1), "each task of the neighbour once"
+    assert neighbour.runs() == dict.fromkeys(timed, 1), "each task of the neighbour once"
     assert silence.connections, "the receiver that never answers was tried"
+    assert check_versions(installation) == len(VERSIONS), "each version of an agent answered"
+    assert sum(each.fired for each in beats), "the beats fired slots"
     installation.check()
-    _check_effects(installation)
-    _check_deliveries(installation, receiver)
-
-
-def _inject(faults: Sequence[Callable[[], None]], drawn: random.Random, seconds: float, done: Counter[str]) -> None:
-    pause, until = threading.Event(), time.monotonic() + seconds
-    while time.monotonic() < until:
-        fault = drawn.choice(faults)
-        fault()
-        done[fault.__name__] += 1
-        pause.wait(drawn.uniform(0, 1))
-
-
-class Sender:
-    """Sends messages of many users from a thread within a `with` block; `accepted` lists the accepted messages."""
-
-    def __init__(self, installation: Installation, drawn: random.Random, receivers: Sequence[str]) -> None:
-        self.accepted: list[Accepted] = []
-        self._installation = installation
-        self._drawn = drawn
-        self._receivers = receivers
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._send)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(60)
-
-    def _send(self) -> None:
-        for number in itertools.count():
-            text = f"{self._drawn.choice(KINDS)}: {number}"
-            user = f"user {self._drawn.randrange(USERS)}"
-            owed = {"reply_to": {"url": self._drawn.choice(self._receivers)}} if number % OWED == 0 else {}
-            while not self._over.is_set():
-                try:
-                    given = {**owed, **({"agent": "newer"} if number % NEW == 0 else {})}
-                    self.accepted.append(
-                        self._installation.accept(text, user=user, message_id=f"message {number}", **given)
-                    )
-                    break
-                except Unavailable:
-                    self._over.wait(0.1)
-            if self._over.wait(0.05):
-                return
+    check_effects(installation)
+    check_sent(installation, http.sent)
+    check_read(installation, listeners.readers)
+    check_plans(installation, planner.plans)
+    check_slots(installation)
+    check_deliveries(installation, receiver)
 
 
 def _spoil(installation: Installation) -> list[Accepted]:
     """Let a few turns wait for approval. Make one row of each turn unreadable, then approve the turns' tool calls."""
-    doomed = [installation.accept("guarded: x", user=f"doomed {number}") for number in range(DOOMED)]
+    doomed = [installation.accept(f"guarded: {number}", user=f"doomed {number}") for number in range(DOOMED)]
     for each in doomed:
         wait_until(partial(_waits, installation, each.turn_id), "the turn waits for approval", 60)
     with installation.database.engine.connect() as connection:
@@ -287,38 +285,10 @@ def _given_up(installation: Installation, doomed: Sequence[Accepted]) -> list[di
     turns = installation.settled(*(each.turn_id for each in doomed), within_s=120)
     assert {(turn["status"], turn["error"]["code"]) for turn in turns} == {("failed", "BUDGET_EXHAUSTED")}
     behind = [
-        installation.accept("hello", user=f"doomed {number}", session_id=each.session_id)
+        installation.accept(f"hello: behind {number}", user=f"doomed {number}", session_id=each.session_id)
         for number, each in enumerate(doomed)
     ]
     assert {turn["status"] for turn in installation.settled(*(each.turn_id for each in behind))} == {"done"}
     with installation.database.engine.connect() as connection:  # repair the rows for the checks that follow
         connection.exec_driver_sql("UPDATE messages SET role = 'assistant' WHERE role = 'oracle'")
     return turns
-
-
-def _check_deliveries(installation: Installation, receiver: Receiver) -> None:
-    owed = installation.query(
-        "SELECT d.turn_id, d.target ->> 'url' AS url, d.status, d.attempts FROM deliveries AS d ORDER BY d.created_at"
-    )
-    for row in (row for row in owed if row.url == receiver.url):
-        wait_until(partial(receiver.of, str(row.turn_id)), "the reply is delivered", 60)
-    silent = [row for row in owed if row.url != receiver.url]
-    assert {row.status for row in silent} <= {"pending", "failed"}, "no receiver accepted these"
-
-
-def _check_effects(installation: Installation) -> None:
-    # A worker paused inside a tool may resume and act after its successor's probe. Nothing can prevent that.
-    frozen = [effect for effect in installation.faults.effects() if effect.after_s >= TOOL_TIMEOUT_S]
-    happened = Counter((effect.tool, effect.effect_id) for effect in installation.faults.effects())
-    stopped = Counter((effect.tool, effect.effect_id) for effect in frozen)
-    rows = installation.query("SELECT tool, effect_id, status FROM tool_effects")
-    for row in rows:
-        key = (row.tool, str(row.effect_id))
-        times = happened.pop(key, 0)
-        if row.tool == "unsafe":
-            assert times <= 1, "an unsafe call is never repeated"
-        if row.tool == "probed":
-            assert times - stopped[key] <= 1, "a call with a probe is repeated only if the probe ran before the effect"
-        if row.status == "done":
-            assert times >= 1, "a call that is reported as done was done"
-    assert not happened, "each effect has an intent"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -16,7 +15,7 @@ from perdure.agents import Agents
 from perdure.database.engine import Moment
 from perdure.turns.cancel import cancel
 from perdure.turns.reading import read_turn
-from tests.processes.faults import Place, wait_until
+from tests.processes.faults import Place
 from tests.processes.installation import DELEGATING, MODULES, Installation
 from tests.processes.model_server import answer_to, task_of
 from tests.processes.nodes import Worker
@@ -70,12 +69,8 @@ def _answer(text: str) -> str:
 )
 def test_after_a_kill_each_agent_answers_once(installation: Installation, place: Place) -> None:
     """Wherever a worker dies, the caller's model gets each answer once, and no agent is asked twice."""
-    workers = [_worker(installation) for _ in range(2)]
-    text = f"asks: {place}"
-    installation.faults.arm(place, signal.SIGKILL)
-    turn_id = _accept(installation, text)
-    struck = wait_until(installation.faults.fired, f"the fault at {place} fires", PATIENCE_S)
-    next(each for each in workers if each.pid == struck.pid).container.wait()
+    with installation.killed_once(place, PERDURE_AGENTS=MODULES[DELEGATING]):
+        turn_id = _accept(installation, text := f"asks: {place}")
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert (turn["status"], turn["reply"]["text"]) == ("done", _answer(text))
     assert [each["status"] for each in turn["children"]] == ["done", "done"]
@@ -109,11 +104,8 @@ def test_twelve_delegating_turns_of_one_user_take_three_times_a_childs_time(inst
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_after_a_kill_the_conversation_is_handed_over_once(installation: Installation, moment: Moment) -> None:
     """The other agent answers, and the next message is its own."""
-    workers = [_worker(installation) for _ in range(2)]
-    installation.faults.arm(place := Place(moment, "turns.step_handing_off"), signal.SIGKILL)
-    turn_id = _accept(installation, "hands over: now")
-    struck = wait_until(installation.faults.fired, f"the fault at {place} fires", PATIENCE_S)
-    next(each for each in workers if each.pid == struck.pid).container.wait()
+    with installation.killed_once(Place(moment, "turns.step_handing_off"), PERDURE_AGENTS=MODULES[DELEGATING]):
+        turn_id = _accept(installation, "hands over: now")
     [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
     assert (turn["status"], turn["steps"]) == ("done", 2)
     roles = [row.role for row in installation.transcript(UUID(turn["session_id"]))]

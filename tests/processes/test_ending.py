@@ -14,12 +14,13 @@ from uuid import UUID
 
 import pytest
 
+from perdure.certify.boundaries import is_unrelated
 from perdure.sessions.ending import request_end
 from tests.databases import Databases
-from tests.processes.boundaries import CaseRunner, is_unrelated
+from tests.processes.boundaries import CaseRunner
 from tests.processes.faults import Fired, Place, wait_until
 from tests.processes.installation import Installation
-from tests.processes.model_server import Gate, answer_to, memory_of
+from tests.processes.model_server import Gate, ModelServer, answer_to, memory_of
 from tests.processes.nodes import Worker
 from tests.sessions.session_log import SessionLog
 
@@ -182,6 +183,50 @@ def test_a_message_waits_for_no_summary(fleet: Fleet) -> None:
     gate.opened.set()
     fleet.wait_ended(session_id)
     fleet.session_log.check_ended(session_id)
+
+
+@pytest.fixture
+def thinking(fleet: Fleet) -> Iterator[ModelServer]:
+    """The model thinks aloud, in tags that are split over the chunks of its stream."""
+    server = fleet.installation.model_server
+    server.thoughts = "The word for the vault is xylophone, which I must not tell."
+    yield server
+    server.thoughts, server.thinks_long = "", False
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [True, False], ids=["closed", "cut off"])
+def test_thoughts_of_a_model_are_kept_nowhere(fleet: Fleet, thinking: ModelServer, *, ends: bool) -> None:
+    """No reply, stream, summary, title, memory or later prompt has a thought, whether a tag closes it or not."""
+    thinking.thinks_long = not ends
+    text = f"thoughts that are {'closed' if ends else 'cut off'}"
+    tool_text, since = f"pure: {text}", len(thinking.server.requests)
+    session_id = fleet.talk(text, TURNS)
+    fleet.installation.settled(fleet.installation.accept(tool_text, user=text).turn_id)
+    fleet.request_end(session_id)
+    fleet.wait_ended(session_id)
+    row = fleet.sql("SELECT summary, summary_extractive FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
+    assert row.summary_extractive is not ends
+    if ends:
+        assert fleet.wait_consolidated(session_id) == [memory_of(text)]
+    fleet.installation.settled(fleet.installation.accept("what do you know?", user=text).turn_id)
+    asked = ["\n".join(str(said) for said in each["messages"]) for each in thinking.server.requests[since:]]
+    (last,) = [each for each in asked if "what do you know?" in each]
+    assert row.summary[:10] in last, "the next session's prompt has the summary"
+    assert [each for each in asked if "xylophone" in each] == []
+    assert [name for name in _tables(fleet) if _mentions(fleet, name, "xylophone")] == []
+
+
+def _tables(fleet: Fleet) -> list[str]:
+    rows = fleet.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()")
+    found = [row.table_name for row in rows]
+    assert {"messages", "sessions", "memories", "turns"} <= set(found)
+    return found
+
+
+def _mentions(fleet: Fleet, table: str, secret: str) -> bool:
+    found = f'SELECT 1 FROM "{table}" AS t WHERE strpos(t::text, %(secret)s) > 0 LIMIT 1'  # noqa: S608 (a table's name)
+    return bool(fleet.sql(found, secret=secret))
 
 
 def _passed(fleet: Fleet, since: int) -> list[tuple[str, str]]:

@@ -43,10 +43,20 @@ SETTINGS = {
     "PERDURE_CONSOLIDATION__MIN_TURNS": "1",
     "PERDURE_RETRY__MAX_ATTEMPTS": "1",
     "PERDURE_GUARD__MAX_CHARS": "500",
+    "PERDURE_FILES__ROW_BYTES": "1024",
 }
 
 EXCLUDED = ("postgres/data/pg_wal", "postgres/data/base")
 """Directories of PostgreSQL's write-ahead log and table files, which still contain deleted rows for some time."""
+
+
+KINDS = {
+    "computed instructions": "turns WHERE instructions",
+    "answers to questions": "tool_effects WHERE payload::text",
+    "what other agents say": "messages JOIN sessions USING (session_id) WHERE depth > 0 AND content",
+    "references to files": "messages WHERE opaque::text LIKE '%%perdure-file%%' AND opaque::text",
+}
+"""Texts that only some turns have, as a table and an expression."""
 
 
 class Quoting(ModelServer):
@@ -79,7 +89,7 @@ def installation(server: PostgresServer, data: Path, tmp_path: Path) -> Iterator
     broker, model_server = RedisContainer("redis", data / "redis"), Quoting()
     with model_server.server:
         made = Installation(server.url, broker, model_server, tmp_path)
-        made.environment.update(SETTINGS)
+        made.environment |= {**SETTINGS, "PERDURE_FILES__URL": f"file://{data / 'files'}"}
         made.directory = data  # where workers write their logs
         made.worker("--task-events").container.ready()
         yield made
@@ -105,11 +115,48 @@ class UserData:
 
     def by_http(self, text: str, **more: Any) -> dict[str, Any]:
         """Send a message; returns its settled turn."""
-        body = {"user_id": self.user, "text": text, **more}
+        body = {"user_id": self.user, "text": text, "agent": "tester", **more}
         accepted = self._client.post("/v1/messages", json=body).raise_for_status().json()
         turn: dict[str, Any] = self._client.get(f"/v1/turns/{accepted['turn_id']}?wait=20").json()
         assert turn["status"] in {"done", "failed"}, turn
         return turn
+
+    def parked(self, text: str) -> dict[str, Any]:
+        """Send a message; returns its turn, which waits for the user."""
+        message = {"user_id": self.user, "text": text, "agent": "tester"}
+        accepted = self._client.post("/v1/messages", json=message).json()
+
+        def waiting() -> dict[str, Any] | None:
+            turn: dict[str, Any] = self._client.get(f"/v1/turns/{accepted['turn_id']}").json()
+            return turn if turn["status"] == "parked" else None
+
+        return wait_until(waiting, "the turn waits for the user")
+
+    def asked(self) -> None:
+        """Answer a question, in words and as a value, and leave the last one open."""
+        word = self.word
+        self.parked(f"coffee: {word}")
+        assert self.by_http(f"{word}, of course")["seq"] == self.by_http(f"After {word}")["seq"] - 1
+        question = self.parked(f"coffee: {word} again")
+        body = {"call_id": question["waiting_for"]["call_id"], "result": f"as a value {word}"}
+        self._client.post(f"/v1/turns/{question['turn_id']}/results", json=body).raise_for_status()
+        assert self._client.get(f"/v1/turns/{question['turn_id']}?wait=20").json()["status"] == "done"
+
+    def steered(self) -> None:
+        """Send a message that joins a turn, whose progress is followed."""
+        text = f"pure: {self.word} is steered"
+        gate = self._installation.model_server.gate(text)
+        post = partial(self._client.post, "/v1/messages")
+        first = post(json={"user_id": self.user, "text": text, "agent": "tester"}).json()
+        gate.wait()
+        with self._client.stream("GET", f"/v1/turns/{first['turn_id']}/events") as response:
+            steering = {"user_id": self.user, "text": f"And {self.word}!", "agent": "tester", "on_busy": "steer"}
+            assert post(json=steering).status_code == 202
+            gate.opened.set()
+            kinds = [line.partition(": ")[2] for line in response.iter_lines() if line.startswith("event: ")]
+        assert "progress" in kinds
+        said = self._client.get(f"/v1/sessions/{first['session_id']}/messages").json()
+        assert f"And {self.word}!" in [each["content"] for each in said if each["turn_id"] == first["turn_id"]]
 
     def with_files(self) -> None:
         """Send a file that a row stores, upload one that no message has, and send one that is refused."""
@@ -163,6 +210,12 @@ def live(user_data: UserData, installation: Installation, perdure: Perdure, dire
     for text in (f"I am {word}", f"pure: {word}", f"unsafe: {word}", f"idempotent: {word}"):
         assert user_data.by_http(text)["status"] == "done"
     assert user_data.by_http(f"pure: {word} as well", agent="adapted")["status"] == "done"
+    for agent in ("tester", "adapted"):
+        assert f"{word}.pdf" in user_data.by_http(f"chart: {word}", agent=agent)["reply"]["text"] or agent == "adapted"
+    assert len(user_data.by_http(f"asks: {word}")["children"]) == 2
+    assert user_data.by_http(f"hands over: {word}", conversation=f"of {word}")["status"] == "done"
+    user_data.steered()
+    user_data.asked()
     assert user_data.by_http(f"refuse: {word}")["status"] == "failed"
     user_data.by_http(f"reply to {word}", reply_to={"url": f"http://127.0.0.1:9/{word}"})
     user_data.with_files()
@@ -218,7 +271,8 @@ def poison(user_data: UserData, installation: Installation) -> None:
     """Send a message whose turn kills the worker. Restart the worker, and wait until the turn has failed."""
     (worker,) = installation.workers
     text = f"deadly: {user_data.word}"
-    accepted = user_data._client.post("/v1/messages", json={"user_id": user_data.user, "text": text}).json()
+    message = {"user_id": user_data.user, "text": text, "agent": "tester"}
+    accepted = user_data._client.post("/v1/messages", json=message).json()
     worker.container.wait()
     worker.container.start()
     worker.container.ready()
@@ -292,10 +346,16 @@ def test_an_erasure_leaves_no_text_of_the_user(
             assert not [error for error in errors if user_data.word in error]
         poison(user_data, installation)
         for user, word in ((OTHER, KEPT), (USER, SECRET)):
-            UserData(client, installation, user, word).by_http(f"pure: {word} again")
+            user_data = UserData(client, installation, user, word)
+            user_data.by_http(f"pure: {word} again")
+            user_data.parked(f"coffee: {word} without an answer")
         installation.database.engine.connect().exec_driver_sql("ANALYZE")
         before = in_tables(server, SECRET)
         assert {"perdure.messages", "perdure.cases", "perdure.memories", "pg_catalog.pg_statistic"} <= before.keys()
+        assert {"perdure.files", "perdure.tool_effects", "perdure.turns", "perdure.deliveries"} <= before.keys()
+        for kind, rows in KINDS.items():
+            assert installation.query(f"SELECT FROM {rows} LIKE %(like)s", like=f"%{SECRET}%"), kind
+        assert in_files(data / "files", SECRET), "the word is in objects"
         assert in_redis(installation.redis.url, SECRET)
         assert in_files(data, SECRET), "the word is in Redis's file"
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
+import httpx2
 import pytest
 
 from perdure.database.engine import Moment
+from perdure.turns.calls.asked import NO_ANSWER
 from perdure.turns.reading import read_turn
+from tests.cli.conftest import Perdure
 from tests.processes.faults import Place, done, wait_until
+from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import ADAPTED, ASKING, MODULES, NATIVE, Installation
-from tests.processes.model_server import SECRET, answer_to
+from tests.processes.model_server import GUARD_TOKENS, REFUSED, SECRET, answer_to
 
 PATIENCE_S = 60.0
 MOMENTS: tuple[Moment, ...] = ("before", "after")
@@ -46,16 +49,8 @@ def _cases(places: list[Place], *more: str) -> list[Any]:
     ]
 
 
-@contextmanager
-def _killed_once(installation: Installation, place: Place) -> Iterator[None]:
-    """Two workers, of which one is killed at the place within the block."""
-    workers = [installation.worker(PERDURE_AGENTS=MODULES[ASKING]) for _ in range(2)]
-    for each in workers:
-        each.ready()
-    installation.faults.arm(place, signal.SIGKILL)
-    yield
-    struck = wait_until(installation.faults.fired, f"the fault at {place} fires", PATIENCE_S)
-    next(each for each in workers if each.pid == struck.pid).container.wait()
+def _killed_once(installation: Installation, place: Place) -> AbstractContextManager[None]:
+    return installation.killed_once(place, PERDURE_AGENTS=MODULES[ASKING])
 
 
 @pytest.mark.parametrize(("place", "agent"), _cases(JOINING, NATIVE, ADAPTED))
@@ -92,20 +87,26 @@ def test_after_a_kill_a_message_is_changed_once(installation: Installation, mome
     assert installation.query("SELECT 1 FROM inbox WHERE text LIKE '%%4111%%'") == []
 
 
+def _asked(installation: Installation, turn_id: UUID, number: int = 1) -> dict[str, Any]:
+    """Wait until the user was asked `number` times; returns what the turn waits for."""
+
+    def question() -> dict[str, Any] | None:
+        waiting: dict[str, Any] | None = read_turn(installation.database, turn_id)["waiting_for"]
+        is_asked = waiting is not None and waiting["kind"] == "user" and waiting["asked"] == number
+        return waiting if is_asked else None
+
+    return wait_until(question, f"question {number} is asked", PATIENCE_S)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("place", "agent"), _cases(ASKED, ASKING))
 def test_after_a_kill_a_question_is_answered_once(installation: Installation, place: Place, agent: str) -> None:
     """The answer that does not fit is refused once, and the one that fits is the result."""
     text = f"coffee: {place}"
-
-    def is_asked(number: int, turn_id: UUID) -> bool:
-        waiting = read_turn(installation.database, turn_id)["waiting_for"]
-        return waiting is not None and waiting["kind"] == "user" and waiting["asked"] == number
-
     with _killed_once(installation, place):
         turn_id = installation.accept(text, agent=agent).turn_id
         for number, answer in enumerate(("XXL", "m"), start=1):
-            wait_until(partial(is_asked, number, turn_id), f"question {number} is asked", PATIENCE_S)
+            _asked(installation, turn_id, number)
             answered = installation.accept(answer, agent=agent, message_id=f"answer {number} {place}")
             assert answered.turn_id == turn_id
         [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
@@ -114,4 +115,84 @@ def test_after_a_kill_a_question_is_answered_once(installation: Installation, pl
         "user", "assistant", "tool", "assistant",
     ]  # fmt: skip
     assert len(installation.query("SELECT 1 FROM turns")) == 1
+    installation.check()
+
+
+@contextmanager
+def _door(installation: Installation, perdure: Perdure, door: str) -> Iterator[Callable[[UUID, str, str], bool]]:
+    """Yields a function that brings the value of an answer, and returns whether its process lived to say so."""
+    if door == "command":
+        yield lambda turn_id, call_id, value: perdure("turns", "answer", str(turn_id), call_id, value).returncode == 0
+        return
+    gateway = GatewayProcess(perdure)
+
+    def bring(turn_id: UUID, call_id: str, value: str) -> bool:
+        body = {"call_id": call_id, "result": value}
+        try:
+            answered = httpx2.post(f"{gateway.url}/v1/turns/{turn_id}/results", json=body)
+        except httpx2.TransportError:
+            gateway.kill()
+            gateway.start()
+            return False
+        return answered.status_code == HTTPStatus.ACCEPTED
+
+    try:
+        gateway.start()
+        yield bring
+    finally:
+        gateway.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("door", ["gateway", "command"])
+def test_after_a_kill_an_answer_by_value_counts_once(
+    installation: Installation, perdure: Perdure, door: str, moment: Moment
+) -> None:
+    """The killed process told its caller nothing. The request changes nothing later, if the answer was committed."""
+    installation.environment["PERDURE_AGENTS"] = MODULES[ASKING]
+    installation.worker().ready()
+    turn_id = installation.accept(text := "coffee: by value", agent=ASKING).turn_id
+    call_id = _asked(installation, turn_id)["call_id"]
+    with _door(installation, perdure, door) as bring:
+        installation.faults.arm(Place(moment, "turns.answer_by_value"))
+        assert not bring(turn_id, call_id, "M")
+        assert installation.faults.fired()
+        if moment == "after":
+            [turn] = installation.settled(turn_id, within_s=PATIENCE_S)  # without another request
+        assert bring(turn_id, call_id, "S" if moment == "after" else "M")
+    [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", answer_to(text, "M"))
+    [payload] = installation.query("SELECT payload FROM tool_effects")
+    assert payload[0]["said"] == [{"value": "M"}]
+    installation.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_after_a_kill_a_question_is_closed_once(installation: Installation, moment: Moment) -> None:
+    """The model reads once that there is no answer. A message after that begins a turn of its own."""
+    with _killed_once(installation, Place(moment, "turns.close_question")):
+        first = installation.accept(text := "coffee: too late", agent="impatient")
+        [turn] = installation.settled(first.turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", answer_to(text, f"Error: {NO_ANSWER}"))
+    later = installation.accept("M", agent="impatient")
+    assert later.turn_id != first.turn_id
+    [turn] = installation.settled(later.turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", answer_to("M"))
+    installation.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("moment", "judged"), [("before", 1), ("after", 2)])
+def test_after_a_kill_a_refused_answer_is_charged(installation: Installation, moment: Moment, judged: int) -> None:
+    """The turn fails once. Its usage has the tokens of the message's and of each committed judgement."""
+    with _killed_once(installation, Place(moment, "turns.charge_question")):
+        turn_id = installation.accept("coffee: guarded", agent="cautious").turn_id
+        _asked(installation, turn_id)
+        installation.accept(f"{REFUSED}, please", agent="cautious")
+        [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["error"]["message"]) == ("failed", "No.")
+    [asking] = installation.query("SELECT usage FROM messages WHERE model IS NOT NULL")
+    assert turn["usage"]["input_tokens"] == asking.usage["input_tokens"] + GUARD_TOKENS * (1 + judged)
     installation.check()

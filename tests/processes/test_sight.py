@@ -11,11 +11,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
 from perdure.redis import connect
 from tests.cli.conftest import Perdure
 from tests.models.openai_server import Status
-from tests.observe.series import named, with_data
+from tests.observe.series import named, promtool, with_data
 from tests.processes.faults import wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import Installation
@@ -75,6 +76,7 @@ def test_each_fault_shows_in_status_metrics_and_readiness(
     installation.environment |= {
         "PERDURE_METRICS__WORKER_PORT": str(port),
         "PERDURE_METRICS__EVERY_S": "0.1",
+        "PERDURE_DATABASE_CAPACITY_GB": "1000",
         "PERDURE_READY__NO_WORKER_S": "3",
         "PERDURE_LOG__FORMAT": "json",
     }
@@ -83,6 +85,9 @@ def test_each_fault_shows_in_status_metrics_and_readiness(
     with _beat(perdure) as beat, serving(perdure) as url:
         metrics = _traffic(installation, receiver, url, port)
         assert named() - with_data(*metrics) == UNPRICED
+        for text in metrics:
+            promtool("check", "metrics", text=text)
+        _check_openmetrics(port)
         assert SECRET not in "".join(metrics)
         assert "ana" not in "".join(metrics)
         wait_until(lambda: _status(perdure)[0] == 0, "the status is up")
@@ -146,6 +151,16 @@ def _with_a_full_redis(installation: Installation, perdure: Perdure, url: str) -
     assert ("redis", "down") in _parts(document)
     assert 'perdure_redis_writable{server="redis"} 0.0' in metrics
     wait_until(lambda: httpx2.get(f"{url}/readyz").status_code == 200, "the gateway is ready again")
+
+
+def _check_openmetrics(port: int) -> None:
+    """A worker serves OpenMetrics, with the same series, to a client that asks for it."""
+    accepted = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    answer = httpx2.get(f"http://127.0.0.1:{port}/metrics", headers=accepted)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = openmetrics(answer.text)  # type: ignore[no-untyped-call]
+    names = {sample.name for family in families for sample in family.samples}
+    assert {"perdure_stage_seconds_bucket", "perdure_turns_settled_total", "perdure_turns_running"} <= names
 
 
 def _lines_are_json(log: str) -> None:

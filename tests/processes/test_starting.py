@@ -1,7 +1,10 @@
-"""A turn in a process of its own whose process cannot start, or must set up the application first."""
+"""The start of a worker, and of the process of a turn that runs in a process of its own."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from tests.cli.conftest import Perdure
 from tests.cli.test_setting_up import DJANGO
-from tests.processes.installation import ROOT, Installation
+from tests.processes.installation import ADAPTED, MODULES, NATIVE, ROOT, Installation
 from tests.processes.model_server import answer_to
 from tests.processes.nodes import Worker, WorkerContainer
 
@@ -102,3 +105,37 @@ def test_the_process_sets_its_application_up(installation: Installation, tmp_pat
     assert turn["reply"]["text"] == answer_to("hello")
     assert "must run in a child process" in worker.logs()
     installation.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
+def test_a_worker_imports_no_optional_library_that_it_does_not_need(
+    installation: Installation, tmp_path: Path, agent: str
+) -> None:
+    """pydantic-ai takes a second to import, and 70 MiB. A worker without an agent of it runs without it.
+
+    Turns of both kinds need no driver of PostgreSQL but psycopg2.
+    """
+    log, accepted = tmp_path / "worker.log", installation.accept("hello", agent=agent)
+    command = [sys.executable, "-X", "importtime", "-m", "celery", "-A", "perdure", "worker", "-n", "alone@%h"]
+    with log.open("wb") as errors:
+        worker = subprocess.Popen(
+            command,
+            env={**installation.environment, "PERDURE_AGENTS": MODULES[agent]},
+            cwd=installation.directory,
+            stdout=errors,
+            stderr=errors,
+        )
+        try:
+            (turn,) = installation.settled(accepted.turn_id)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(30)
+    assert turn["status"] == "done"
+    lines = [
+        line.rpartition("|")[2].strip() for line in log.read_text().splitlines() if line.startswith("import time:")
+    ]
+    imported = {each.partition(".")[0] for each in lines}
+    assert {"celery", "perdure", "sqlalchemy", "psycopg2"} <= imported
+    assert not imported & {"asyncpg", "psycopg", "fastapi", "uvicorn"}
+    assert agent == ADAPTED or not imported & {"pydantic_ai", "openai", "anthropic", "numpy"}
