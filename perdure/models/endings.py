@@ -18,6 +18,8 @@ LENGTH = "length"
 CONTENT_FILTER = "content_filter"
 REFUSAL = "refusal"
 """The model refused to answer; the reply's text, if any, is its refusal."""
+MALFORMED = "malformed_call"
+"""The server could not read the model's call of a tool."""
 FAILED = "error"
 
 _PROPER = frozenset({STOP, TOOL_CALLS})
@@ -33,6 +35,13 @@ _SPELLINGS = {
         "blocklist",
         "prohibited_content",
         "spii",
+    ),
+    MALFORMED: (
+        "malformed_function_call",
+        "function_call_filter: malformed_function_call",
+        "unexpected_tool_call",
+        "malformed_tool_use",
+        "malformed_model_output",
     ),
     FAILED: ("abort", "aborted", "cancelled", "network_error", "insufficient_system_resource"),
 }
@@ -81,7 +90,7 @@ def checked(reply: ModelReply) -> ModelReply:
     Raises:
         ContentFiltered: a content filter ended the reply, or the model refused without a text or with tool calls.
         IncompleteReply: the reply is empty, and its stop reason says why.
-        InvalidResponse: the reply is empty for no reason.
+        InvalidResponse: the reply is empty for no reason, or because of a malformed call.
         ProviderError: the reply is empty, because the server failed.
     """
     reason = normalized(reply.stop_reason)
@@ -93,8 +102,9 @@ def checked(reply: ModelReply) -> ModelReply:
 
 def _unusable(reason: str) -> PerdureError:
     match reason:
-        case "stop" | "tool_calls" | "":
-            return InvalidResponse("The model's answer was empty.")
+        case "stop" | "tool_calls" | "" | "malformed_call":
+            fault = "call of a tool was malformed" if reason == MALFORMED else "answer was empty"
+            return InvalidResponse(f"The model's {fault}.")
         case "error":
             return ProviderError("The model's server failed before it sent an answer.", transient=True)
         case "content_filter":

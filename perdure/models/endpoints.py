@@ -7,6 +7,7 @@ Reads no environment variable and opens no connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from perdure import environment
 from perdure.errors import SettingsError
@@ -16,7 +17,7 @@ OPENAI, ANTHROPIC = "openai", "anthropic"
 OWN_KINDS = (OPENAI, ANTHROPIC)
 """The protocols that perdure speaks itself."""
 
-BUILT_IN = frozenset({"offline", OPENAI, ANTHROPIC, "hash", "sentence-transformers"})
+BUILT_IN = frozenset({"offline", OPENAI, ANTHROPIC, "hash", "sentence-transformers", "wordllama"})
 """The schemes of built-in models and embedders. No endpoint has one of these names."""
 
 PROVIDERS = frozenset({
@@ -26,6 +27,9 @@ PROVIDERS = frozenset({
     "sambanova", "snowflake", "together", "vercel", "vllm", "xai", "zai",
 })  # fmt: skip
 """The providers of chat models that pydantic-ai names."""
+
+Refused: TypeAlias = dict[str, frozenset[str]]
+"""By server, the options that it has refused for whatever model. The models of one process share it."""
 
 
 def find(name: str, settings: Settings) -> tuple[str, EndpointSettings] | None:

@@ -177,13 +177,13 @@ class Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            _sum(self.cached_tokens, other.cached_tokens),
-            _sum(self.reasoning_tokens, other.reasoning_tokens),
+            added(self.cached_tokens, other.cached_tokens),
+            added(self.reasoning_tokens, other.reasoning_tokens),
         )
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    """The sum of the reported counts; `None` if neither is reported."""
+def added(one: int | None, other: int | None) -> int | None:
+    """The sum of two counts as far as they are reported; `None` if neither is."""
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 
@@ -236,7 +236,7 @@ class CallAborted(Abandoned):
 class ModelCall:
     """One call of a model: its deadline, its streamed text and its abort.
 
-    Models use `delta`, `thought`, `remaining` and `aborting`; the engine uses `abort`, `expire` and `expire_overdue`;
+    Models use `delta`, `remaining` and `aborting`; the engine uses `abort`, `expire` and `expire_overdue`;
     retries and fallbacks use `part` and `rewind`. All methods are thread-safe.
     """
 
@@ -246,13 +246,11 @@ class ModelCall:
         timeout_s: float,
         on_delta: Callable[[str], None] | None = None,
         on_rewind: Callable[[], None] | None = None,
-        on_thought: Callable[[str], None] | None = None,
     ) -> None:
         self._clock = clock
         self.deadline = clock.monotonic() + timeout_s
         self._on_delta = on_delta
         self._on_rewind = on_rewind
-        self._on_thought = on_thought
         self.may_shorten = False
         """Whether the engine may ask again with a shorter prompt after `ContextTooLong`. Fallbacks then wait."""
         self.fallback_waits = False
@@ -295,16 +293,6 @@ class ModelCall:
             self._streamed = True
             self._on_delta(text)
 
-    def thought(self, text: str) -> None:
-        """Report a piece of the model's thoughts, which are no part of its text. `rewind` does not withdraw them.
-
-        Raises:
-            CallAborted, DeadlineExceeded: the call is over.
-        """
-        self.remaining()
-        if text and self._on_thought is not None:
-            self._on_thought(text)
-
     def rewind(self) -> None:
         """Withdraw all text reported so far. The next reported text is the beginning of a new reply."""
         streamed, self._streamed = self._streamed, False
@@ -320,7 +308,7 @@ class ModelCall:
         Raises:
             CallAborted, DeadlineExceeded: the whole call is over.
         """
-        part = ModelCall(self._clock, min(timeout_s, self.remaining()), self.delta, self.rewind, self.thought)
+        part = ModelCall(self._clock, min(timeout_s, self.remaining()), self.delta, self.rewind)
         self._part = part
         try:
             with self.aborting(self._end_part):

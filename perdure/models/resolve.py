@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from perdure import plugins
 from perdure.clock import Clock
 from perdure.errors import SettingsError
 from perdure.models import endpoints
@@ -32,6 +33,7 @@ from perdure.models.resilient import (
     ObservedModel,
     ResilientModel,
 )
+from perdure.plugins import Choice
 from perdure.resilience.registry import BreakerRegistry, Breakers
 from perdure.settings import Settings
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "perdure.models"
 
-FALLBACKS_GROUP = "perdure.fallbacks"
+FALLBACKS = Choice("PERDURE_FALLBACK", "perdure.fallbacks", ("models",))
 
 ModelFactory = Callable[[str, Settings, Clock], Model]
 
@@ -50,13 +52,19 @@ Guarded = Callable[[str], Model]
 FallbackFactory = Callable[[Settings, Clock, Guarded], ModelFallback]
 
 _OFFLINE = "offline"
-_OTHER_MODELS = "models"
 
 
-def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variable: str = "PERDURE_MODEL") -> Model:
+def resolve(
+    model: str | ForeignModel,
+    settings: Settings,
+    clock: Clock,
+    variable: str = "PERDURE_MODEL",
+    refused: endpoints.Refused | None = None,
+) -> Model:
     """Create a model, without breaker, retries and fallback, from its name or from a model object of pydantic-ai.
 
-    `variable` is the name of the setting that selects the model. Error messages contain `variable`.
+    `variable` is the name of the setting that selects the model. Error messages contain `variable`. Models with the
+    same `refused` share what they learn of a server.
 
     Raises:
         SettingsError: there is no such model, or it cannot be set up.
@@ -75,16 +83,16 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
     given = settings.endpoints.get(scheme)
     kind = scheme if given is None else given.kind
     if rest and kind in endpoints.OWN_KINDS:
-        return _own(kind, rest, clock, variable, _server(name, settings))
+        return _own(kind, rest, clock, variable, _server(name, settings), refused=refused)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and given is None and scheme in found.names:
-        factory: ModelFactory = _load(f"{variable} is {name!r}", found[scheme])
+        factory: ModelFactory = plugins.load(found[scheme], f"{variable} is {name!r}")
         return factory(rest, settings, clock)
     if rest and kind in endpoints.PROVIDERS:
         _require_pydantic_ai(name, variable)
         from perdure.models.adapted import adapted_model  # noqa: PLC0415 (the same)
 
-        return adapted_model(name, settings, clock, variable, _server(name, settings), kind)
+        return adapted_model(name, clock, variable, _server(name, settings), kind, refused=refused)
     accepted = ["offline", "openai:NAME", "anthropic:NAME"]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
@@ -95,11 +103,13 @@ def resolve(model: str | ForeignModel, settings: Settings, clock: Clock, variabl
     )
 
 
-def _own(kind: str, model: str, clock: Clock, variable: str, server: Endpoint | None) -> Model:
+def _own(
+    kind: str, model: str, clock: Clock, variable: str, server: Endpoint | None, *, refused: endpoints.Refused | None
+) -> Model:
     from perdure.models.providers.endpoint import endpoint_of  # noqa: PLC0415 (httpx2 takes time to import)
     from perdure.models.providers.model import EndpointModel  # noqa: PLC0415 (the same)
 
-    return EndpointModel(server or endpoint_of(kind, variable, f"{kind}:{model}"), model, clock)
+    return EndpointModel(server or endpoint_of(kind, variable, f"{kind}:{model}"), model, clock, refused)
 
 
 def _server(name: str, settings: Settings) -> Endpoint | None:
@@ -130,24 +140,8 @@ def resolve_fallback(settings: Settings, clock: Clock, guarded: Guarded) -> Mode
     Raises:
         SettingsError: there is no such strategy, or it cannot be set up.
     """
-    name = settings.fallback
-    if name == _OTHER_MODELS:
-        return None
-    found = entry_points(group=FALLBACKS_GROUP)
-    if name in found.names:
-        factory: FallbackFactory = _load(f"PERDURE_FALLBACK is {name!r}", found[name])
-        return factory(settings, clock, guarded)
-    raise SettingsError(
-        f"PERDURE_FALLBACK is {name!r}: accepted: {', '.join([_OTHER_MODELS, *sorted(found.names)])}, "
-        f"or the name of an installed entry point of the group {FALLBACKS_GROUP}"
-    )
-
-
-def _load(setting: str, entry_point: EntryPoint) -> Any:
-    try:
-        return entry_point.load()
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"{setting}: the entry point {entry_point.value!r} cannot be loaded: {error}") from error
+    factory: FallbackFactory | None = FALLBACKS.load(settings.fallback)
+    return None if factory is None else factory(settings, clock, guarded)
 
 
 class Models:
@@ -181,6 +175,7 @@ class Models:
         self._lock = threading.RLock()
         self._guarded: dict[str | int, Model] = {}
         self._resolved: dict[str | int, Model] = {}
+        self._refused: endpoints.Refused = {}
         self._defaults = model_settings.of_background(settings.model_settings)
         self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
 
@@ -240,7 +235,7 @@ class Models:
     def _guard(self, wanted: str | ForeignModel, variable: str) -> Model:
         key = self._key(wanted)
         if key not in self._guarded:
-            model = resolve(wanted, self._settings, self._clock, variable)
+            model = resolve(wanted, self._settings, self._clock, variable, self._refused)
             if key != _OFFLINE:
                 name = endpoints.canonical(name_of(wanted), self._settings)
                 breaker, settings = self._breakers.get(f"llm:{name}"), self._settings

@@ -11,10 +11,14 @@ from pydantic.json_schema import GenerateJsonSchema
 def acceptable(schema: Mapping[str, Any]) -> Any:
     """The JSON schema of a tool's parameters with what providers require of every object and every array.
 
+    References are written out, because some providers refuse them.
+
     >>> acceptable({"properties": {"names": {"type": "array"}}})
     {'properties': {'names': {'type': 'array', 'items': {}}}, 'type': 'object'}
+    >>> acceptable({"properties": {"at": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": {"type": "string"}}})
+    {'properties': {'at': {'type': 'string'}}, 'type': 'object'}
     """
-    return _acceptable({**schema, "type": "object"})
+    return _acceptable(_without_references({**schema, "type": "object"}))
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     root = {**schema["$defs"][name], "$defs": schema["$defs"]} if name else schema
-    return dict(_enforceable(acceptable(root)))
+    return dict(_enforceable(_acceptable({**root, "type": "object"})))
 
 
 def _enforceable(schema: Any) -> Any:
@@ -80,6 +84,63 @@ _LIMITS = frozenset({
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern",
     "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties",
 })  # fmt: skip
+
+
+def _without_references(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with what its references refer to in their place.
+
+    A reference to nothing in the schema is left out, so that anything fits. The schema stays as it is if it refers to
+    itself, or if it would become too large.
+    """
+    room = _MOST_WRITTEN_OUT
+
+    def written_out(schema: Any, within: tuple[str, ...]) -> Any:
+        nonlocal room
+        if isinstance(schema, list):
+            return [written_out(each, within) for each in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        room -= bool(within)
+        reference = schema.get("$ref")
+        if room < 0 or reference in within:
+            raise _Endless
+        members = {
+            name: {each: written_out(part, within) for each, part in value.items()}
+            if name in _NAMED_SCHEMAS and isinstance(value, Mapping)
+            else (value if name in _VALUES else written_out(value, within))
+            for name, value in schema.items()
+            if name not in _DEFINITIONS or within or schema is not root
+        }
+        if not isinstance(reference, str):
+            return members
+        del members["$ref"]
+        target = written_out(_target(root, reference), (*within, reference))
+        return {**target, **members} if isinstance(target, Mapping) else members
+
+    try:
+        found: Mapping[str, Any] = written_out(root, ())
+    except _Endless:
+        return root
+    return found
+
+
+class _Endless(Exception):
+    """A schema refers to itself, or is too large."""
+
+
+_MOST_WRITTEN_OUT = 1_000
+"""Maximum objects of a schema in the place of its references."""
+_DEFINITIONS = frozenset({"$defs", "definitions"})
+
+
+def _target(root: Any, reference: str) -> Any:
+    """What a reference such as `#/$defs/Day` refers to; `None` if it is not in the schema."""
+    if not reference.startswith("#"):
+        return None
+    for name in reference.removeprefix("#").split("/")[1:]:
+        found = root[int(name)] if isinstance(root, list) and name.isdecimal() and int(name) < len(root) else None
+        root = root.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else found
+    return root
 
 
 def _acceptable(schema: Any) -> Any:

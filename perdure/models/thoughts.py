@@ -1,6 +1,7 @@
 """Thoughts that a model writes in tags, as models do whose server does not separate them.
 
-    <think>…</think>, <thinking>…</thinking>, <thought>…</thought>, in any case of letters, and nested
+    <think>…</think>, <thinking>…</thinking>, <thought>…</thought>, <seed:think>…</seed:think>,
+    [THINK]…[/THINK] and ◁think▷…◁/think▷, in any case of letters, and nested
 
 An opening tag begins thoughts at the beginning of a text, after other thoughts, and at the beginning of a line that is
 not the first one of a code block. Elsewhere it is text: a model may write about tags.
@@ -15,8 +16,13 @@ from enum import Enum, auto
 
 from perdure.text.patterns import compiled
 
-_TAG = compiled(r"</?(think|thinking|thought)>", ignore_case=True)
-_BEGINNING = compiled(r"</?(t(h(i(n(k(i(ng?)?)?)?)?|o(u(g(ht?)?)?)?)?)?)?$", ignore_case=True)
+_TAG = compiled(r"</?(seed:)?(think|thinking|thought)>|\[/?think\]|◁/?think▷", ignore_case=True)
+_OPENERS, _BRACKETS = "<[◁", "</>[]◁▷"
+_NAMES = ("think", "thinking", "thought")
+_TAGS = [f"<{mark}{name}>" for name in _NAMES for mark in ("", "/", "seed:", "/seed:")]
+_TAGS += ["[think]", "[/think]", "◁think▷", "◁/think▷"]
+_BEGINNINGS = frozenset(tag[:length] for tag in _TAGS for length in range(1, len(tag)))
+_LONGEST_BEGINNING = max(map(len, _BEGINNINGS))
 _LONGEST_SPACE = 1_000
 """Maximum characters of white space before a tag at the beginning of a text."""
 _LOOKED_BACK = 80
@@ -50,7 +56,7 @@ class ThoughtTags:
 
     def split(self, piece: str) -> tuple[str, str]:
         """The thoughts and the text that `piece` completes. The beginning of a possible tag is held back."""
-        if self._place is _Place.TEXT and not self._held and "<" not in piece:
+        if self._place is _Place.TEXT and not self._held and "<" not in piece and "[" not in piece and "◁" not in piece:
             self._before = (self._before + piece)[-_LOOKED_BACK:]
             return "", piece
         whole = self._held + piece
@@ -60,8 +66,9 @@ class ThoughtTags:
             self._take(found[0])
             at = found.end()
         rest = whole[at:]
-        beginning = _BEGINNING.search(rest[rest.rfind("<") :]) if "<" in rest else None
-        self._held = beginning[0] if beginning else ""
+        start = max(map(rest.rfind, _OPENERS))
+        tail = rest[start:] if start >= 0 and len(rest) - start <= _LONGEST_BEGINNING else ""
+        self._held = tail if tail.lower() in _BEGINNINGS else ""
         self._add(rest[: len(rest) - len(self._held)])
         return self._completed()
 
@@ -113,7 +120,7 @@ class ThoughtTags:
             self._before = (self._before + piece)[-_LOOKED_BACK:]
 
     def _take(self, tag: str) -> None:
-        name, opens = tag.strip("</>").lower(), tag[1] != "/"
+        name, opens = tag.strip(_BRACKETS).lower(), tag[1] != "/"
         if self._place is _Place.THOUGHT and name == self._name:
             self._depth += 1 if opens else -1
             if self._depth == 0:

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from perdure.access.tenants import UserKey
-from perdure.database.engine import Moment
+from perdure.database.engine import Moment, Statement
 from perdure.errors import CircuitBreakerOpen, ContentFiltered, ContextTooLong, ProviderError
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.consolidate import (
@@ -57,6 +59,8 @@ from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 from tests.repository.source import ROOT
 from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import says
+
+LOCK = Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(session_id)s FOR UPDATE")
 
 
 @pytest.fixture
@@ -369,7 +373,7 @@ def test_a_worker_that_shuts_down_returns_the_session(archive: Archive) -> None:
     session_id = archive.ended(LYON)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
-        archive.keeper.drain()
+        archive.keeper.begin_shutdown()
         call.check()
         raise AssertionError("the call was not aborted")
 
@@ -463,6 +467,46 @@ def test_a_user_erased_during_the_run_gets_no_memory(archive: Archive) -> None:
     assert archive.known() == []
 
 
+def test_a_session_waits_for_an_earlier_one_that_is_being_consolidated(archive: Archive) -> None:
+    """A user's sessions are consolidated in the order in which they ended, also by several workers."""
+    earlier, later, others = archive.ended(LYON), archive.ended(PARIS), archive.ended(LYON, user_id="bo")
+    met: list[object] = []
+
+    def meanwhile() -> None:
+        met.extend(archive.consolidator(Echo()).consolidate(each) for each in (later, others))
+
+    assert archive.consolidator(Echo(meanwhile)).consolidate(earlier) == Consolidated(MergeCounts(stored=1))
+    assert met == [ConsolidationNotDue(), Consolidated(MergeCounts(stored=1))]
+    assert consolidations_due(archive.harness.database, archive.limits, LEASE_S) == [[later]]
+
+
+def test_a_session_that_failed_does_not_hold_up_later_ones(archive: Archive) -> None:
+    """A later session is consolidated before the retry of an earlier one."""
+    earlier, later = archive.ended(LYON), archive.ended(PARIS)
+    archive.harness.script(ProviderError("It is forbidden.", transient=False))
+    assert isinstance(archive.consolidator().consolidate(earlier), ConsolidationFailed)
+    assert archive.consolidator(Echo()).consolidate(later) == Consolidated(MergeCounts(stored=1))
+
+
+def test_a_session_that_is_locked_is_waited_for(archive: Archive) -> None:
+    """The connection of a killed worker holds its locks for a moment. The order stays the same."""
+    earlier = archive.ended(LYON)
+    archive.ended(PARIS)
+    locked = threading.Event()
+
+    def die() -> None:
+        with archive.harness.database.transaction("test") as transaction:
+            transaction.run(LOCK, {"session_id": earlier})
+            locked.set()
+            time.sleep(0.5)
+
+    dying = threading.Thread(target=die)
+    dying.start()
+    assert locked.wait(10)
+    assert archive.consolidator(Echo()).batch().processed == 2
+    dying.join()
+
+
 def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
     """A session that a worker is consolidating is not due for other workers."""
     session_id = archive.ended(LYON)
@@ -497,10 +541,10 @@ def test_four_workers_share_a_batch(archive: Archive) -> None:
 
 def test_a_fact_of_two_concurrent_sessions_is_one_memory(archive: Archive) -> None:
     """If two workers extract the same fact before either has stored it, one memory is stored."""
-    first, second = archive.ended(LYON), archive.ended(LYON)
+    earlier, later = archive.ended(LYON), archive.ended(LYON)
     inner: list[object] = []
-    worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(second))))
-    assert worker.consolidate(first) == Consolidated(MergeCounts(duplicates_merged=1))
+    worker = archive.consolidator(Echo(lambda: inner.append(archive.consolidator(Echo()).consolidate(earlier))))
+    assert worker.consolidate(later) == Consolidated(MergeCounts(duplicates_merged=1))
     assert inner == [Consolidated(MergeCounts(stored=1))]
     assert [row.access_count for row in archive.known()] == [1]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -24,9 +24,13 @@ from perdure.database.engine import Database
 from perdure.database.tables import metadata
 from perdure.errors import NotFound, Unavailable
 from perdure.memory.consolidation.consolidate import ConsolidationCounts
+from perdure.memory.embedding import embed_missing
 from perdure.memory.redis.event_streams import stream_key, streams_key
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import StreamEvent, StreamEventKind
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
 from perdure.settings import REDIS_PREFIX
 from perdure.snapshots.redis import RedisSnapshots
 from perdure.turns.lease.keeper import Keeper
@@ -97,6 +101,9 @@ _KNOWN = """
         INSERT INTO case_run_items (run_id, position, action, case_id, rule, reason, keeper_id, usage_count)
         SELECT run_id, 1, 'spare', 'somebody else''s', 'guard', 'they differ in a name: ' || %(word)s, case_id, 0
         FROM run, learnt
+    ), audited AS (
+        INSERT INTO audit (audit_id, via, actor, action, user_id, note, began_at)
+        VALUES (gen_random_uuid(), 'api', 'tests', 'turns.approve', %(user)s, 'as ' || %(word)s || ' wished', now())
     )
     INSERT INTO hot_memories SELECT %(user)s, 1, memory_id, 1, now() FROM memory
 """
@@ -437,6 +444,64 @@ def test_erased_while_consolidated_at_every_statement(
         harness.runtime.eraser.finish_due()
         assert everything(MARKER) == {}, number
     assert number >= 10
+
+
+_UNEMBEDDED = """
+    WITH memory AS (
+        INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                              valid_from)
+        VALUES (gen_random_uuid(), %(user)s, 'fact', 'lives', 0.5, 0.5, '{cli}', 'tool', now(), now())
+        RETURNING memory_id
+    )
+    INSERT INTO unembedded (kind, id, seq, user_id, due_at) SELECT 'memory', memory_id, 0, %(user)s, now() FROM memory
+"""
+
+
+class _Slow(HashEmbedder):
+    """An embedder that waits for the test."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.arrived, self.released = threading.Event(), threading.Event()
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """The vectors, when the test permits."""
+        self.arrived.set()
+        assert self.released.wait(60)
+        return super().embed(texts, call)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_vectors_are_stored_at_every_statement_of_an_erasure(
+    harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]], monkeypatch: Any
+) -> None:
+    """Neither fails, and nothing of the user remains."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
+    archive = Archive(harness, Keeper(harness.database, harness.clock, harness.settings.turn))
+    eraser = _eraser(harness, redis_memory)
+    for number in itertools.count():
+        archive.ended(f"I live in {MARKER}.", f"My dog is called {MARKER}.", user_id=MARKER)
+        harness.sql(_UNEMBEDDED, user=MARKER)
+        embedder = _Slow()
+        with ThreadPoolExecutor(1) as executor, monkeypatch.context() as patched:
+            embedded = executor.submit(embed_missing, harness.database, embedder)
+            assert embedder.arrived.wait(60)
+
+            def store(slow: _Slow = embedder, result: Future[Any] = embedded) -> None:
+                slow.released.set()
+                result.result(60)
+
+            intruder = _Intruder(harness.database, store)
+            patched.setattr("perdure.database.engine._rows", intruder.before(number))
+            eraser.erase(MARKER)
+            embedder.released.set()
+        if not intruder.thread.ident:
+            break
+        intruder.finish()
+        assert everything(MARKER).keys() <= {"erasures", "embedders"}, number
+        harness.sql("DELETE FROM erasures")
+    assert number >= len(USER_TABLES)
 
 
 class _Intruder:

@@ -29,6 +29,9 @@ _TYPES = {
 }
 
 
+THOUGHTS = {"type": "thinking", "thinking": "Let me think.", "signature": "c2ln"}
+
+
 def validate_body(body: Wire) -> list[str]:
     """The reasons for which the provider would refuse a request; empty if the request is valid."""
     return [*_frame_problems(body), *_tool_problems(body), *_turn_problems(body)]
@@ -220,10 +223,14 @@ class AnthropicServer(ProviderServer):
         if path != "/v1/messages":
             return Status(404, message=f"no route {path}")
         problems = validate_body(body)
+        called = [each["content"] for each in body["messages"] if _call_ids(each["content"])]
+        if self.thinks and any(blocks[0] != THOUGHTS for blocks in called):
+            problems.append("Invalid `signature` in `thinking` block")
         return Status(400, message="; ".join(problems)) if problems else None
 
     def chunks(self, answer: Answer, model: str) -> list[Any]:
-        return events_of(answer, model)
+        begin, *events = events_of(answer, model)
+        return [begin, *([_opening(-1, THOUGHTS)] if self.thinks else []), *events]
 
     def frame(self, chunk: Any) -> bytes:
         if isinstance(chunk, bytes):

@@ -107,7 +107,8 @@ class GeminiServer(ProviderServer):
         return Status(400, message="; ".join(problems)) if problems else None
 
     def chunks(self, answer: Answer, model: str) -> list[Any]:
-        parts: list[dict[str, Any]] = [{"text": piece} for piece in pieces(answer.text, answer.piece)]
+        parts: list[dict[str, Any]] = [{"text": "Let me think.", "thought": True}] if self.thinks else []
+        parts += [{"text": piece} for piece in pieces(answer.text, answer.piece)]
         parts += [
             {
                 "functionCall": {"name": call.name, "args": json.loads(call.arguments), "id": call.id},

@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.models.server import (
     Answer,
@@ -220,6 +220,8 @@ class OpenAIServer(ProviderServer):
         if path != "/v1/chat/completions":
             return Status(404, message=f"no route {path}")
         problems = validate_transcript(body.get("messages")) + list(_tool_problems(body))
+        if self.thinks and any(each.get("tool_calls") and not self.has_thoughts(each) for each in body["messages"]):
+            problems.append("Missing `reasoning_content` field in an assistant message")
         return Status(400, code="invalid_transcript", message="; ".join(problems)) if problems else None
 
     def unscripted(self, path: str, body: Wire) -> Step:
@@ -229,7 +231,15 @@ class OpenAIServer(ProviderServer):
         return Raw(json.dumps({"object": "list", "data": data[::-1]}).encode(), "application/json")
 
     def chunks(self, answer: Answer, model: str) -> list[Any]:
-        return chunks_of(answer, model)
+        thoughts = [chunk([{"index": 0, "delta": self.thoughts, "finish_reason": None}], model)] if self.thinks else []
+        return [*thoughts, *chunks_of(answer, model)]
+
+    thoughts: ClassVar[Wire] = {"reasoning_content": "Let me think."}
+    """The members of a message with thoughts, and of a delta."""
+
+    def has_thoughts(self, message: Wire) -> bool:
+        """Whether a message that came back has its thoughts."""
+        return self.thoughts.items() <= message.items()
 
     def frame(self, chunk: Any) -> bytes:
         return b"data: %s\n\n" % (chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode())

@@ -78,6 +78,12 @@ class ProviderSuite(ModelSuite):
         server.script(Broken(Answer("half of it"), 3, b""))
         return model
 
+    @pytest.fixture
+    def thinking_model(self, model: Model, server: ProviderServer) -> Model:
+        """The server's replies begin with thoughts, without which their calls may not come back."""
+        server.thinks = True
+        return model
+
     # --- replies
 
     def test_a_second_turn_may_reuse_the_call_ids_of_the_first(self, model: Model) -> None:

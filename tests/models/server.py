@@ -104,7 +104,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Drip:
-    """A stream without events: one endless comment, sent one byte every `interval_s` seconds."""
+    """A stream without events: `endless` and dots, sent one byte every `interval_s` seconds."""
 
     interval_s: float = 0.02
 
@@ -137,10 +137,14 @@ class ProviderServer(ABC):
     """A test server on a loopback port, which runs for the duration of a `with` block.
 
     `requests` contains the body of each request, and `headers` the headers of each request, with lower-case names.
+    If `thinks` is set, each reply begins with thoughts, and a call may only come back with those before it.
     `script` adds responses to the script. After the end of the script, `player` makes a response from a request's body.
     """
 
     end = b""
+    endless = b":"
+    """The beginning of data that no event ends, such as a comment."""
+    content_type = "text/event-stream"
     request_id_header = "x-request-id"
     request_id = "req_{number}"
     """The id of each request, with the request's number, from 1."""
@@ -149,6 +153,7 @@ class ProviderServer(ABC):
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
+        self.thinks = False
         self.player = player
         self._steps = deque(steps)
         self._changed = threading.Condition()
@@ -350,14 +355,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _drip(self, interval_s: float) -> None:
         self._begin_stream()
-        self._send_chunk(b":")
+        self._send_chunk(self.server.owner.endless)
         while self.server.owner.pause(interval_s):
             self._send_chunk(b".")
             self.wfile.flush()
         self.close_connection = True
 
     def _begin_stream(self) -> None:
-        self._head(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
+        self._head(200, self.server.owner.content_type, {"Transfer-Encoding": "chunked"})
 
     def _send_chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

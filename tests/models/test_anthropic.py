@@ -229,13 +229,12 @@ def test_the_providers_own_tools_come_back(server: AnthropicServer) -> None:
     assert server.requests[1]["messages"][1]["content"] == blocks
 
 
-def test_thoughts_are_reported_and_no_text(server: AnthropicServer) -> None:
-    """Thoughts arrive as events of their own. A text with tags at its beginning is thoughts, too."""
+def test_thoughts_are_no_text(server: AnthropicServer) -> None:
+    """Thoughts arrive in blocks of their own. A text with tags at its beginning is thoughts, too."""
     server.script(streamed(THINKING, {"type": "text", "text": "<think>So.</think>Yes."}))
-    thoughts: list[str] = []
-    call = ModelCall(SystemClock(), 30.0, on_thought=thoughts.append)
-    reply = ask(model_of(server, kind=ANTHROPIC), QUESTION, call=call)
-    assert (reply.content, reply.thoughts, "".join(thoughts)) == ("Yes.", "Hm.So.", "Hm.So.")
+    texts: list[str] = []
+    reply = ask(model_of(server, kind=ANTHROPIC), QUESTION, call=ModelCall(SystemClock(), 30.0, texts.append))
+    assert (reply.content, reply.thoughts, "".join(texts)) == ("Yes.", "Hm.So.", "Yes.")
 
 
 def test_whole_json_is_read_as_the_reply(server: AnthropicServer) -> None:
@@ -251,12 +250,23 @@ def test_whole_json_is_read_as_the_reply(server: AnthropicServer) -> None:
     assert reply.opaque.parts["message"]["blocks"][0] == THINKING
 
 
-def test_usage_has_the_tokens_of_thoughts(server: AnthropicServer) -> None:
-    """Cached tokens are input tokens, which the provider counts apart; those of thoughts are output tokens."""
-    usage = {"input_tokens": 1, "output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}}
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"output_tokens_details": {"thinking_tokens": 4}}, Usage(1, 9, None, 4)),
+        ({"cache_read_input_tokens": 0, "output_tokens_details": {"thinking_tokens": 0}}, Usage(1, 9, 0, 0)),
+        ({"cache_read_input_tokens": 2}, Usage(3, 9, 2)),
+    ],
+)
+def test_usage_has_the_tokens_of_thoughts(server: AnthropicServer, more: Wire, expected: Usage) -> None:
+    """Cached tokens are input tokens, which the provider counts apart; those of thoughts are output tokens.
+
+    What a server does not report is `None`, and a 0 that it does is 0.
+    """
+    usage = {"input_tokens": 1, "output_tokens": 9, **more}
     message = {"content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn", "usage": usage}
     server.script(Raw(json.dumps(message).encode(), "application/json"))
-    assert ask(model_of(server, kind=ANTHROPIC), QUESTION).usage == Usage(1, 9, None, 4)
+    assert ask(model_of(server, kind=ANTHROPIC), QUESTION).usage == expected
 
 
 # --- settings

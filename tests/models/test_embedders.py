@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints
+from operator import mul
 from types import ModuleType
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidResponse, ProviderError, SettingsError
 from perdure.models.embedders import resolve as resolving
+from perdure.models.embedders import sentence_transformers, wordllama
 from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.openai import OpenAIEmbedder
-from perdure.models.embedders.protocol import Embedder, Vector
-from perdure.models.embedders.resolve import resolve
-from perdure.models.embedders.sentence_transformers import SentenceTransformersEmbedder
+from perdure.models.embedders.protocol import Embedder, Vector, unit
+from perdure.models.embedders.resolve import check, resolve
 from perdure.models.protocol import ModelCall
 from perdure.settings import Settings
 from perdure.testing.suites.embedders import EmbedderSuite
@@ -79,7 +80,16 @@ class TestOpenAI(EmbedderSuite):
 class TestSentenceTransformers(EmbedderSuite):
     @pytest.fixture
     def embedder(self, library: None) -> Embedder:
-        return SentenceTransformersEmbedder("mini", SystemClock(), 30.0)
+        return sentence_transformers.load("mini", SystemClock(), 30.0)
+
+
+@pytest.mark.long
+class TestWordLlama(EmbedderSuite):
+    """The library itself, with the weights of its package. `make test` does not install it."""
+
+    @pytest.fixture
+    def embedder(self) -> Embedder:
+        return wordllama.load("256", SystemClock(), 30.0)
 
 
 class TestCached(EmbedderSuite):
@@ -166,6 +176,35 @@ def test_refuses_vectors_without_a_direction(library: None, monkeypatch: pytest.
     monkeypatch.setattr(Transformer, "encode", lambda *_, **__: Encoded([broken]))
     with pytest.raises(InvalidResponse):
         resolve("sentence-transformers:mini", Settings(), SystemClock()).embed(["x"])
+
+
+# --- WordLlama
+
+
+@pytest.mark.long
+def test_near_meanings_have_near_vectors() -> None:
+    """Texts without a word in common are near if they mean the same. Fewer dimensions are the first ones."""
+    embedder = resolve("wordllama:256", Settings(), SystemClock())
+    job, work, weather = embedder.embed(["I got a new job.", "She was hired as an employee.", "It rains in autumn."])
+    assert sum(map(mul, job, work)) > 2 * sum(map(mul, job, weather))
+    [small] = resolve("wordllama:64", Settings(), SystemClock()).embed(["I got a new job."])
+    assert small == pytest.approx(unit(job[:64]), abs=1e-5)
+
+
+def test_says_that_wordllama_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which extra to install."""
+    monkeypatch.setitem(sys.modules, "wordllama", None)
+    with pytest.raises(SettingsError, match=r"'wordllama:256': it needs .*pip install 'perdure\[wordllama\]'"):
+        resolve("wordllama:256", Settings(), SystemClock())
+
+
+@pytest.mark.parametrize("name", ["wordllama:384", "wordllama:0256", "wordllama:small"])
+def test_wordllama_has_three_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sizes stop the program at its start, and are named with the accepted ones."""
+    monkeypatch.setattr(resolving, "find_spec", lambda _: True)
+    for use in (resolve, check):
+        with pytest.raises(SettingsError, match=f"'{name}': accepted: wordllama:64, wordllama:128, wordllama:256"):
+            use(name, Settings(), SystemClock())
 
 
 # --- named endpoints

@@ -66,6 +66,15 @@ def test_several_endpoints_have_their_own_server_key_and_breaker(
         }
 
 
+def test_the_models_of_a_process_share_what_a_server_refused(server: OpenAIServer) -> None:
+    """The second model, whose summaries or fallbacks the same server makes, is not refused again."""
+    models = Models(settings_of(vllm={"url": server.base_url}), SystemClock())
+    server.script(Status(422, message="stream_options: Extra inputs are not permitted"))
+    for name in ("vllm:one", "VLLM:two"):
+        assert models.get(name).respond(HELLO, new_call()).content
+    assert ["stream_options" in each for each in server.requests] == [True, False, False]
+
+
 def test_an_endpoint_may_speak_messages() -> None:
     """An endpoint of the kind `anthropic` is called with Anthropic's protocol."""
     with AnthropicServer() as server:
@@ -152,7 +161,7 @@ class Adapted(OfflineModel):
 def adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A substitute for the module that makes models of pydantic-ai."""
     module = ModuleType("perdure.models.adapted")
-    module.adapted_model = lambda name, _, __, *others: Adapted(name, *others)  # type: ignore[attr-defined]
+    module.adapted_model = lambda name, _, *others, **__: Adapted(name, *others)  # type: ignore[attr-defined]
     module.adapt_model = lambda model, _: Adapted(model)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "perdure.models.adapted", module)
 

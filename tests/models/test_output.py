@@ -14,7 +14,6 @@ from perdure.models.endpoints import ANTHROPIC
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
-from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, new_call
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.endpoints import model_of
@@ -42,7 +41,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     with server:
         if request.param == "adapted":
             there = Endpoint("openai-chat", server.base_url, "sk-of-the-tests")
-            model: Any = adapted_model("openai-chat:m", Settings(), SystemClock(), "PERDURE_MODEL", there)
+            model: Any = adapted_model("openai-chat:m", SystemClock(), "PERDURE_MODEL", there)
         else:
             model = model_of(server, kind=ANTHROPIC) if request.param == "messages" else model_of(server)
         yield server, model

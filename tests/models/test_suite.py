@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -13,10 +11,9 @@ from perdure.models.protocol import Model
 from perdure.models.resolve import resolve
 from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, ModelSuite, turn
-from tests.models.anthropic_server import AnthropicServer, events_of
-from tests.models.openai_server import OpenAIServer, chunk, chunks_of
+from tests.models.anthropic_server import AnthropicServer
+from tests.models.openai_server import OpenAIServer
 from tests.models.provider_suite import ProviderSuite
-from tests.models.server import Answer, Status, Wire
 
 
 class TestOffline(ModelSuite):
@@ -42,21 +39,6 @@ class TestOpenAI(ProviderSuite):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
         return resolve("openai:test-model", Settings(), SystemClock())
 
-    @pytest.fixture
-    def thinking_model(self, model: Model, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Model:
-        def chunks(answer: Answer, name: str) -> list[Any]:
-            thought = {"index": 0, "delta": {"reasoning_content": "Let me think."}}
-            return [chunk([thought], name), *chunks_of(answer, name)]
-
-        def judge(path: str, body: Wire) -> Status | None:
-            called = [each for each in body["messages"] if each.get("tool_calls")]
-            lacking = [each for each in called if each.get("reasoning_content") != "Let me think."]
-            return Status(400, message="Missing `reasoning_content`") if lacking else None
-
-        monkeypatch.setattr(server, "chunks", chunks)
-        monkeypatch.setattr(server, "judge", judge)
-        return model
-
 
 class TestAnthropic(ProviderSuite):
     @pytest.fixture
@@ -69,20 +51,3 @@ class TestAnthropic(ProviderSuite):
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
         return resolve("anthropic:test-model", Settings(), SystemClock())
-
-    @pytest.fixture
-    def thinking_model(self, model: Model, server: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> Model:
-        block = {"type": "thinking", "thinking": "Let me think.", "signature": "c2ln"}
-
-        def chunks(answer: Answer, name: str) -> list[Any]:
-            begin, *events = events_of(answer, name)
-            return [begin, {"type": "content_block_start", "index": -1, "content_block": block}, *events]
-
-        def judge(path: str, body: Wire) -> Status | None:
-            calling = [each["content"] for each in body["messages"] if '"tool_use"' in json.dumps(each)]
-            lacking = any(content[0] != block for content in calling)
-            return Status(400, message="Invalid `signature` in `thinking` block") if lacking else None
-
-        monkeypatch.setattr(server, "chunks", chunks)
-        monkeypatch.setattr(server, "judge", judge)
-        return model

@@ -69,12 +69,11 @@ def fragment(arguments: Any, **members: Any) -> dict[str, Any]:
     return {"tool_calls": [{"function": function, **members}]}
 
 
-def streamed(model: EndpointModel, *messages: Message) -> tuple[str, str, ModelReply]:
-    """The text and the thoughts that a model reports, and its reply."""
-    texts, thoughts = list[str](), list[str]()
-    call = ModelCall(SystemClock(), 30.0, texts.append, on_thought=thoughts.append)
-    reply = ask(model, *(messages or (QUESTION,)), call=call)
-    return "".join(texts), "".join(thoughts), reply
+def streamed(model: EndpointModel, *messages: Message) -> tuple[str, ModelReply]:
+    """The text that a model reports, and its reply."""
+    texts = list[str]()
+    reply = ask(model, *(messages or (QUESTION,)), call=ModelCall(SystemClock(), 30.0, texts.append))
+    return "".join(texts), reply
 
 
 # --- what a provider needs back
@@ -272,9 +271,8 @@ def test_ids_that_a_server_gives_against_its_own_form_come_back(server: OpenAISe
 def test_thoughts_in_tags_are_no_text(server: OpenAIServer, size: int, text: str, thoughts: str, content: str) -> None:
     """A tag may be split at any character. Only tags at the beginning are thoughts."""
     server.script(Answer(text, piece=size))
-    shown, thought, reply = streamed(model_of(server))
-    assert (shown, reply.content) == (content, content)
-    assert (thought, reply.thoughts) == (thoughts, thoughts)
+    shown, reply = streamed(model_of(server))
+    assert (shown, reply.content, reply.thoughts) == (content, content, thoughts)
 
 
 @pytest.mark.parametrize(("reason", "call"), [("length", False), ("stop", True)])
@@ -305,24 +303,15 @@ def test_a_server_may_omit_the_opening_tag(
 ) -> None:
     """The chat templates of some models write the opening tag into the prompt."""
     server.script(Answer(text, piece=size))
-    shown, _, reply = streamed(model_of(server, thinks=True))
+    shown, reply = streamed(model_of(server, thinks=True))
     assert (shown, reply.content, reply.thoughts) == (content, content, thoughts)
 
 
 def test_the_same_thoughts_in_two_members_are_counted_once(server: OpenAIServer) -> None:
     """VLLM sends `reasoning` and, for older clients, the same as `reasoning_content`."""
     server.script(deltas({"reasoning": "Hm.", "reasoning_content": "Hm."}, {"content": "Yes."}))
-    shown, thought, reply = streamed(model_of(server))
-    assert (shown, thought, reply.thoughts) == ("Yes.", "Hm.", "Hm.")
-
-
-def test_thoughts_of_a_part_of_a_call_are_reported() -> None:
-    """Retries and fallbacks run as parts of a call."""
-    thoughts: list[str] = []
-    call = ModelCall(SystemClock(), 30.0, on_thought=thoughts.append)
-    with call.part(5.0) as part:
-        part.thought("Hm.")
-    assert thoughts == ["Hm."]
+    shown, reply = streamed(model_of(server))
+    assert (shown, reply.thoughts) == ("Yes.", "Hm.")
 
 
 # --- text and calls
@@ -339,7 +328,7 @@ def test_content_may_be_a_list_of_parts(lenient: Lenient) -> None:
         )
     )
     model = model_of(lenient, "magistral-small")
-    shown, _, reply = streamed(model)
+    shown, reply = streamed(model)
     assert (shown, reply.content, reply.thoughts) == ("Yes.", "Yes.", "Hm.")
     ask(model, QUESTION, Message(Role.ASSISTANT, reply.content, opaque=reply.opaque), QUESTION)
     assert lenient.requests[1]["messages"][2]["content"] == [
@@ -460,8 +449,8 @@ def test_whole_json_is_read_as_the_reply(server: OpenAIServer) -> None:
     for content_type in ("application/json", "text/event-stream"):
         body = json.dumps(server.whole(Answer("<think>Hm.</think>Yes.", calls=calls), "m")).encode()
         server.script(Raw(body, content_type))
-        shown, thought, reply = streamed(model_of(server))
-        assert (shown, thought, reply.content) == ("Yes.", "Hm.", "Yes.")
+        shown, reply = streamed(model_of(server))
+        assert (shown, reply.thoughts, reply.content) == ("Yes.", "Hm.", "Yes.")
         assert [json.loads(each.arguments) for each in reply.tool_calls] == [json.loads(ONE), json.loads(TWO)]
         assert reply.usage == Usage(11, 7)
 
@@ -525,7 +514,7 @@ def test_calls_that_end_with_stop_run(server: OpenAIServer) -> None:
             Usage(11, 7, 3, 2),
         ),
         ({"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 7}, Usage(11, 7, 4)),
-        ({"cached_tokens": 0}, Usage(11, 7, 0)),
+        ({"cached_tokens": 0, "completion_tokens_details": {"reasoning_tokens": 0}}, Usage(11, 7, 0, 0)),
         ({}, Usage(11, 7)),
     ],
 )
@@ -925,7 +914,7 @@ def test_a_whole_message_after_the_deltas_is_a_repetition(server: OpenAIServer) 
     """MiniMax repeats the reply as a whole in the last chunk."""
     whole = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
     server.script(deltas({"content": "Hel"}, {"content": "lo."}, end=chunk([whole])))
-    text, _, reply = streamed(model_of(server))
+    text, reply = streamed(model_of(server))
     assert (text, reply.content) == ("Hello.", "Hello.")
 
 
@@ -1012,11 +1001,10 @@ def test_the_end_of_a_call_is_not_logged_as_a_failure(caplog: pytest.LogCaptureF
     assert "there:m" not in caplog.text
 
 
-def test_thoughts_that_are_held_back_to_the_end_are_reported(server: OpenAIServer) -> None:
+def test_thoughts_that_are_held_back_to_the_end_are_thoughts(server: OpenAIServer) -> None:
     """The beginning of a closing tag is held back until it cannot be one."""
     server.script(deltas({"content": "<think>a</th"}, fragment(ONE, name="calculator", id="a", index=0)))
-    _, thoughts, reply = streamed(model_of(server))
-    assert thoughts == reply.thoughts == "a</th"
+    assert ask(model_of(server), QUESTION).thoughts == "a</th"
 
 
 def test_own_ids_that_a_server_refuses_are_shortened(lenient: Lenient) -> None:

@@ -12,11 +12,12 @@ import pytest
 from perdure.clock import SystemClock
 from perdure.errors import ContentFiltered, ContextTooLong, InvalidResponse, PerdureError, ProviderError
 from perdure.models.adapted import AdaptedModel, adapted_model
+from perdure.models.endpoints import ANTHROPIC, Refused
 from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
-from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, ask, new_call
+from tests.models.adapted.test_adapted_suite import BlocksServer
 from tests.models.openai_server import Answer, Chunks, OpenAIServer, Raw, Status, chunk
 
 Make = Callable[..., EndpointModel | AdaptedModel]
@@ -37,16 +38,17 @@ def server() -> Iterator[OpenAIServer]:
 
 @pytest.fixture(params=["own", "adapted"])
 def make(request: pytest.FixtureRequest, server: OpenAIServer) -> Iterator[Make]:
-    """Makes a model of the server as an endpoint with these members."""
+    """Makes a model of the server as an endpoint with these members. All share what they learn of it."""
     made: list[EndpointModel | AdaptedModel] = []
+    refused: Refused = {}
 
-    def model(**members: Any) -> EndpointModel | AdaptedModel:
+    def model(model: str = "test-model", **members: Any) -> EndpointModel | AdaptedModel:
         endpoint = Endpoint("there", server.base_url, "sk-of-the-tests", **members)
         if request.param == "own":
-            made.append(EndpointModel(endpoint, "test-model", SystemClock()))
+            made.append(EndpointModel(endpoint, model, SystemClock(), refused))
         else:
-            name = "there:test-model"
-            made.append(adapted_model(name, Settings(), SystemClock(), "PERDURE_MODEL", endpoint, "openai-chat"))
+            name = f"there:{model}"
+            made.append(adapted_model(name, SystemClock(), "PERDURE_MODEL", endpoint, "openai-chat", refused=refused))
         return made[-1]
 
     yield model
@@ -171,6 +173,54 @@ def test_a_refused_option_is_left_out(make: Make, server: OpenAIServer, status: 
     model = make()
     assert [ask(model, QUESTION).content for _ in range(2)] == ["yes", "yes"]
     assert ["stream_options" in each for each in server.requests] == [True, False, False]
+
+
+def test_what_a_server_refuses_is_left_out_for_its_other_models(
+    make: Make, server: OpenAIServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model decides whether it takes a temperature, but not which options of the protocol its server has."""
+    said = ["Unsupported param: stream_options", "temperature is not supported by this model"]
+    server.script(*[Status(400, message=each) for each in said], *[Answer("yes")] * 2)
+    request = ModelRequest((QUESTION,), settings={"temperature": 0.5})
+    for name in ("first", "second"):
+        assert make(name).respond(request, new_call()).content == "yes"
+    sent = [(each["model"], "stream_options" in each, "temperature" in each) for each in server.requests]
+    assert sent[2:] == [("first", False, False), ("second", False, True)]
+    for option in ("stream_options", "temperature"):
+        assert f"there:first refused {option}, and is asked again without" in caplog.text
+
+
+def test_what_does_not_help_is_not_left_out_later(make: Make, server: OpenAIServer) -> None:
+    """The server meant something else, and a later request keeps the option."""
+    server.script(*[Status(400, message="stream_options: no")] * 2, Answer("yes"))
+    model = make()
+    with pytest.raises(ProviderError):
+        ask(model, QUESTION)
+    assert ask(model, QUESTION).content == "yes"
+    assert ["stream_options" in each for each in server.requests] == [True, False, True]
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "adapted"])
+def test_an_option_of_messages_may_be_refused(*, is_own: bool) -> None:
+    """Servers of Anthropic's protocol refuse options, too; what a model refuses concerns that model only."""
+    with BlocksServer() as server:
+        endpoint = Endpoint("there", server.base_url, kind=ANTHROPIC)
+        server.script(Status(400, message="top_k: Extra inputs are not permitted"), *[Answer("yes")] * 3)
+        request = ModelRequest((QUESTION,), settings={"top_k": 3, "temperature": 0.5})
+        refused: Refused = {}
+        for name, times in (("first", 2), ("second", 1)):
+            model: Any = (
+                EndpointModel(endpoint, name, SystemClock(), refused)
+                if is_own
+                else adapted_model(
+                    f"there:{name}", SystemClock(), "PERDURE_MODEL", endpoint, ANTHROPIC, refused=refused
+                )
+            )
+            for _ in range(times):
+                assert model.respond(request, new_call()).content == "yes"
+            model.close()
+    assert ["top_k" in each for each in server.requests] == [True, False, False, True]
+    assert all(each["temperature"] == 0.5 for each in server.requests)
 
 
 def test_a_limit_may_have_its_other_name(make: Make, server: OpenAIServer) -> None:

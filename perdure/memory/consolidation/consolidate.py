@@ -112,7 +112,7 @@ class ConsolidationFailed:
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationNotDue:
-    """The session is not due, is claimed by another process, or belongs to an erased user.
+    """The session is not due, another process has it or an earlier one of its user, or the user was erased.
 
     A session is not due while it is open, and after it was consolidated or abandoned.
     """

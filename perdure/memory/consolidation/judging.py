@@ -22,18 +22,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
-from perdure.errors import ContentFiltered, InvalidResponse, SettingsError
+from perdure.errors import ContentFiltered, InvalidResponse
 from perdure.memory.consolidation.candidates import Decision, comparison_key
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
+from perdure.plugins import Choice
 from perdure.settings import Settings
 from perdure.text.contradiction import difference
 from perdure.text.json_replies import values_in, without_fence
 from perdure.text.statements import SEVERAL, SINGLE, USER, Relation, differ, is_compared, overlap, read, relate
 
-ENTRY_POINT_GROUP = "perdure.judges"
+JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"))
 
 _NEAR = 0.6
 """The similarity of statements that may be the same although they have no word in common."""
@@ -175,19 +175,7 @@ def resolve_judge(settings: Settings, model: Model) -> Judge | None:
     Raises:
         SettingsError: there is no such judge, or it cannot be loaded.
     """
-    name = settings.memory.judge
-    if name == "guard":
-        return None
-    if name == "model":
-        return ModelJudge(model)
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in found.names:
-        raise SettingsError(
-            f"PERDURE_MEMORY__JUDGE is {name!r}: accepted: {', '.join(['guard', 'model', *sorted(found.names)])}, "
-            f"or the name of an installed entry point of the group {ENTRY_POINT_GROUP}"
-        )
-    try:
-        factory: JudgeFactory = found[name].load()
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"PERDURE_MEMORY__JUDGE is {name!r}: it cannot be loaded: {error}") from error
-    return factory(settings, model)
+    factory: JudgeFactory | None = JUDGES.load(settings.memory.judge)
+    if factory is not None:
+        return factory(settings, model)
+    return ModelJudge(model) if settings.memory.judge == "model" else None

@@ -66,14 +66,22 @@ REQUEUE = Statement(
 )
 
 # Counts the run when it begins, so that a run that crashes its process is counted. `own_turns` excludes the turns that
-# a fork copied from its source session.
+# a fork copied from its source session. What a user said is consolidated in the order in which it was said: a session
+# is not claimed while another process has an earlier one of the user, and a locked session is waited for. Only a
+# session whose run failed is passed over.
 CLAIM = Statement(
     "consolidation.claim",
     f"""
     WITH candidate AS (
-        SELECT session_id FROM sessions
-        WHERE session_id = %(session_id)s AND {_FREE}
-        FOR NO KEY UPDATE SKIP LOCKED
+        SELECT session_id FROM sessions AS s
+        WHERE session_id = %(session_id)s AND {_FREE} AND NOT EXISTS (
+            SELECT FROM sessions AS earlier
+            WHERE earlier.user_id = s.user_id AND earlier.ended_at IS NOT NULL AND earlier.consolidated_at IS NULL
+              AND earlier.consolidation_given_up_at IS NULL
+              AND (earlier.ended_at, earlier.session_id) < (s.ended_at, s.session_id)
+              AND earlier.lease_until > perdure_now()
+              AND earlier.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
+        FOR NO KEY UPDATE OF s
     )
     UPDATE sessions AS s
     SET {RAISED}, lease_owner = %(owner)s, consolidation_attempts = s.consolidation_attempts + 1,

@@ -6,7 +6,8 @@ scores of its neighbours: an answer often shares no word with the query, but the
 Superseded memories rank lower. A search finds only the messages and memories of one user.
 
 Vector search is exact while the user has few rows. For other users it uses the HNSW index. If the index finds too few
-rows, an exact search runs instead. Without an available embedder, the search uses words only.
+rows, an exact search runs instead. Without an available embedder, the search uses words only. A reranker, if one is
+set, orders the best results.
 
 A search records an access to each memory that it returns. Accesses slow decay and determine the hot memories.
 
@@ -32,6 +33,7 @@ from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
 from perdure.memory.recall.queries import CANDIDATES
+from perdure.memory.recall.reranking import MOST_RERANKED, Reranker
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
 from perdure.models.embedders.protocol import Embedder, Vector, embedded_text
 from perdure.models.protocol import ModelCall
@@ -121,6 +123,7 @@ class Recall:
     settings: MemorySettings
     clock: Clock
     timezone: str = "UTC"
+    reranker: Reranker | None = None
 
     def using(self, embedder: Embedder) -> Recall:
         return replace(self, embedder=embedder)
@@ -140,7 +143,7 @@ class Recall:
         """The `k` most relevant messages and memories of this user, best first.
 
         Excludes the messages that `in_prompt` describes, and all messages of `exclude_sessions`. `call` limits the time
-        for embedding the query. With `record=False`, the search records no accesses.
+        for embedding the query and for the reranker. With `record=False`, the search records no accesses.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
@@ -152,9 +155,13 @@ class Recall:
         if not query.strip() or not wanted:
             return []
         prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions)
-        found = prepared.messages(k) if Layer.EPISODIC in wanted else []
-        found += prepared.memories(k) if Layer.SEMANTIC in wanted else []
+        most = k if self.reranker is None else max(k, MOST_RERANKED)
+        found = prepared.messages(most) if Layer.EPISODIC in wanted else []
+        found += prepared.memories(most) if Layer.SEMANTIC in wanted else []
         found.sort(key=lambda each: (-each.score, each.layer.value, str(each.id)))
+        if self.reranker is not None and len(found) > 1:
+            asking = call or ModelCall(self.clock, self.settings.recall_timeout_s)
+            found = _reranked(self.reranker, prepared.text, found, asking)
         if record:
             self._record(user_id, found[:k])
         return found[:k]
@@ -351,6 +358,21 @@ class _Query:
                 **parameters,
             },
         )
+
+
+def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:
+    """`found` in the reranker's order. The first place keeps the highest score, and so on."""
+    best, rest = found[:MOST_RERANKED], found[MOST_RERANKED:]
+    try:
+        first = reranker.rank(question, [each.content for each in best], call)
+    except Abandoned:
+        raise
+    except PerdureError as error:
+        log.warning("the reranker is unavailable, so what recall found keeps its order: %s", loggable(error))
+        return found
+    places = range(len(best))
+    order = dict.fromkeys([*(at for at in first if at in places), *places])
+    return [replace(best[at], score=place.score) for at, place in zip(order, best, strict=True)] + rest
 
 
 def _normalised(memories: Sequence[Any]) -> dict[UUID, float]:

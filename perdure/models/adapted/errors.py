@@ -44,25 +44,25 @@ from perdure.errors import (
 from perdure.models.adapted.http import HttpExchange
 from perdure.models.providers import endpoint
 from perdure.models.providers.endpoint import Adaptation, Quirks
-from perdure.models.providers.errors import ProviderFailure, connection_error, error_of
+from perdure.models.providers.errors import ProviderFailure, connection_error, error_of, pause_in
 from perdure.models.providers.json_values import as_array, as_object, as_string
 
 _REFUSALS = (400, 404, 415, 422)
 
 
-def refuses_an_option(error: Exception, http: HttpExchange) -> bool:
-    """Whether the server refused an option of the request that is left out from now on."""
-    return isinstance(error, ModelHTTPError) and http.repairs.learn(http.sent, failure_of(error, http))
-
-
-def without_files(
+def adaptation(
     error: Exception, http: HttpExchange, clock: Clock, quirks: Quirks, kinds: Sequence[str]
 ) -> Adaptation | None:
-    """How messages with files of these kinds are sent again, if the server or pydantic-ai refused the files."""
+    """How a prompt with files of these kinds is sent again if an option was refused, or the files, also by pydantic-ai.
+
+    Returns `None` if the error is no such refusal.
+    """
     if isinstance(error, ModelHTTPError):
         failure = failure_of(error, http)
-        is_refusal = failure.status in _REFUSALS and isinstance(error_of(failure, clock), ProviderError)
-        return endpoint.without_files(quirks, failure.said, kinds) if is_refusal else None
+        if not isinstance(error_of(failure, clock), ProviderError):
+            return None
+        files = endpoint.without_files(quirks, failure.said, kinds) if failure.status in _REFUSALS else None
+        return files or http.repairs.of_refusal(http.sent, failure)
     is_unsent = isinstance(error, NotImplementedError | UserError) or "is not supported" in str(error)
     if not kinds or http.status is not None or not is_unsent or not quirks.reads:
         return None
@@ -72,6 +72,8 @@ def without_files(
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
     """The error of perdure for `error`, which is logged."""
     found = http.failure or _of(error, http, clock)
+    if http.reported is not None:
+        return http.exchange.log_failure(found, http.reported)
     status = http.status if http.status is not None and httpx2.codes.is_error(http.status) else None
     said = failure_of(error, http).message if isinstance(error, ModelHTTPError) else ""
     code = error.provider_error_code if isinstance(error, ModelAPIError) else None
@@ -112,13 +114,14 @@ def failure_of(error: ModelAPIError, http: HttpExchange) -> ProviderFailure:
     if error.retry_after is not None and not {"retry-after", "retry-after-ms"} & headers.keys():
         headers["retry-after"] = str(error.retry_after)  # from the body
     details = _details(error.body)
+    headers = {**pause_in(details), **headers}
     code = error.provider_error_code or _text(details.get("code")) or None
     said = _text(details.get("message")) or _text(details.get("detail")) or error.message
     return ProviderFailure(status, code, said, headers, error.provider_error_type or details.get("type"))
 
 
 def _details(body: object) -> Mapping[str, object]:
-    """The object that describes the error. Vendors wrap it in `error`, and some in an array."""
+    """The object that describes the error. Vendors wrap it in `error`, and some in an array; Bedrock in `Error`."""
     if isinstance(body, str | bytes):
         try:
             body = json.loads(body)
@@ -126,8 +129,8 @@ def _details(body: object) -> Mapping[str, object]:
             return {}
     if isinstance(body, list):
         body = next(iter(as_array(body)), None)
-    details = as_object(body)
-    return as_object(details.get("error")) or details
+    details = {name.lower(): each for name, each in as_object(body).items()}
+    return {name.lower(): each for name, each in as_object(details.get("error")).items()} or details
 
 
 def _text(value: object) -> str:

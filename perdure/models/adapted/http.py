@@ -21,15 +21,15 @@ from typing import Any
 import httpx2
 
 from perdure.errors import InvalidResponse, PerdureError, ProviderError
-from perdure.models.adapted.chat_repairs import ChatRepairs, ReplyRepair
+from perdure.models.adapted.repairs import Repairs, ReplyRepair
 from perdure.models.protocol import ModelCall
 from perdure.models.providers import transport
-from perdure.models.providers.errors import Exchange
+from perdure.models.providers.errors import Exchange, ProviderFailure, Refusal, error_of
 from perdure.models.providers.transport import COMPRESSED, CONNECT_TIMEOUT_S, FOREIGN_REDIRECT
 
 _KEEPALIVE_S = 30.0
 _LAST_READ_S = 0.1
-_REQUEST_IDS = ("x-request-id", "request-id", "mistral-correlation-id")
+_REQUEST_IDS = ("x-request-id", "request-id", "mistral-correlation-id", "x-amzn-requestid")
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class HttpExchange:
 
     call: ModelCall
     exchange: Exchange
-    repairs: ChatRepairs
+    repairs: Repairs
     is_whole: bool = False
     """Whether the reply is asked for without a stream."""
     repair: ReplyRepair | None = None
@@ -47,6 +47,8 @@ class HttpExchange:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     failure: PerdureError | None = None
+    reported: ProviderFailure | None = None
+    """The error that the server reported in the body of a successful response."""
 
     def fail(self, error: PerdureError) -> PerdureError:
         """Keep `error` as the cause of the call's failure, and return it."""
@@ -107,14 +109,8 @@ async def _after(body: Any, response: Any) -> None:
     Raises:
         InvalidResponse: the response is compressed, and no error.
     """
-    exchange = current.get()
-    headers = response.headers
-    exchange.status = response.status_code
-    exchange.headers = {name.lower(): value for name, value in headers.items()}
-    exchange.exchange.request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), None)
-    is_compressed = headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
-    if is_compressed and response.is_success:
-        raise exchange.fail(InvalidResponse(COMPRESSED))
+    exchange, headers = current.get(), response.headers
+    is_compressed = _note(exchange, response.status_code, headers)
     if is_compressed:  # an error, whose status says enough
         for name in ("content-encoding", "content-length", "transfer-encoding"):
             headers.pop(name, None)
@@ -125,6 +121,35 @@ async def _after(body: Any, response: Any) -> None:
             headers["content-type"] = "text/event-stream"
             headers.pop("content-length", None)
     response.stream = body(response.stream, exchange, is_dropped=is_compressed)
+
+
+def watch(client: Any) -> None:
+    """Note the responses of Bedrock's client, which has hooks of its own."""
+    client.meta.events.register("before-parse", _before_parse)
+
+
+def _before_parse(response_dict: dict[str, Any], **_: Any) -> None:
+    """As `_after`, with a response of botocore."""
+    body = response_dict["body"]
+    try:
+        is_compressed = _note(current.get(), response_dict["status_code"], response_dict["headers"])
+    except InvalidResponse:
+        if not isinstance(body, bytes):
+            body.close()  # a stream, which nobody reads now
+        raise
+    if is_compressed:
+        response_dict["body"] = b""
+
+
+def _note(exchange: HttpExchange, status: int, headers: Any) -> bool:
+    """Note a response's status and headers. Returns whether its body is compressed, which only an error's may be."""
+    exchange.status = status
+    exchange.headers = {name.lower(): value for name, value in headers.items()}
+    exchange.exchange.request_id = next(filter(None, map(exchange.headers.get, _REQUEST_IDS)), None)
+    is_compressed = exchange.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}
+    if is_compressed and httpx2.codes.is_success(status):
+        raise exchange.fail(InvalidResponse(COMPRESSED))
+    return is_compressed
 
 
 class _Body:
@@ -159,6 +184,9 @@ class _Body:
             return chunk or b""
         try:
             return repair.finish() if chunk is None else repair.feed(chunk)
+        except Refusal as refusal:
+            self._exchange.reported = refusal.failure
+            raise self._exchange.fail(error_of(refusal.failure, self._exchange.repairs.clock)) from None
         except PerdureError as error:
             raise self._exchange.fail(error) from error
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from pydantic_ai.messages import (
     BinaryContent,
@@ -30,7 +31,9 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure.models import endings
 from perdure.models.notes import placed
-from perdure.models.protocol import Attachment, Message, Opaque, Role, ToolCall
+from perdure.models.protocol import Attachment, Message, Opaque, Role, ToolCall, Usage
+from perdure.models.providers.json_values import as_count, as_object
+from perdure.models.providers.reply import EMPTY_TEXT
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.text import untrusted
 
@@ -41,9 +44,6 @@ PART = "pydantic_ai"
 
 _WITHOUT_WORDS_OF_THEIR_OWN = (None, "xai", "test", "function")
 """The providers whose responses do not have the server's own finish reason."""
-
-_EMPTY_TEXT = "(nothing)"
-"""In place of a blank message: some providers refuse a message without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def prompt(
 
 
 def _between_requests(messages: list[ModelMessage]) -> list[ModelMessage]:
-    filler = Request(parts=[UserPromptPart(_EMPTY_TEXT)])
+    filler = Request(parts=[UserPromptPart(EMPTY_TEXT)])
     if not messages or isinstance(messages[-1], ModelResponse):
         messages.append(filler)
     spoken = next((at for at, each in enumerate(messages) if not _is_system(each)), 0)
@@ -126,7 +126,7 @@ def _asked(
 def _content(message: Message, reads: Collection[str]) -> str | list[UserContent]:
     pieces = message.pieces(reads)
     if not any(isinstance(each, Attachment) for each in pieces):
-        return message.content if message.content.strip() else _EMPTY_TEXT
+        return message.content if message.content.strip() else EMPTY_TEXT
     return [each if isinstance(each, str) else BinaryContent(each.data, media_type=each.media_type) for each in pieces]
 
 
@@ -162,8 +162,8 @@ def _stored(message: Message, names: WireNames, sender: Sender) -> ModelResponse
         return None
     calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
     is_same = text_of(response.parts) == message.content and [
-        (untrusted.storable(names.from_wire(part.tool_name)), untrusted.storable(arguments_of(part))) for part in calls
-    ] == [(call.name, call.arguments) for call in message.tool_calls]
+        (part.tool_name, untrusted.storable(arguments_of(part))) for part in calls
+    ] == [(names.to_wire(call.name), call.arguments) for call in message.tool_calls]
     are_sendable = all(_arguments(call.arguments) == (call.arguments.strip() or "{}") for call in message.tool_calls)
     return response if is_same and are_sendable else None
 
@@ -203,3 +203,15 @@ def finish_reason(response: ModelResponse) -> str:
     if response.provider_name in _WITHOUT_WORDS_OF_THEIR_OWN and response.state == "complete":
         return response.finish_reason or endings.STOP
     return "" if response.finish_reason in {None, "stop"} else str(response.finish_reason)
+
+
+def usage_of(reported: Mapping[str, Any]) -> Usage | None:
+    """The tokens of a response, from the members of pydantic-ai's `RequestUsage` that the provider reported.
+
+    They are the attributes of the object itself: for any other count, its class has the value 0.
+    """
+    read, written = as_count(reported.get("input_tokens")), as_count(reported.get("output_tokens"))
+    if reported.get("unmeasured_requests") or read is None or written is None:
+        return None
+    thoughts = reported.get("output_reasoning_tokens", as_object(reported.get("details")).get("reasoning_tokens"))
+    return Usage(read, written, as_count(reported.get("cache_read_tokens")), as_count(thoughts))

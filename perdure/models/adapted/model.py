@@ -36,25 +36,23 @@ from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.usage import RequestUsage
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
 from perdure.models import endings, output_tool
 from perdure.models.adapted import errors, event_loop, http
-from perdure.models.adapted.chat_repairs import ChatRepairs
-from perdure.models.adapted.messages import Sender, arguments_of, calls_in, finish_reason, prompt, text_of
+from perdure.models.adapted.messages import Sender, arguments_of, calls_in, finish_reason, prompt, text_of, usage_of
+from perdure.models.adapted.repairs import Repairs
 from perdure.models.adapted.vendors import Vendor, vendor
+from perdure.models.endpoints import Refused
 from perdure.models.families import family
-from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
-from perdure.models.providers.endpoint import Endpoint, kinds_of, media_types
+from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, name_of
+from perdure.models.providers.endpoint import Endpoint, kinds_of, known, media_types, remember
 from perdure.models.providers.errors import Exchange
-from perdure.models.providers.json_values import as_count
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
 from perdure.models.providers.wire_names import WireNames
 from perdure.models.schemas import acceptable
 from perdure.models.thoughts import ThoughtTags
-from perdure.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +62,20 @@ DEFAULT_READS = ("images", "pdf")
 _OPENING = "<think>"
 
 
-def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two options)
+def adapted_model(
     name: str,
-    settings: Settings,  # noqa: ARG001 (as the other factories of models)
     clock: Clock,
     variable: str,
     endpoint: Endpoint | None = None,
     kind: str | None = None,
+    *,
+    refused: Refused | None = None,
 ) -> AdaptedModel:
     """The model called `name`, such as `google:gemini-3-pro`.
 
     `kind` is the provider as pydantic-ai names it, by default the part of `name` before the colon. `endpoint` is the
-    provider's server if it is not the vendor's own. `variable` is the setting that selects the model.
+    provider's server if it is not the vendor's own. `variable` is the setting that selects the model. `refused` is
+    shared with the server's other models.
 
     Raises:
         MissingKey: the vendor's key is not set.
@@ -83,13 +83,13 @@ def adapted_model(  # noqa: PLR0917 (as the other factories of models, and two o
     """
     scheme, _, model = name.partition(":")
     create = partial(vendor, kind or scheme, model, name, variable, endpoint)
-    return AdaptedModel(name, create, clock, endpoint)
+    return AdaptedModel(name, create, clock, endpoint, refused=refused)
 
 
 def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
     """A model object of pydantic-ai as a model of perdure, with the object's own client and settings.
 
-    The repairs of `perdure.models.adapted.http` and `chat_repairs` need a client of perdure, and do not apply.
+    The repairs of `perdure.models.adapted.http` and `repairs` need a client of perdure, and do not apply.
     """
     model = cast("PydanticModel[Any]", given)
     return AdaptedModel(name_of(given), lambda: Vendor(model), clock)
@@ -98,7 +98,15 @@ def adapt_model(given: ForeignModel, clock: Clock) -> AdaptedModel:
 class AdaptedModel:
     """A model of pydantic-ai. Thread-safe."""
 
-    def __init__(self, name: str, create: Callable[[], Vendor], clock: Clock, endpoint: Endpoint | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        create: Callable[[], Vendor],
+        clock: Clock,
+        endpoint: Endpoint | None = None,
+        *,
+        refused: Refused | None = None,
+    ) -> None:
         """`create` is called here, and again after a fork, because a client belongs to one event loop.
 
         By default, the model's server is an endpoint without settings.
@@ -109,7 +117,6 @@ class AdaptedModel:
         self._name = name
         self._create = create
         self._clock = clock
-        self._repairs = ChatRepairs(name, clock)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vendor = create()
@@ -117,6 +124,7 @@ class AdaptedModel:
         self._endpoint = endpoint or Endpoint(name, self._vendor.model.base_url or "")
         reads = media_types(DEFAULT_READS if self._endpoint.reads is None else self._endpoint.reads)
         self._quirks = replace(self._endpoint.quirks_of(self._sender.family), reads=reads)
+        self._refused: Refused = {} if refused is None else refused
         self._close = weakref.finalize(self, self._vendor.close)
 
     @property
@@ -136,26 +144,30 @@ class AdaptedModel:
             return output_tool.as_text(request, self.respond(output_tool.with_tool(request), call), call)
         names = WireNames(tool.name for tool in request.tools)
         parameters = _parameters(request, names, model)
-        quirks, kinds = self._quirks, kinds_of(file.media_type for each in request.messages for file in each.files)
+        quirks = learned = before = known(self._quirks, self._refused, self._sender.endpoint)
+        kinds = kinds_of(file.media_type for each in request.messages for file in each.files)
         is_whole = False
         while True:
             messages = model.prepare_messages(prompt(request.messages, names, self._sender, quirks.reads), parameters)
             noted = Exchange(self.name, self._endpoint.may_be_quoted, bool(self._endpoint.show_received))
-            exchange = http.HttpExchange(call, noted, self._repairs, is_whole)
+            exchange = http.HttpExchange(call, noted, Repairs(quirks, self._clock), is_whole)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)
             try:
                 reply = event_loop.run(partial(self._read, stream, names, exchange), call)
             except Exception as error:
                 call.check()  # raises if the engine has ended the call
                 is_whole = is_whole or exchange.is_empty  # the server may have failed behind the head of its response
-                if exchange.is_empty or errors.refuses_an_option(error, exchange):
+                if exchange.is_empty:
                     continue
-                found = errors.without_files(error, exchange, self._clock, quirks, kinds)
-                if found is not None:
-                    log.warning("%s refused %s, and is asked again without", self.name, found.what)
-                    quirks, self._quirks = found.quirks, found.quirks if found.lasting else self._quirks
-                    continue
-                raise errors.mapped(error, exchange, self._clock) from error
+                found = errors.adaptation(error, exchange, self._clock, quirks, kinds)
+                if found is None:
+                    raise errors.mapped(error, exchange, self._clock) from error
+                log.warning("%s refused %s, and is asked again without", self.name, found.what)
+                quirks, learned = found.quirks, found.quirks if found.lasting else learned
+                continue
+            if learned is not before:
+                self._quirks = learned
+                remember(learned, self._refused, self._sender.endpoint)
             noted.log_success()
             return reply
 
@@ -171,7 +183,6 @@ class AdaptedModel:
             ReplyDraft(names, self._quirks),
             self._sender,
             lambda text: waiting.post(partial(exchange.call.delta, text)),
-            lambda thought: waiting.post(partial(exchange.call.thought, thought)),
             ThoughtTags(thinks_first=self._quirks.thinks_first),
         )
         async with opening as stream:
@@ -248,22 +259,11 @@ def _settings(request: ModelRequest, names: WireNames, model: PydanticModel, cal
 class _Reading:
     """Reads one stream: passes its text on, and assembles the reply."""
 
-    def __init__(
-        self,
-        draft: ReplyDraft,
-        sender: Sender,
-        post: Callable[[str], None],
-        post_thought: Callable[[str], None],
-        tags: ThoughtTags,
-    ) -> None:
-        """`post` is called with each piece of the reply's text, and `post_thought` with each piece of its thoughts.
-
-        `tags` are for the parts of the whole response, after the stream.
-        """
+    def __init__(self, draft: ReplyDraft, sender: Sender, post: Callable[[str], None], tags: ThoughtTags) -> None:
+        """`post` is called with each piece of the reply's text. `tags` are for the parts of the whole response."""
         self._draft = draft
         self._sender = sender
         self._post = post
-        self._post_thought = post_thought
         self._tags = tags
         self._tagged: set[int] = set()
         """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
@@ -289,7 +289,7 @@ class _Reading:
             self._tagged.add(index)
             self._text(_OPENING)
         elif isinstance(part, ThinkingPart):
-            self._thought(part.content)
+            self._draft.add_thoughts(part.content)
 
     def _continue(self, index: int, delta: ModelResponsePartDelta) -> None:
         if isinstance(delta, TextPartDelta):
@@ -297,7 +297,7 @@ class _Reading:
         elif isinstance(delta, ThinkingPartDelta) and index in self._tagged:
             self._text(delta.content_delta or "")
         elif isinstance(delta, ThinkingPartDelta):
-            self._thought(delta.content_delta or "")
+            self._draft.add_thoughts(delta.content_delta or "")
         elif isinstance(delta, ToolCallPartDelta) and isinstance(delta.args_delta, str):
             self._size_of_arguments += len(delta.args_delta)
             if self._size_of_arguments > MAX_REPLY_CHARS:
@@ -319,7 +319,7 @@ class _Reading:
         for part in calls:
             self._draft.extend_call(call := self._draft.add_call(), name=part.tool_name, arguments=arguments_of(part))
             call.id = part.tool_call_id
-        self._draft.usage = _usage(response.usage)
+        self._draft.usage = usage_of(vars(response.usage))
         self._draft.model = response.model_name or ""
         self._draft.end(endings.TOOL_CALLS if calls and reason and endings.is_proper(reason) else reason)
         rest, reply = self._draft.finish()
@@ -332,13 +332,7 @@ class _Reading:
     def _text(self, text: str) -> None:
         self._show(self._draft.add_text(text))
 
-    def _thought(self, thought: str) -> None:
-        self._draft.add_thoughts(thought)
-        self._show("")
-
     def _show(self, text: str) -> None:
-        if thoughts := self._draft.take_thoughts():
-            self._post_thought(thoughts)
         if text:
             self._post(text)
 
@@ -366,17 +360,3 @@ def _is_empty(part: TextPart) -> bool:
 def _is_of_a_tag(part: ThinkingPart) -> bool:
     """Whether pydantic-ai began `part` at a delta that is exactly `<think>`. Vendors' parts have a provider's name."""
     return not part.content and part.signature is None and (part.provider_name is None or part.id == "content")
-
-
-def _usage(usage: RequestUsage) -> Usage | None:
-    """The tokens of a response. Counts that the provider did not report are no attributes of the object itself."""
-    if usage.unmeasured_requests or not usage.has_values():
-        return None
-    reported = vars(usage)
-    thoughts = reported.get("output_reasoning_tokens", usage.details.get("reasoning_tokens"))
-    return Usage(
-        as_count(usage.input_tokens) or 0,
-        as_count(usage.output_tokens) or 0,
-        as_count(reported.get("cache_read_tokens")),
-        as_count(thoughts),
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -14,8 +15,8 @@ from pydantic_ai.providers import Provider, infer_provider_class
 
 from perdure.errors import MissingKey, SettingsError
 from perdure.models.adapted import event_loop
-from perdure.models.adapted.http import client
-from perdure.models.providers.endpoint import Endpoint
+from perdure.models.adapted.http import client, watch
+from perdure.models.providers.endpoint import NO_KEY, Endpoint
 from perdure.models.providers.transport import CONNECT_TIMEOUT_S
 from perdure.text.patterns import compiled
 
@@ -23,6 +24,8 @@ _EXTRA = compiled(r"pydantic-ai-slim\[[a-z0-9-]+\]")
 _BEDROCK_READ_S = 300
 """Seconds in which a byte of a reply must arrive. botocore has no limit for a whole call, and none for one request."""
 _BEDROCK_CONNECTIONS = 100
+_REGION = "us-east-1"
+"""A region for the client of an endpoint with its own URL and key, which needs none."""
 _OPENAI = frozenset({"openai", "openai-chat", "openai-responses"})
 
 
@@ -104,9 +107,14 @@ def _http_library(accepted: Any) -> Any:
 
 
 def _bedrock_client(endpoint: Endpoint | None) -> Any:
-    """A client of Bedrock without retries, which pydantic-ai has no option for."""
+    """A client of Bedrock without retries, which pydantic-ai has no option for.
+
+    The key of an endpoint takes the place of the credentials of AWS.
+    """
     boto3, config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
+    has_key = endpoint is not None and endpoint.key != NO_KEY
     options = config.Config(
+        signature_version=importlib.import_module("botocore").UNSIGNED if has_key else None,
         retries={"total_max_attempts": 1},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=_BEDROCK_READ_S,
@@ -114,6 +122,15 @@ def _bedrock_client(endpoint: Endpoint | None) -> Any:
     )
     url = None if endpoint is None else endpoint.base_url
     try:
-        return boto3.client("bedrock-runtime", config=options, endpoint_url=url)
+        made = boto3.client("bedrock-runtime", _REGION if has_key else None, config=options, endpoint_url=url)
     except importlib.import_module("botocore.exceptions").BotoCoreError as error:
         raise UserError(f"the client of Bedrock cannot be set up: {error}") from error
+    if endpoint is not None and has_key:
+        made.meta.events.register("before-sign", partial(_authorize, endpoint))
+    watch(made)
+    return made
+
+
+def _authorize(endpoint: Endpoint, request: Any, **_: Any) -> None:
+    for name, value in endpoint.authorization.items():
+        request.headers[name] = value

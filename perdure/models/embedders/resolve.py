@@ -10,12 +10,14 @@ colon, the settings and the clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from perdure import plugins
 from perdure.clock import Clock
 from perdure.errors import SettingsError
 from perdure.models import endpoints
+from perdure.models.embedders import wordllama
 from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import FEWEST_DIMENSIONS, MOST_DIMENSIONS, HashEmbedder
 from perdure.models.embedders.protocol import Embedder
@@ -52,14 +54,16 @@ def check(name: str, settings: Settings, clock: Clock) -> None:
     Raises:
         SettingsError: there is no such embedder, or it cannot be set up.
     """
+    scheme, _, rest = name.partition(":")
     factory = _factory(name, settings)
-    if factory is not _sentence_transformers:
-        factory(name.partition(":")[2], settings, clock)
-    elif find_spec("sentence_transformers") is None:
+    if factory not in _IN_PROCESS:
+        factory(rest, settings, clock)
+    elif find_spec(_IN_PROCESS[factory]) is None:
         raise SettingsError(
-            f"PERDURE_EMBEDDER is {name!r}: it needs the extra sentence-transformers, "
-            "pip install 'perdure[sentence-transformers]'"
+            f"PERDURE_EMBEDDER is {name!r}: it needs the extra {scheme}, pip install 'perdure[{scheme}]'"
         )
+    elif factory is _wordllama:
+        wordllama.check(rest)
 
 
 def _factory(name: str, settings: Settings) -> EmbedderFactory:
@@ -71,8 +75,9 @@ def _factory(name: str, settings: Settings) -> EmbedderFactory:
         return _of_endpoint(name, *given)
     found = entry_points(group=ENTRY_POINT_GROUP)
     if rest and scheme in found.names:
-        return _load(name, found[scheme])
-    accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY"]
+        factory: EmbedderFactory = plugins.load(found[scheme], f"PERDURE_EMBEDDER is {name!r}")
+        return factory
+    accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY", "wordllama:256"]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
@@ -113,23 +118,21 @@ def _of_endpoint(name: str, endpoint: str, given: EndpointSettings) -> EmbedderF
 
 
 def _sentence_transformers(model: str, settings: Settings, clock: Clock) -> Embedder:
-    from perdure.models.embedders.sentence_transformers import SentenceTransformersEmbedder  # noqa: PLC0415 (the same)
+    from perdure.models.embedders.sentence_transformers import load  # noqa: PLC0415 (the same)
 
-    return SentenceTransformersEmbedder(model, clock, settings.model_timeout_s)
+    return load(model, clock, settings.model_timeout_s)
+
+
+def _wordllama(dimensions: str, settings: Settings, clock: Clock) -> Embedder:
+    return wordllama.load(dimensions, clock, settings.model_timeout_s)
 
 
 _BUILT_IN: dict[str, EmbedderFactory] = {
     "hash": _hash,
     "openai": _openai,
     "sentence-transformers": _sentence_transformers,
+    "wordllama": _wordllama,
 }
 
-
-def _load(name: str, entry_point: EntryPoint) -> EmbedderFactory:
-    try:
-        factory: EmbedderFactory = entry_point.load()
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"PERDURE_EMBEDDER is {name!r}: the entry point {entry_point.value!r} cannot be loaded: {error}"
-        ) from error
-    return factory
+_IN_PROCESS: dict[EmbedderFactory, str] = {_sentence_transformers: "sentence_transformers", _wordllama: "wordllama"}
+"""The factories that load a model into memory, with the module of their extra."""

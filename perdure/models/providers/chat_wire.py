@@ -16,7 +16,16 @@ from perdure.models.notes import placed
 from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import CACHE_KEY, NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
-from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
+from perdure.models.providers.reply import (
+    EMPTY_TEXT,
+    NO_ORIGIN,
+    Origin,
+    ReplyDraft,
+    ToolCallDraft,
+    Wire,
+    names_of,
+    sent_back,
+)
 from perdure.models.providers.wire_names import ANY_CHARACTERS, WireIds, WireNames
 from perdure.models.schemas import acceptable
 from perdure.models.settings import NAMES
@@ -128,7 +137,7 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
     if prompt.system:
         yield {"role": Role.SYSTEM.value, "content": "\n\n".join(prompt.system)}
     for message in prompt.messages:
-        wire: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        wire: dict[str, Any] = {"role": message.role.value, "content": _content(message, quirks)}
         if message.role is Role.TOOL:
             yield {**wire, "tool_call_id": ids.of_result(message.tool_call_id)}
             returned += [each for each in message.files if each.media_type in quirks.reads]
@@ -136,7 +145,6 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
         if returned:
             yield _returned(returned)
             returned = []
-        wire["content"] = _content(message, quirks)
         members, calls = sent_back(message, ids, origin, quirks)
         if calls:
             wire |= quirks.message_members
@@ -162,16 +170,23 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
         yield _returned(returned)
 
 
+def unblanked(content: Any, *, calls: bool = False) -> Any:
+    """A message's content for a server that refuses blank texts. `calls`: the message has calls, so it needs none."""
+    if content is not None and not (isinstance(content, str) and not content.strip()):
+        return content
+    return None if calls else EMPTY_TEXT
+
+
 def _returned(files: Sequence[Attachment]) -> dict[str, Any]:
     """The files of tools' results, in a message of their own: a result is only text here."""
     return {"role": "user", "content": [{"type": "text", "text": _RETURNED}, *map(_file, files)]}
 
 
-def _content(message: Message, quirks: Quirks) -> str | list[dict[str, Any]]:
-    """The message's text, or its parts if it has files that the model reads."""
-    pieces = message.pieces(quirks.reads)
+def _content(message: Message, quirks: Quirks) -> str | list[dict[str, Any]] | None:
+    """The message's text, or its parts if it has files that the model reads. A tool's files are in another message."""
+    pieces = message.pieces(() if message.role is Role.TOOL else quirks.reads)
     if not any(isinstance(each, Attachment) for each in pieces):
-        return message.content
+        return unblanked(message.content, calls=bool(message.tool_calls)) if quirks.refuses_blanks else message.content
     return [{"type": "text", "text": each} if isinstance(each, str) else _file(each) for each in pieces]
 
 

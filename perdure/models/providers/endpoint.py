@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +16,7 @@ import httpx2
 
 from perdure.errors import MissingKey, SettingsError
 from perdure.models import endpoints
-from perdure.models.endpoints import ANTHROPIC, OPENAI, OWN_KINDS
+from perdure.models.endpoints import ANTHROPIC, OPENAI, OWN_KINDS, Refused
 from perdure.models.providers.errors import ProviderFailure
 from perdure.models.providers.wire_names import NINE_CHARACTERS, IdForm
 from perdure.settings import EndpointSettings, check_server_url
@@ -26,7 +26,7 @@ CACHE_KEY = "prompt_cache_key"
 CACHE_MARK = "cache_control"
 """The member of Messages' blocks up to which the provider caches a prompt."""
 
-_NO_KEY = "none"
+NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Quirks:
     calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
     out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads. `caches`:
     it accepts the protocol's option about its prompt cache. `notes_within`: it refuses a system message behind others.
+    `refuses_blanks`: it refuses messages with blank texts.
     """
 
     omits: frozenset[str] = frozenset()
@@ -52,6 +53,7 @@ class Quirks:
     reads: frozenset[str] = frozenset()
     caches: bool = False
     notes_within: bool = False
+    refuses_blanks: bool = False
 
     def __or__(self, more: Quirks) -> Quirks:
         pairs = {each.name: (getattr(self, each.name), getattr(more, each.name)) for each in fields(self)}
@@ -83,7 +85,7 @@ class Endpoint:
 
     name: str
     base_url: str
-    key: str = field(default=_NO_KEY, repr=False)
+    key: str = field(default=NO_KEY, repr=False)
     thinks: bool = False
     show_received: bool | None = None
     kind: str = OPENAI
@@ -186,7 +188,7 @@ def _sendable(key: str, variable: str) -> str:
     """The key to send. The HTTP library's error for another one would quote the header, and so the key."""
     if not (key.isascii() and key.isprintable()):
         raise SettingsError(f"{variable} has characters that are not accepted: accepted: printable ASCII characters")
-    return key or _NO_KEY
+    return key or NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,8 @@ _ABOUT_ROLES = (
     "alternate", "system message", "system role", "role 'system'", 'role "system"', "unexpected role", "roles must",
 )  # fmt: skip
 """Parts of messages that refuse the places of messages, as templates of models for chats do."""
+_ABOUT_BLANKS = ("non-empty", "nonempty", "not be empty", "cannot be empty", "is blank", "not be blank")
+"""Parts of messages that refuse blank texts."""
 _REFUSES = ("unsupported", "not support", "validation error", *_ABOUT_ROLES)
 _UNSUPPORTED = (
     "support", "permitted", "allowed", "recogni", "unknown", "unexpected", "extra", "additional", "invalid parameter",
@@ -220,7 +224,9 @@ _ATTACHED = {
     "pdf": ({"document", "file"}, ("pdf", "document", "file", "content")),
 }
 """By kind of files: the types of their parts in a body, and parts of messages that refuse them."""
-_UNREQUESTED = frozenset({"stream_options", "response_format", "output_config", CACHE_KEY, CACHE_MARK})
+_OF_SERVERS = frozenset({"stream_options", CACHE_KEY, CACHE_MARK})
+"""The options that no model knows: a server that refuses one refuses it for all its models."""
+_UNREQUESTED = frozenset({"response_format", "output_config", *_OF_SERVERS})
 """The options that perdure adds to those that agents set."""
 _PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
 _LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
@@ -247,12 +253,36 @@ def adapted(
         return None
     if not quirks.notes_within and _has_notes(body) and any(each in said for each in _ABOUT_ROLES):
         return Adaptation(replace(quirks, notes_within=True), "a system message behind others")
+    if not quirks.refuses_blanks and _has_blanks(body) and any(each in said for each in _ABOUT_BLANKS):
+        return Adaptation(replace(quirks, refuses_blanks=True), "blank texts")
     kinds = [kind for kind, (types, _) in _ATTACHED.items() if types & _types_of_parts(body)]
     return without_files(quirks, said, kinds) or _without_members(quirks, said, body, required)
 
 
+def known(quirks: Quirks, refused: Refused, server: str) -> Quirks:
+    """The quirks of a model of `server`, of which other models may have learned more."""
+    omits = refused.get(server, frozenset())
+    return quirks if omits <= quirks.omits else quirks | Quirks(omits=omits)
+
+
+def remember(quirks: Quirks, refused: Refused, server: str) -> None:
+    """Note what a model has learned of its server for the server's other models."""
+    refused[server] = refused.get(server, frozenset()) | (quirks.omits & _OF_SERVERS)
+
+
 def _has_notes(body: Mapping[str, Any]) -> bool:
-    return any(message["role"] == "system" for message in body["messages"][1:])
+    return any(message["role"] == "system" for message in _messages(body)[1:])
+
+
+def _has_blanks(body: Mapping[str, Any]) -> bool:
+    contents = [message.get("content") or "" for message in _messages(body)]
+    return any(isinstance(each, str) and not each.strip() for each in contents)
+
+
+def _messages(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The messages in `body`; none in one of the Responses API, whose options may be refused, too."""
+    messages: Sequence[Mapping[str, Any]] = body.get("messages", ())
+    return messages
 
 
 def kinds_of(types: Iterable[str]) -> list[str]:
@@ -310,7 +340,7 @@ def _without_members(
 
 def _types_of_parts(body: Mapping[str, Any]) -> set[str]:
     """The types of the parts of the messages in `body`."""
-    contents = [message.get("content") for message in body["messages"]]
+    contents = [message.get("content") for message in _messages(body)]
     return {str(part.get("type")) for each in contents if isinstance(each, list) for part in each}
 
 
@@ -319,8 +349,8 @@ def _refusable(said: str, body: Mapping[str, Any]) -> set[str]:
 
     Without a word such as "unsupported", perhaps only an option's value was refused, such as a limit of tokens.
     """
-    parts: list[Mapping[str, Any]] = list(body["messages"])
-    parts += [call for message in body["messages"] for call in message.get("tool_calls", ())]
+    parts = [*_messages(body)]
+    parts += [call for message in parts for call in message.get("tool_calls", ())]
     sent = {*body, CACHE_MARK} if isinstance(body.get("system"), list) else set(body)
     options = sent if any(each in said for each in _UNSUPPORTED) else sent & _UNREQUESTED
     return options | {name for part in parts for name in part if name not in _MEMBERS}

@@ -53,7 +53,7 @@ _LONGEST_RETRY_AFTER_S = 86_400.0
 _LONGEST_PAGE = 10_000
 _QUOTED = 200
 _DEEPEST_ERROR = 5
-_TELLING = ("message", "detail", "msg", "innererror")
+_TELLING = ("message", "detail", "msg", "innererror", "status_msg")
 """The members of an error that say what is wrong."""
 _INPUT_STATUSES = frozenset({None, 400, 413, 422})
 """The statuses with which servers refuse an input. `None`: an error without a status."""
@@ -90,7 +90,7 @@ class _Kind:
 
 
 _RATE = _Kind(
-    frozenset({"rate_limit_exceeded", "rate_limit_error"}),
+    frozenset({"rate_limit_exceeded", "rate_limit_error", "throttlingexception"}),
     ("tokens per min", "requests per min", "rate limit"),
     frozenset({None, 413}),
 )
@@ -205,15 +205,29 @@ def failure_in(data: object, status: int | None = None, headers: Mapping[str, st
     for _ in range(_DEEPEST_ERROR):
         told = as_object(error)
         inner = error[0] if isinstance(error, list) and error else told.get("error") or as_array(told.get("errors"))
+        inner = inner or told.get("base_resp")  # MiniMax's
         if not inner:
             break
         error = inner
     told = as_object(error)
     kind = told.get("type") or told.get("status")
-    code = told.get("code") or (told.get("status") if isinstance(told.get("status"), int) else None)
+    status_code = told.get("status") if isinstance(told.get("status"), int) else told.get("status_code")
+    code = told.get("code") or status_code
     message = "; ".join(_texts({key: told[key] for key in _TELLING if key in told} or error))
     named = str(code) if isinstance(code, str | int) and not isinstance(code, bool) else None
-    return ProviderFailure(status, named, message, headers or {}, kind, as_string(told.get("param")))
+    given = {**pause_in(told), **(headers or {})}
+    return ProviderFailure(status, named, message, given, kind, as_string(told.get("param")))
+
+
+def pause_in(error: Mapping[str, Any]) -> dict[str, str]:
+    """The pause among the details of an error, as the header that Gemini's servers do not send.
+
+    >>> pause_in({"details": [{"retryDelay": "39s"}]})
+    {'retry-after': '39'}
+    """
+    delays = [as_string(as_object(each).get("retryDelay")) for each in as_array(error.get("details"))]
+    given = next((each.removesuffix("s") for each in delays if each.endswith("s")), None)
+    return {} if given is None else {"retry-after": given}
 
 
 def reports_failure(data: object) -> bool:
@@ -221,7 +235,7 @@ def reports_failure(data: object) -> bool:
     if isinstance(data, list):
         return bool(data) and reports_failure(data[0])
     told = as_object(data)
-    if told.get("error") or told.get("object") == "error":
+    if told.get("error") or told.get("object") == "error" or as_object(told.get("base_resp")).get("status_code"):
         return True
     return "choices" not in told and ("detail" in told or "errors" in told or isinstance(told.get("message"), str))
 

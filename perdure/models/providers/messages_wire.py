@@ -25,7 +25,16 @@ from perdure.models.notes import Placed, placed
 from perdure.models.protocol import Attachment, Message, ModelReply, ModelRequest, Role, Usage
 from perdure.models.providers.endpoint import CACHE_MARK, NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_count, as_object, as_string, object_in
-from perdure.models.providers.reply import NO_ORIGIN, Origin, ReplyDraft, ToolCallDraft, Wire, names_of, sent_back
+from perdure.models.providers.reply import (
+    EMPTY_TEXT,
+    NO_ORIGIN,
+    Origin,
+    ReplyDraft,
+    ToolCallDraft,
+    Wire,
+    names_of,
+    sent_back,
+)
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
 from perdure.models.schemas import acceptable, without_limits
 from perdure.models.settings import NAMES
@@ -33,7 +42,6 @@ from perdure.models.settings import NAMES
 MAX_TOKENS = 16_384
 """Maximum tokens of a reply. Each request must contain a limit. All models of the provider accept this value."""
 
-_EMPTY_TEXT = "(nothing)"
 _OVERFLOWED = "model_context_window_exceeded"
 _REFUSED = "refusal"
 """The provider's classifiers ended the reply. A refusal in the model's own words ends with `end_turn`."""
@@ -149,7 +157,7 @@ def _blocks(
                 result = {"type": "tool_result", "tool_use_id": ids.of_result(message.tool_call_id), **content}
                 yield "user", [result]
             case Role.USER | Role.SYSTEM:
-                yield "user", _content(message, quirks) or _text_blocks(_EMPTY_TEXT)
+                yield "user", _content(message, quirks) or _text_blocks(EMPTY_TEXT)
             case Role.ASSISTANT:
                 members, sent = sent_back(message, ids, origin, quirks)
                 calls = [
@@ -206,7 +214,7 @@ def _turns(spoken: Iterable[tuple[str, list[Block]]]) -> list[dict[str, Any]]:
 
 
 def _filler() -> dict[str, Any]:
-    return {"role": "user", "content": _text_blocks(_EMPTY_TEXT)}
+    return {"role": "user", "content": _text_blocks(EMPTY_TEXT)}
 
 
 def _text_blocks(content: str) -> list[Block]:

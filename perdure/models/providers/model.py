@@ -18,11 +18,11 @@ import httpcore2
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse, ProviderError
 from perdure.models import output_tool
-from perdure.models.endpoints import ANTHROPIC, OPENAI
+from perdure.models.endpoints import ANTHROPIC, OPENAI, Refused
 from perdure.models.families import family
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.models.providers import chat_wire, messages_wire
-from perdure.models.providers.endpoint import Adaptation, Endpoint, Quirks, adapted
+from perdure.models.providers.endpoint import Adaptation, Endpoint, Quirks, adapted, known, remember
 from perdure.models.providers.errors import (
     Exchange,
     Refusal,
@@ -104,8 +104,8 @@ class Client:
 class EndpointModel:
     """A model of an endpoint. Thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, model: str, clock: Clock) -> None:
-        """`model` is the model's name for the server."""
+    def __init__(self, endpoint: Endpoint, model: str, clock: Clock, refused: Refused | None = None) -> None:
+        """`model` is the model's name for the server. `refused` is shared with the server's other models."""
         self.name = f"{endpoint.name}:{model}"
         self._model = model
         self._clock = clock
@@ -117,6 +117,7 @@ class EndpointModel:
         """The names of `ModelRequest.settings` that the endpoint's protocol has. Others are not sent."""
         self._origin: Origin = (endpoint.identity, family(model))
         self._quirks = endpoint.quirks_of(family(model))
+        self._refused: Refused = {} if refused is None else refused
 
     @property
     def reads(self) -> frozenset[str]:
@@ -126,7 +127,7 @@ class EndpointModel:
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt, and stream the text to `call`; see `Model.respond`."""
         with self._client.calling(call) as exchange:
-            quirks = learned = self._quirks
+            quirks = learned = before = known(self._quirks, self._refused, self._origin[0])
             for attempt in count(1):
                 sent = self._with_output(request, quirks)
                 body = self._wire.request_body(self._model, sent, quirks, self._origin)
@@ -139,7 +140,9 @@ class EndpointModel:
                         raise
                     log.warning("%s refused %s, and is asked again without", self.name, found.what)
                     quirks, learned = found.quirks, found.quirks if found.lasting else learned
-            self._quirks = learned
+            if learned is not before:
+                self._quirks = learned
+                remember(learned, self._refused, self._origin[0])
             exchange.log_success()
             return reply if sent is request else output_tool.as_text(request, reply, call)
 
@@ -164,13 +167,13 @@ class EndpointModel:
         headers = {**self._wire.headers, **request.settings.get("extra_headers", {})}
         with self._client.post(self._path, body, exchange, headers) as response:
             for parsed, is_whole in events(_noted(response, exchange, may_be_empty=bool(body["stream"]))):
+                if parsed is None:  # it only keeps the connection open
+                    continue
                 if reports_failure(parsed):
                     raise Refusal(failure_in(parsed), late=bool(assembler.text_length))
                 if not isinstance(parsed, dict):
                     raise InvalidResponse(_NOT_A_REPLY)
                 text = assembler.feed_whole(parsed) if is_whole else assembler.feed(parsed)
-                if assembler.fresh_thoughts:
-                    call.thought(assembler.take_thoughts())
                 call.delta(text)
                 if assembler.complete:
                     break
@@ -182,7 +185,6 @@ class EndpointModel:
                 # The server closes the kept connection at about this time. The next request has a new one.
                 return self._ask(request, whole, quirks, call, exchange)
         rest, reply = assembler.finish()
-        call.thought(assembler.take_thoughts())
         call.delta(rest)
         return reply
 

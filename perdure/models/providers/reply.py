@@ -7,6 +7,7 @@ incomplete reply.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -25,6 +26,11 @@ MAX_REPLY_CHARS = 2_000_000
 
 MAX_TOOL_CALLS = 128
 """Maximum number of calls that providers allow in one message."""
+
+_MOST_ENCODINGS = 3
+
+EMPTY_TEXT = "(nothing)"
+"""In place of a blank text, which some providers refuse."""
 
 Origin: TypeAlias = tuple[str, str]
 """The endpoint and the model family that a reply comes from, and to which its opaque parts may return."""
@@ -93,12 +99,24 @@ class ToolCallDraft:
 
     def whole_arguments(self) -> str:
         """The arguments. Of a server that repeats what it has already sent in later pieces, its last piece."""
-        whole = "".join(self.arguments)
+        whole = _decoded("".join(self.arguments))
         if len(self.arguments) == 1 or _is_object(whole):
             return whole
         *before, last = self.arguments or [""]
         grows = all(later.startswith(earlier) for earlier, later in zip(before, self.arguments[1:], strict=True))
         return last if _is_object(last) and (grows or "".join(before) == last) else whole
+
+
+def _decoded(text: str) -> str:
+    """The JSON in `text`, of servers that encode it as JSON again."""
+    for _ in range(_MOST_ENCODINGS):
+        if not text.startswith('"'):
+            break
+        try:
+            text = as_string(json.loads(text))
+        except ValueError:
+            break
+    return text
 
 
 def _is_object(text: str) -> bool:
@@ -113,8 +131,7 @@ class ReplyDraft:
     """A reply under construction. When `stop_reason` is set, the server has ended the reply.
 
     `complete`: the stream has ended. `overflowed`: the prompt and the reply together do not fit the model's context
-    window. `members` are the members of the provider's message that perdure does not read. `fresh_thoughts` are the
-    thoughts since they were last taken.
+    window. `members` are the members of the provider's message that perdure does not read.
     """
 
     ID_FORM: ClassVar[IdForm] = ANY_CHARACTERS
@@ -129,7 +146,6 @@ class ReplyDraft:
         self.usage: Usage | None = None
         self.calls: list[ToolCallDraft] = []
         self.members: dict[str, Any] = {}
-        self.fresh_thoughts = ""
         self.text_length = 0
         self.names = names or WireNames()
         self._origin = origin
@@ -173,14 +189,13 @@ class ReplyDraft:
             return ""
         self._grow(len(text))
         thoughts, text = self._tags.split(text)
-        if thoughts:
-            self._add_thoughts(thoughts)
+        self._thoughts.append(thoughts)
         return self._shown(text)
 
     def close_thoughts(self) -> str:
         """End the thoughts in tags, if they have not ended, and return the text that can be shown."""
         thoughts, text = self._tags.close()
-        self._add_thoughts(thoughts)
+        self._thoughts.append(thoughts)
         return self._shown(text)
 
     def add_thoughts(self, thoughts: str) -> None:
@@ -191,12 +206,7 @@ class ReplyDraft:
         """
         if thoughts:
             self._grow(len(thoughts))
-            self._add_thoughts(thoughts)
-
-    def take_thoughts(self) -> str:
-        """The thoughts that were added since the last call of this method."""
-        fresh, self.fresh_thoughts = self.fresh_thoughts, ""
-        return untrusted.storable(fresh)
+            self._thoughts.append(thoughts)
 
     def add_call(self) -> ToolCallDraft:
         """Begin a tool call.
@@ -242,8 +252,7 @@ class ReplyDraft:
             raise InvalidResponse("The model's reply ended before it was finished.")
         is_proper = endings.is_proper(self.stop_reason) and not self.calls
         thoughts, text, in_doubt = self._tags.finish(is_proper=is_proper)
-        self._add_thoughts(thoughts)
-        all_thoughts = "".join(self._thoughts)
+        all_thoughts = "".join([*self._thoughts, thoughts])
         rest = self._shown(text) + untrusted.storable(self._held_back)
         calls, opaque = self._finished_calls()
         reply = ModelReply(
@@ -260,10 +269,6 @@ class ReplyDraft:
                 raise ContextTooLong("The conversation does not fit the model's context window.")
             endings.checked(reply)
         return rest, reply
-
-    def _add_thoughts(self, thoughts: str) -> None:
-        self._thoughts.append(thoughts)
-        self.fresh_thoughts += thoughts
 
     def _shown(self, text: str) -> str:
         """Add text without thoughts, and return it. Holds back half a surrogate pair at the end of the text."""

@@ -44,7 +44,15 @@ class WireNames:
         return self._wire.get(name) or sanitized(name)
 
     def from_wire(self, wire: str) -> str:
-        return self._by_wire_name.get(wire, wire)
+        """Perdure's form of the tool name `wire`; `wire` itself if no tool has that name.
+
+        Servers may leave tokens of a model's template in the name, and models may put its namespace before it.
+
+        >>> WireNames(["clock"]).from_wire("functions.clock<|channel|>commentary")
+        'clock'
+        """
+        bare = wire.partition("<|")[0].strip().removeprefix("functions.")
+        return self._by_wire_name.get(wire) or self._by_wire_name.get(bare, wire)
 
 
 def sanitized(name: str) -> str:

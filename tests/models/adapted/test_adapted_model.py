@@ -137,7 +137,7 @@ def test_a_signature_goes_to_no_other_model_of_the_vendor(gemini: GeminiServer) 
     gemini.script(Answer("Let me see.", calls=[Call("calculator", '{"expression": "12*7+5"}', "call_1")]))
     endpoint = Endpoint("google", gemini.base_url, "key")
     pro, flash = (
-        adapted_model(f"google:{name}", Settings(), SystemClock(), "PERDURE_MODEL", endpoint, "google")
+        adapted_model(f"google:{name}", SystemClock(), "PERDURE_MODEL", endpoint, "google")
         for name in ("gemini-3-pro", "gemini-2.5-flash")
     )
     reply = ask(pro, QUESTION)
@@ -148,14 +148,13 @@ def test_a_signature_goes_to_no_other_model_of_the_vendor(gemini: GeminiServer) 
     flash.close()
 
 
-def test_thoughts_are_reported(model: AdaptedModel, server: OpenAIServer) -> None:
-    """Thoughts in a member and thoughts in tags are events of their own, and no text."""
+def test_thoughts_are_no_text(model: AdaptedModel, server: OpenAIServer) -> None:
+    """Thoughts may be in a member and in tags."""
     server.script(
         deltas({"reasoning_content": "Hm. "}, {"content": "<thi"}, {"content": "nk>So.</think>"}, {"content": "Hi."})
     )
-    texts, thoughts = list[str](), list[str]()
-    ask(model, STATEMENT, call=ModelCall(SystemClock(), 30.0, texts.append, on_thought=thoughts.append))
-    assert ("".join(texts), "".join(thoughts)) == ("Hi.", "Hm. So.")
+    said, reply = streamed(model, STATEMENT)
+    assert ("".join(said), reply.content, reply.thoughts) == ("Hi.", "Hi.", "Hm. So.")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,7 @@ def test_tags_that_pydantic_ai_knows_are_the_same(model: AdaptedModel, server: O
 def test_a_server_may_omit_the_opening_tag(server: OpenAIServer) -> None:
     """Some templates put the tag into the prompt. `PERDURE_ENDPOINTS__NAME__THINKS` says so."""
     endpoint = Endpoint("mine", server.base_url, "key", thinks=True)
-    model = adapted_model("mine:qwen", Settings(), SystemClock(), "PERDURE_MODEL", endpoint, "openai-chat")
+    model = adapted_model("mine:qwen", SystemClock(), "PERDURE_MODEL", endpoint, "openai-chat")
     server.script(deltas({"content": "Hm.</th"}, {"content": "ink>\n"}, {"content": "Hello."}))
     said, reply = streamed(model, STATEMENT)
     assert ("".join(said), reply.content, reply.thoughts) == ("Hello.", "Hello.", "Hm.")
@@ -314,7 +313,7 @@ def test_a_refused_option_is_left_out_from_then_on(
     """The first call is repeated without the option, and the log names it."""
     server.script(Status(422, message="Extra inputs are not permitted: stream_options"), Answer("hello"))
     assert ask(model, STATEMENT).content == "hello"
-    assert "refuses stream_options" in caplog.text
+    assert "refused stream_options" in caplog.text
     ask(model, STATEMENT)
     assert ["stream_options" in request for request in server.requests] == [True, False, False]
 
@@ -382,10 +381,14 @@ def test_a_call_that_was_cut_off_does_not_run(model: AdaptedModel, server: OpenA
 
 
 def test_cached_and_reasoning_tokens_are_counted(model: AdaptedModel, server: OpenAIServer) -> None:
-    """What the server did not report is `None`."""
+    """What the server did not report is `None`, and a 0 that it did is 0."""
     details = {"prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 3}}
-    server.script(Answer("hi", usage={"prompt_tokens": 11, "completion_tokens": 7, **details}), Answer("hi"))
+    zeros = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    for more in (details, zeros):
+        server.script(Answer("hi", usage={"prompt_tokens": 11, "completion_tokens": 7, **more}))
+    server.script(Answer("hi"))
     assert ask(model, QUESTION).usage == Usage(11, 7, 5, 3)
+    assert ask(model, QUESTION).usage == Usage(11, 7, 0, 0)
     assert ask(model, QUESTION).usage == Usage(11, 7, None, None)
 
 
@@ -513,7 +516,7 @@ def test_function_and_test_models_reply() -> None:
 
 
 def make(name: str, endpoint: Endpoint | None = None) -> AdaptedModel:
-    return adapted_model(name, Settings(), SystemClock(), "PERDURE_MODEL", endpoint)
+    return adapted_model(name, SystemClock(), "PERDURE_MODEL", endpoint)
 
 
 def test_a_missing_sdk_is_named_with_its_extra() -> None:
@@ -554,7 +557,6 @@ def test_an_endpoint_is_a_provider_of_its_own(server: OpenAIServer) -> None:
     """What one endpoint signed goes to no other, even if both have the same kind."""
     model = adapted_model(
         "vllm-a:qwen",
-        Settings(),
         SystemClock(),
         "PERDURE_MODEL",
         Endpoint("vllm-a", server.base_url, "key"),

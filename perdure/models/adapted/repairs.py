@@ -1,57 +1,65 @@
-"""Repairs requests and replies of servers that speak Chat Completions, where pydantic-ai or an SDK does not.
+"""Repairs requests and replies where a server differs from what pydantic-ai or an SDK expects.
 
     what the server does                                 what is done
+    refuses an option, such as `stream_options`          the option is left out, now and later (`of_refusal`)
+
+The other repairs are those of servers that speak Chat Completions, for every path that ends in `/chat/completions`.
+
     refuses an assistant message with `content: null`    it gets an empty string
-    refuses an option, such as `stream_options`          the option is left out, now and later (`learn`)
     answers with an empty stream                         it is asked for a reply without a stream
     gives parallel calls one index                       each call gets its own
     names a call only in its first fragment              the others get an empty name, which Mistral's SDK requires
+    refuses blank texts                                  calls have none, and others say that there is nothing
+    sends `null` as an event                             it is left out
     sends a complete JSON body instead of a stream       it becomes a stream of one event
     sends an error object in a stream                    it becomes perdure's error of it
 
-All of it happens between the SDK and the server, for every path that ends in `/chat/completions`. What the server means
-is read as on perdure's own wire.
+All of it happens between the SDK and the server. What the server means is read as on perdure's own wire.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from perdure.clock import Clock
-from perdure.models.providers.chat_wire import WIRE, ReplyAssembler
-from perdure.models.providers.endpoint import NO_QUIRKS, Quirks, adapted
-from perdure.models.providers.errors import ProviderFailure, error_of, failure_in, reports_failure
+from perdure.models.providers.chat_wire import WIRE, ReplyAssembler, unblanked
+from perdure.models.providers.endpoint import Adaptation, Quirks, adapted
+from perdure.models.providers.errors import ProviderFailure, Refusal, failure_in, reports_failure
 from perdure.models.providers.json_values import as_array, as_object, as_string, documents
 from perdure.models.providers.model import BLANK
 from perdure.models.providers.wire_names import WireNames
 
-log = logging.getLogger(__name__)
-
 _PATH = "/chat/completions"
 _NULLS = (b'"content": null', b'"content":null')
 _STREAMS = ("text/event-stream", "application/json")
+_REPAIRED = (b"tool_calls", b'"error"', b'"base_resp"', b"data: null", b"data:null")
+"""What the lines have that are repaired, or that report an error."""
+_PROMPTS = frozenset({"messages", "input"})
+"""The members with the prompt: of Chat Completions and Messages, and of the Responses API."""
+_REQUIRED = WIRE.required | {"system", "input", "instructions"}
 
 
 @dataclass(slots=True)
-class ChatRepairs:
-    """The repairs for one endpoint. `quirks` has what the endpoint has refused."""
+class Repairs:
+    """The repairs of one exchange. `quirks` has what the server has refused."""
 
-    name: str
+    quirks: Quirks
     clock: Clock
-    quirks: Quirks = NO_QUIRKS
 
     def of_request(self, path: str, content: bytes, *, is_whole: bool) -> bytes | None:
         """The repaired body of a request; `None` if nothing is to be repaired. `is_whole`: it asks for no stream."""
-        is_null = any(null in content for null in _NULLS)
-        if not path.endswith(_PATH) or not (is_whole or is_null or self.quirks != NO_QUIRKS):
+        is_null = path.endswith(_PATH) and any(null in content for null in _NULLS)
+        refuses_blanks = path.endswith(_PATH) and self.quirks.refuses_blanks
+        if not (is_whole or is_null or refuses_blanks or self.quirks.omits or self.quirks.renames):
             return None
         body = json.loads(content)
-        for message in body["messages"]:
-            if message.get("role") == "assistant" and message.get("content") is None:
+        for message in body.get("messages", ()):
+            if refuses_blanks:
+                message["content"] = unblanked(message.get("content"), calls=bool(message.get("tool_calls")))
+            elif is_null and message.get("role") == "assistant" and message.get("content") is None:
                 message["content"] = ""
             for part in (message, *message.get("tool_calls", ())):
                 for name in self.quirks.omits.intersection(part):
@@ -68,26 +76,26 @@ class ChatRepairs:
         if not path.endswith(_PATH) or not content_type.startswith(_STREAMS):
             return None
         body = as_object(json.loads(sent))
-        return ReplyRepair(body, self.clock) if body.get("stream") else None
+        return ReplyRepair(body) if body.get("stream") else None
 
-    def learn(self, sent: bytes, failure: ProviderFailure) -> bool:
-        """Remember the options of the request `sent` that an error refuses. Returns whether there are any."""
+    def of_refusal(self, sent: bytes, failure: ProviderFailure) -> Adaptation | None:
+        """How the request `sent` is repaired from now on; `None` if the failure names nothing to leave out."""
         body = as_object(json.loads(sent)) if sent else {}
-        found = adapted(self.quirks, failure, body, WIRE.required) if "messages" in body else None
-        if found is None or (found.quirks.omits, found.quirks.renames) == (self.quirks.omits, self.quirks.renames):
-            return False
-        log.warning("%s refuses %s, which is left out from now on", self.name, found.what)
-        self.quirks = found.quirks
-        return True
+        found = adapted(self.quirks, failure, body, _REQUIRED) if _PROMPTS & body.keys() else None
+        return found if found is not None and _repaired(found.quirks) != _repaired(self.quirks) else None
+
+
+def _repaired(quirks: Quirks) -> tuple[object, ...]:
+    """The quirks that this module and `prompt` apply. pydantic-ai decides about the others."""
+    return quirks.omits, quirks.renames, quirks.reads, quirks.refuses_blanks
 
 
 class ReplyRepair:
     """Repairs the body of the reply to the request `sent`: a stream of events, line by line, or JSON as a whole."""
 
-    def __init__(self, sent: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, sent: Mapping[str, Any]) -> None:
         functions = [as_object(as_object(each).get("function")) for each in as_array(sent.get("tools"))]
         self._reading = ReplyAssembler(WireNames(as_string(each.get("name")) for each in functions))
-        self._clock = clock
         self._held: list[bytes] = []
         self._is_whole = False
         self.is_empty = True
@@ -97,7 +105,8 @@ class ReplyRepair:
         """The repaired bytes that can be passed on.
 
         Raises:
-            PerdureError: the server reported an error, or its reply has too many calls.
+            Refusal: the server reported an error.
+            InvalidResponse: its reply has too many calls.
         """
         if self.is_empty and (beginning := chunk.lstrip(BLANK)):
             self.is_empty, self._is_whole = False, beginning.startswith((b"{", b"["))
@@ -106,7 +115,7 @@ class ReplyRepair:
             return b""
         whole, newline, rest = b"".join(self._held).rpartition(b"\n")
         self._held = [rest]
-        if b"tool_calls" not in whole and b'"error"' not in whole:
+        if not any(each in whole for each in _REPAIRED):
             return whole + newline
         return b"\n".join(map(self._repaired, whole.split(b"\n"))) + newline
 
@@ -123,12 +132,15 @@ class ReplyRepair:
         return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events) + b"data: [DONE]\n\n"
 
     def _repaired(self, line: bytes) -> bytes:
-        if not line.startswith(b"data:") or (b'"tool_calls"' not in line and b'"error"' not in line):
+        if not line.startswith(b"data:") or not any(each in line for each in _REPAIRED):
             return line
         try:
-            event = self._checked(json.loads(line.removeprefix(b"data:")))
+            event = json.loads(line.removeprefix(b"data:"))
         except (ValueError, RecursionError):
             return line  # the SDK reports it
+        if event is None:  # it only keeps the connection open
+            return b""
+        event = self._checked(event)
         changed = [
             self._complete(fragment)
             for choice in as_array(event.get("choices"))
@@ -147,7 +159,7 @@ class ReplyRepair:
 
     def _checked(self, event: Any) -> Mapping[str, Any]:
         if reports_failure(event):
-            raise error_of(failure_in(event), self._clock)
+            raise Refusal(failure_in(event))
         return as_object(event)
 
 

@@ -1,0 +1,409 @@
+"""More servers that speak in their own way, as reports in public trackers describe them.
+
+The reports, by test:
+
+    an event without a chunk        NousResearch/hermes-agent#80822, earendil-works/pi#2468, pydantic/pydantic-ai#5165,
+                                    RooCodeInc/Roo-Code#9105, bagofwords1/bagofwords#742
+    fragments of calls              openai-php/client#623, open-webui/open-webui#27195, anomalyco/opencode#43328
+    a call that was cut off         vllm-project/vllm#53269, vllm-project/vllm#47963
+    ids that repeat                 HKUDS/nanobot#4473, HKUDS/nanobot#3943, QwenLM/qwen-code#8382, can1357/oh-my-pi#2055
+    blank texts                     anomalyco/opencode#17395, NousResearch/hermes-agent#9486, #55092,
+                                    requestyai/ai-sdk-requesty#1
+    a pause in the body             AtomicBot-ai/atomic-agent#106, Aider-AI/aider#3694, dcdpr/jp#1061
+    a malformed call                pydantic/pydantic-ai#631, google-gemini/gemini-cli#12674, mastra-ai/mastra#20302
+    other tags of thoughts          RooCodeInc/Roo-Code#8522, open-webui/open-webui#16856, Vali-98/ChatterUI#510
+    arguments encoded twice         huggingface/smolagents#1003, tailcallhq/forgecode#2764, openclaw/openclaw#40425
+    references in schemas           CommandCodeAI/command-code#566, anomalyco/opencode#39995, memodb-io/Acontext#107
+    thoughts without a signature    sgl-project/sglang#39752, anthropics/anthropic-sdk-csharp#181,
+                                    NousResearch/hermes-agent#17992
+    MiniMax's errors                RooCodeInc/Roo-Code#9105, adrianlyjak/obsidian-aloud-tts#114
+    names of tools                  ollama/ollama#12132, vllm-project/vllm#32587, tontinton/maki#518
+    an error as an end              damianvtran/local-operator#223, diegosouzapw/OmniRoute#8210,
+                                    OleksandrChekhovskyi/hax#15
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import InvalidResponse, ProviderError, RateLimited, ToolError
+from perdure.models.adapted import AdaptedModel, adapted_model
+from perdure.models.endpoints import ANTHROPIC
+from perdure.models.protocol import Message, ModelRequest, Role, ToolCall, ToolSchema
+from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.model import EndpointModel
+from perdure.testing.suites.models import QUESTION, ask, new_call, turn
+from tests.models.adapted.test_adapted_suite import BlocksServer
+from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Status, Step, chunk
+from tests.models.server import ProviderServer, Wire
+
+Made = EndpointModel | AdaptedModel
+Make = Callable[..., Made]
+
+ONE, TWO = '{"expression": "1"}', '{"expression": "2"}'
+STOP = chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+CALLS = chunk([{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])
+
+
+def delta(**members: Any) -> dict[str, Any]:
+    return chunk([{"index": 0, "delta": members, "finish_reason": None}])
+
+
+def fragment(**members: Any) -> dict[str, Any]:
+    """A delta with one fragment of a call."""
+    return delta(tool_calls=[{"index": 0, **members}])
+
+
+def made_of(server: ProviderServer, kind: str, protocol: str = "openai-chat", model: str = "test-model") -> Made:
+    """A model of the server: perdure's own, or one of pydantic-ai."""
+    own = ANTHROPIC if protocol == ANTHROPIC else "openai"
+    endpoint = Endpoint("there", server.base_url, "sk-of-the-tests", kind=own)
+    if kind == "own":
+        return EndpointModel(endpoint, model, SystemClock())
+    return adapted_model(f"there:{model}", SystemClock(), "PERDURE_MODEL", endpoint, protocol)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as running:
+        yield running
+
+
+@pytest.fixture(params=["own", "adapted"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(server: OpenAIServer, kind: str) -> Iterator[Made]:
+    made = made_of(server, kind)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def messages(kind: str) -> Iterator[tuple[BlocksServer, Made]]:
+    """A server of Anthropic's protocol, and a model of it."""
+    with BlocksServer() as running:
+        made = made_of(running, kind, ANTHROPIC)
+        yield running, made
+        made.close()
+
+
+# --- the stream
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(b"null", id="null"),
+        pytest.param({"choices": None}, id="choices of null"),
+        pytest.param({"usage": None}, id="no choices"),
+        pytest.param({"choices": [{"index": 0, "delta": None, "finish_reason": None}]}, id="a delta of null"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_event_without_a_chunk_is_skipped(model: Made, server: OpenAIServer, odd: Any, at: int) -> None:
+    """Gateways keep a connection open with such events, and annotate replies with them."""
+    events: list[Any] = [delta(content="Yes"), delta(content=".")]
+    events.insert(at, odd if isinstance(odd, bytes) else {**chunk([]), **odd})
+    server.script(Chunks([*events, STOP]))
+    assert ask(model, QUESTION).content == "Yes."
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "error": {"message": "overloaded", "code": 502},
+            **chunk([{"index": 0, "delta": {}, "finish_reason": "error"}]),
+        },
+        {"error": {"message": "overloaded", "code": "server_error"}, **chunk([])},
+        chunk([{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "native_finish_reason": "error"}]),
+    ],
+    ids=["an end", "no choices", "only an end"],
+)
+def test_an_error_as_an_end_is_no_reply(model: Made, server: OpenAIServer, body: Wire) -> None:
+    """A gateway has sent the head of its response when its own provider fails."""
+    server.script(Chunks([delta(role="assistant", content=""), body]))
+    with pytest.raises(ProviderError) as caught:
+        ask(model, QUESTION)
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("choices", [{"choices": None}, {}], ids=["choices of null", "no choices"])
+def test_an_error_of_minimax_under_status_200_is_an_error(
+    model: Made, server: OpenAIServer, caplog: pytest.LogCaptureFixture, choices: Wire, *, is_streamed: bool
+) -> None:
+    """The vendor's own object says what is wrong. With the code 0, it says that nothing is."""
+    body = {"id": "1", **choices, "base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}}
+    fine = {"base_resp": {"status_code": 0, "status_msg": ""}}
+    server.script(Chunks([body]) if is_streamed else Raw(json.dumps(body).encode(), "application/json"))
+    server.script(Chunks([{**delta(content="Yes."), **fine}, {**STOP, **fine}]))
+    with pytest.raises(ProviderError):
+        ask(model, QUESTION)
+    assert "code 1008" in caplog.text
+    assert "insufficient balance" in caplog.text
+    assert ask(model, QUESTION).content == "Yes."
+
+
+# --- calls
+
+
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        pytest.param(
+            [
+                fragment(id="a", type="function", function={"name": "calculator"}),
+                fragment(function={"arguments": TWO}),
+            ],
+            id="no arguments at first",
+        ),
+        pytest.param(
+            [
+                fragment(id="a", type="function", function={"name": "calculator", "arguments": None}),
+                fragment(function={"arguments": TWO}),
+            ],
+            id="arguments of null",
+        ),
+        pytest.param(
+            [
+                fragment(id="a", type="function", function={"name": "calculator", "arguments": TWO[:5]}),
+                fragment(id=None, type=None, function={"name": None, "arguments": TWO[5:]}),
+            ],
+            id="null in place of what came before",
+        ),
+        pytest.param(
+            [
+                fragment(id="a", type="function", function={"name": "calculator", "arguments": TWO[:5]}),
+                fragment(id="", type="function", function={"name": "", "arguments": TWO[5:]}),
+            ],
+            id="empty texts in place of what came before",
+        ),
+    ],
+)
+def test_fragments_of_calls_may_lack_members(model: Made, server: OpenAIServer, fragments: list[Wire]) -> None:
+    """The first fragment may have no arguments, and the others neither an id nor a name."""
+    server.script(Chunks([*fragments, CALLS]))
+    assert ask(model, QUESTION).tool_calls == (ToolCall("a", "calculator", TWO),)
+
+
+def test_a_call_without_any_arguments_has_none(model: Made, server: OpenAIServer) -> None:
+    """A call of a tool without parameters may have no such member at all, and comes back with an empty object."""
+    server.script(Chunks([fragment(id="a", type="function", function={"name": "clock"}), CALLS]), Answer("noon"))
+    reply = ask(model, QUESTION)
+    assert reply.tool_calls == (ToolCall("a", "clock", ""),)
+    ask(model, QUESTION, Message(Role.ASSISTANT, "", reply.tool_calls), Message(Role.TOOL, "12", tool_call_id="a"))
+    [call] = server.requests[1]["messages"][2]["tool_calls"]
+    assert call["function"] == {"name": "clock", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("arguments", ['{"expression": "12', '{"expression"', "{"])
+def test_a_call_that_was_cut_off_does_not_run(model: Made, server: OpenAIServer, arguments: str) -> None:
+    """A server says that the calls are complete, although the limit of tokens has cut their arguments off."""
+    server.script(Answer(calls=[Call("calculator", arguments)], finish_reason="tool_calls"))
+    with pytest.raises(ToolError, match="not valid JSON"):
+        turn(model, QUESTION)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_arguments_may_be_encoded_twice(model: Made, server: OpenAIServer, times: int) -> None:
+    """The arguments are a text with JSON, whose value is a text with the JSON that was meant."""
+    encoded = TWO
+    for _ in range(times):
+        encoded = json.dumps(encoded)
+    server.script(Answer(calls=[Call("calculator", encoded)]))
+    assert turn(model, QUESTION)[2].content == "2"
+    sent = server.requests[1]["messages"][2]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == json.loads(TWO)
+
+
+@pytest.mark.parametrize(
+    "name", ["calculator<|channel|>commentary", "calculator<|channel|>analysis", "functions.calculator", " calculator"]
+)
+def test_names_of_tools_may_have_parts_of_a_template(model: Made, server: OpenAIServer, name: str) -> None:
+    """Servers leave tokens of the model's own format in a name, and models add the namespace of their training."""
+    server.script(Answer(calls=[Call(name, TWO)]))
+    reply = ask(model, QUESTION)
+    assert reply.tool_calls[0].name == "calculator"
+
+
+def test_a_name_of_no_tool_stays(model: Made, server: OpenAIServer) -> None:
+    """The model is told that there is no such tool. Nothing is guessed."""
+    server.script(Answer(calls=[Call("functions.unknown", TWO)]))
+    assert ask(model, QUESTION).tool_calls[0].name == "functions.unknown"
+
+
+@pytest.mark.parametrize("protocol", ["chat", "messages"])
+def test_ids_that_repeat_are_told_apart(kind: str, protocol: str) -> None:
+    """Servers give parallel calls one id, also in the next round, and refuse a conversation in which it repeats."""
+    same = [Call("calculator", ONE, "grep_3"), Call("calculator", TWO, "grep_3")]
+    with OpenAIServer() if protocol == "chat" else BlocksServer() as server:
+        model = made_of(server, kind, "openai-chat" if protocol == "chat" else ANTHROPIC)
+        server.script(Answer(calls=same), Answer(calls=same), Answer("done"))
+        said = [QUESTION]
+        for _ in range(2):
+            reply = ask(model, *said)
+            said.append(Message(Role.ASSISTANT, reply.content, reply.tool_calls, opaque=reply.opaque))
+            assert len({call.id for call in reply.tool_calls}) == 2
+            said += [Message(Role.TOOL, call.arguments, tool_call_id=call.id) for call in reply.tool_calls]
+        assert ask(model, *said).content == "done"
+        model.close()
+
+
+@pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "function_call_filter: MALFORMED_FUNCTION_CALL"])
+def test_a_reply_that_ends_with_a_malformed_call_is_asked_for_again(
+    model: Made, server: OpenAIServer, reason: str
+) -> None:
+    """The model happens to write a call that is none. It is not the prompt's fault, and the next reply may be fine."""
+    server.script(Chunks([chunk([{"index": 0, "delta": {"role": "assistant"}, "finish_reason": reason}])]))
+    with pytest.raises(InvalidResponse) as caught:
+        ask(model, QUESTION)
+    assert caught.value.transient
+
+
+# --- thoughts
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("◁think▷", "◁/think▷")],
+    ids=["Magistral", "Seed", "Kimi"],
+)
+@pytest.mark.parametrize("before", ["", "Sure.\n\n"])
+def test_models_have_tags_of_their_own(  # noqa: PLR0917 (two fixtures and a table)
+    model: Made, server: OpenAIServer, size: int, opening: str, closing: str, before: str
+) -> None:
+    """They stand where others have `<think>`. In text, they are text."""
+    server.script(Answer(f"{before}{opening}Hm [1].{closing}\nYes [2].", piece=size))
+    reply = ask(model, QUESTION)
+    assert (reply.content, reply.thoughts) == (f"{before}Yes [2].", "Hm [1].")
+    server.script(Answer(f"The tag {opening} is one.", piece=size))
+    assert ask(model, QUESTION).content == f"The tag {opening} is one."
+
+
+def streamed(*blocks: Wire) -> Chunks:
+    """A stream of these blocks of Anthropic's protocol, in which a signature comes last, if there is one."""
+    message: dict[str, Any] = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": []}
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    events: list[Any] = [{"type": "message_start", "message": {**message, "usage": usage}}]
+    for index, block in enumerate(blocks):
+        opened, deltas = dict(block), list[Wire]()
+        if block["type"] == "thinking":
+            opened = {"type": "thinking", "thinking": ""}
+            deltas.append({"type": "thinking_delta", "thinking": block["thinking"]})
+            if "signature" in block:
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        elif block["type"] == "tool_use":
+            opened["input"] = {}
+            deltas.append({"type": "input_json_delta", "partial_json": json.dumps(block["input"])})
+        events.append({"type": "content_block_start", "index": index, "content_block": opened})
+        events += [{"type": "content_block_delta", "index": index, "delta": each} for each in deltas]
+        events.append({"type": "content_block_stop", "index": index})
+    events.append({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": usage})
+    return Chunks(events)
+
+
+@pytest.mark.parametrize("signature", [{}, {"signature": "c2ln"}], ids=["none", "late"])
+def test_thoughts_without_a_signature_come_back(
+    messages: tuple[BlocksServer, Made], monkeypatch: pytest.MonkeyPatch, signature: Wire, kind: str
+) -> None:
+    """Servers of open models sign nothing, or sign at the end. They want what they have sent."""
+    server, model = messages
+    monkeypatch.setattr(type(server), "judge", lambda *_: None)
+    thinking = {"type": "thinking", "thinking": "Hm.", **signature}
+    call = {"type": "tool_use", "id": "a", "name": "calculator", "input": {"expression": "2"}}
+    server.script(streamed(thinking, call), Answer("Yes."))
+    assert turn(model, QUESTION)[-1].content == "Yes."
+    first, *_ = server.requests[1]["messages"][1]["content"]
+    if kind == "own":
+        assert first == thinking
+    elif signature:
+        assert (first["thinking"], first["signature"]) == ("Hm.", "c2ln")
+    else:  # pydantic-ai sends unsigned thoughts as text
+        assert "Hm." in first["text"]
+
+
+# --- what is sent
+
+REFERENCES: Wire = {
+    "$defs": {
+        "Place": {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"]},
+        "City": {"type": "string", "description": "A city."},
+    },
+    "properties": {
+        "from": {"$ref": "#/$defs/Place", "description": "The origin."},
+        "stops": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+        "again": {"type": "array", "items": {"$ref": "#/properties/stops"}},
+    },
+    "required": ["from"],
+}
+
+
+def test_references_in_schemas_are_written_out(model: Made, server: OpenAIServer, kind: str) -> None:
+    """Servers refuse references, or do not find what they refer to."""
+    model.respond(ModelRequest((QUESTION,), (ToolSchema("travel", "", REFERENCES),)), new_call())
+    sent = server.requests[0]["tools"][0]["function"]["parameters"]
+    city = {"type": "string", "description": "A city."}
+    place = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    stops = {"type": "array", "items": place}
+    if kind == "adapted":  # pydantic-ai forbids other members
+        sent = json.loads(json.dumps(sent).replace(', "additionalProperties": false', ""))
+    assert sent["properties"] == {
+        "from": {**place, "description": "The origin."},
+        "stops": stops,
+        "again": {"type": "array", "items": stops},
+    }
+    assert "$ref" not in json.dumps(sent)
+
+
+BLANK = "messages: text content blocks must be non-empty"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        BLANK,
+        f"ValidationException: {BLANK}",
+        "The text field in the ContentBlock object at messages.2.content.0 is blank.",
+        "messages.2: content must not be empty",
+    ],
+)
+def test_blank_texts_that_a_server_refuses_are_not_sent_again(model: Made, server: OpenAIServer, said: str) -> None:
+    """A gateway makes blocks of texts, of which its provider accepts none that is empty."""
+    called = Message(Role.ASSISTANT, "", (ToolCall("a", "calculator", TWO),))
+    conversation = (QUESTION, called, Message(Role.TOOL, "", tool_call_id="a"))
+    server.script(Status(400, message=said), Answer("Yes."), Answer("Yes."))
+    for _ in range(2):
+        assert ask(model, *conversation).content == "Yes."
+    sent = [[each["content"] for each in body["messages"][2:]] for body in server.requests]
+    assert sent == [["", ""], [None, "(nothing)"], [None, "(nothing)"]]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda body: Raw(json.dumps(body).encode(), "application/json", status=429), id="an object"),
+        pytest.param(lambda body: Raw(json.dumps([body]).encode(), "application/json", status=429), id="an array"),
+        pytest.param(lambda body: Chunks([body]), id="within a stream"),
+    ],
+)
+def test_the_pause_may_be_in_the_body(model: Made, server: OpenAIServer, step: Callable[[Wire], Step]) -> None:
+    """Gemini's servers send no `Retry-After`, but a duration among the error's details."""
+    details = [
+        {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [{"quotaId": "PerMinute"}]},
+        {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "45.5s"},
+    ]
+    body = {"error": {"code": 429, "message": "Quota exceeded.", "status": "RESOURCE_EXHAUSTED", "details": details}}
+    server.script(step(body))
+    with pytest.raises(RateLimited) as caught:
+        ask(model, QUESTION)
+    assert caught.value.retry_after_s == 45.5
