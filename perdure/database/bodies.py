@@ -19,7 +19,7 @@ def body(row: Row[Any]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in row._asdict().items():
         if name == "user_id":
-            members |= {"tenant": tenant_of(value), "user_id": user_of(value)}
+            members |= {"tenant": tenant_of(value), "user_id": None if value is None else user_of(value)}
         else:
             members[name] = _as_json(value)
     return members

@@ -482,7 +482,10 @@ turns = Table(
         server_default=text("false"),
         comment="until it begins: its message may join the turn that runs",
     ),
+    Column("fingerprint", Text, comment="of its agent, in the worker that last began it"),
     Column("additions", JSONB, comment="what its client adds to the agent: tools, settings, instructions, an output"),
+    Column("takeovers", JSONB, comment="claims of expired leases: [{at, owner, lost}]"),
+    Column("traceparent", Text, comment="the span of its accept, as W3C Trace Context has it"),
     _one_of("status", TURN_STATUSES),
     CheckConstraint(
         "(settled_at IS NULL) = (status IN ('accepted', 'running', 'waiting_approval', 'parked'))", name="settled"
@@ -604,6 +607,7 @@ files = Table(
     Column("name", Text),
     Column("created_at", _timestamp, nullable=False),
     Column("used_at", _timestamp, comment="when a message first had it; NULL: it is deleted after a day"),
+    Column("session_id", Uuid, index=True, comment="whose message had it last"),
     Index("files_unused_idx", "created_at", postgresql_where=text("used_at IS NULL")),
     comment="Files of users.",
 )
@@ -815,6 +819,22 @@ day_spendings = Table(
     Column("amount", Numeric, nullable=False, comment="US dollars, with what is reserved for calls"),
     PrimaryKeyConstraint("kind", "key", "day"),
     comment="What the turns of a user or a tenant cost in a day, while a budget is set.",
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Uuid, primary_key=True),
+    Column("via", Text, _one_of("via", ("api", "command", "console")), nullable=False),
+    Column("actor", Text, nullable=False, comment="the digest of a key, or a user of the machine"),
+    Column("action", Text, nullable=False),
+    Column("target", Text, comment="what was changed: an id, or a name"),
+    Column("user_id", Text, comment="a user's key, if a user's data was changed"),
+    Column("note", Text, comment="how it was decided, or how many were changed"),
+    Column("began_at", _timestamp, nullable=False),
+    Column("outcome", Text, comment="done, or an error's code; NULL: unfinished, or the process died"),
+    Index("audit_user_id_idx", "user_id", "audit_id", postgresql_where=text("user_id IS NOT NULL")),
+    comment="Operators' actions: written before the action, with the outcome after it.",
 )
 
 schema_compatibility = Table(

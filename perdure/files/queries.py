@@ -46,27 +46,30 @@ KEEP_CONTENT = Statement(
     """,
 )
 
+# Does nothing if a call that runs again has stored the file before.
 ADD_FILE = Statement(
     "files.add_file",
     """
-    INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at, used_at)
+    INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at, used_at, session_id)
     VALUES (%(file_id)s::uuid, %(tenant)s, %(user_id)s, %(content_id)s::uuid, %(media_type)s, %(name)s, perdure_now(),
-            CASE WHEN %(used)s THEN perdure_now() END)
+            CASE WHEN %(session_id)s::uuid IS NOT NULL THEN perdure_now() END, %(session_id)s::uuid)
+    ON CONFLICT (file_id) DO NOTHING
     """,
 )
 
-# The bytes of a user's files.
+# The bytes of a user's files, without those of the file itself.
 STORED_BYTES = Statement(
     "files.stored_bytes",
     """
     SELECT coalesce(sum(c.size), 0)::bigint AS size
-    FROM files AS f JOIN file_contents AS c USING (content_id) WHERE f.user_id = %(user_id)s
+    FROM files AS f JOIN file_contents AS c USING (content_id)
+    WHERE f.user_id = %(user_id)s AND f.file_id <> %(file_id)s::uuid
     """,
     writes=False,
 )
 
-# Marks files as used by a message of the user, and returns them. A file of no user is copied for the user: `new_ids`
-# has an id for each. Files that the user may not use are not returned.
+# Marks files as used by a message of a user's session, and returns them. A file of no user is copied for the user:
+# `new_ids` has an id for each. Files that the user may not use are not returned.
 USE = Statement(
     "files.use",
     f"""
@@ -77,11 +80,12 @@ USE = Statement(
         WHERE f.user_id = %(user_id)s OR f.user_id IS NULL AND f.tenant = %(tenant)s
         FOR NO KEY UPDATE OF f
     ), used AS (
-        UPDATE files SET used_at = coalesce(used_at, perdure_now())
+        UPDATE files SET used_at = coalesce(used_at, perdure_now()), session_id = %(session_id)s::uuid
         WHERE file_id = ANY (ARRAY(SELECT file_id FROM found WHERE owner IS NOT NULL))
     ), copied AS (
-        INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at, used_at)
-        SELECT new_id, %(tenant)s, %(user_id)s, content_id, media_type, name, perdure_now(), perdure_now()
+        INSERT INTO files (file_id, tenant, user_id, content_id, media_type, name, created_at, used_at, session_id)
+        SELECT new_id, %(tenant)s, %(user_id)s, content_id, media_type, name, perdure_now(), perdure_now(),
+               %(session_id)s::uuid
         FROM found WHERE owner IS NULL
     )
     SELECT position, CASE WHEN owner IS NULL THEN new_id ELSE file_id END AS file_id, media_type, name, sha256, size,

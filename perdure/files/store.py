@@ -12,10 +12,10 @@ delete, then look for other files. Storing a content again locks it, too, so nei
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
@@ -69,6 +69,18 @@ class Stored:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The call of a tool that returns a file, and its session."""
+
+    effect_id: UUID
+    session_id: UUID
+
+    def file_id(self, content: Spool, name: str | None) -> UUID:
+        """The id of its file: the same if the call runs again after a crash, so that the file is stored once."""
+        return uuid5(self.effect_id, f"{content.sha256.hex()} {name}")
+
+
 class Files:
     """The files of an installation. Thread-safe. Each method raises `Unavailable` if the database cannot be reached."""
 
@@ -83,11 +95,17 @@ class Files:
         return Spool(self._settings.max_bytes)
 
     def put(
-        self, content: Spool, owner: Owner, *, named: str | None = None, name: str | None = None, used: bool = False
+        self,
+        content: Spool,
+        owner: Owner,
+        *,
+        named: str | None = None,
+        name: str | None = None,
+        of_call: Call | None = None,
     ) -> Stored:
         """Store a file. `named` is the media type that its sender gave, and `name` its name.
 
-        `used`: the file is kept although no message has it.
+        `of_call` is the call of the tool that returned the file, which is then kept although no message has it.
 
         Raises:
             InvalidRequest: the content is empty, damaged, or would grow too large; see `kind_of`.
@@ -96,16 +114,16 @@ class Files:
         """
         kind = content.kind(named)
         given = {
-            "file_id": new_id(self._clock),
+            "file_id": new_id(self._clock) if of_call is None else of_call.file_id(content, name),
             "tenant": owner.tenant or "",
             "user_id": owner.user,
             "media_type": kind.media_type,
             "name": name,
-            "used": used,
+            "session_id": None if of_call is None else of_call.session_id,
             "sha256": content.sha256,
             **self._content(content, kind),
         }
-        self._require_room(owner.user, content.size)
+        self._require_room(given)
         for _ in range(_TRIES):
             try:
                 if self._store(given, content):
@@ -114,8 +132,8 @@ class Files:
                 log.debug("a content is being stored or deleted concurrently; retrying")
         raise Unavailable("The same file is being stored and deleted; please try again.")
 
-    def attach(self, user: UserKey, file: File) -> str:
-        """Store a file that a tool returns; returns the line that describes it.
+    def attach(self, user: UserKey, call: Call, file: File) -> str:
+        """Store a file that a call returns; returns the line that describes it.
 
         Raises:
             InvalidRequest, TooLarge, ProviderError: as `put`.
@@ -123,7 +141,7 @@ class Files:
         name = None if file.name is None else first_line(file.name, 200)
         with self.spool() as content:
             content.write(file.data)
-            stored = self.put(content, Owner.of(user), named=file.media_type, name=name, used=True)
+            stored = self.put(content, Owner.of(user), named=file.media_type, name=name, of_call=call)
         return describe_result(self.rows([stored.file_id])[stored.file_id])
 
     def _content(self, content: Spool, kind: Kind) -> dict[str, Any]:
@@ -133,12 +151,12 @@ class Files:
         size = {"size": content.size, "width": kind.width, "height": kind.height, "pages": kind.pages}
         return {"content_id": content_id, "place": place, **size}
 
-    def _require_room(self, user: UserKey | None, size: int) -> None:
+    def _require_room(self, given: Mapping[str, Any]) -> None:
         most = self._settings.user_bytes
-        if user is None or not most:
+        if given["user_id"] is None or not most:
             return
-        [stored] = self._database.run(queries.STORED_BYTES, {"user_id": user})
-        if stored.size + size > most:
+        [stored] = self._database.run(queries.STORED_BYTES, given)
+        if stored.size + given["size"] > most:
             raise TooLarge(
                 f"The user's files have {stored.size:,} bytes; at most {most:,} are kept (PERDURE_FILES__USER_BYTES)."
             )
@@ -254,8 +272,12 @@ def take_in(files: Files, user: UserKey, parts: Sequence[FilePart]) -> list[UUID
     return found
 
 
-def use(transaction: Transaction, clock: Clock, user: UserKey, file_ids: Sequence[UUID]) -> list[Row[Any]]:
+def use(
+    transaction: Transaction, clock: Clock, user: UserKey, session_id: UUID, file_ids: Sequence[UUID]
+) -> list[Row[Any]]:
     """Mark the files `file_ids` as used by a message of `user` in this transaction; returns their rows in this order.
+
+    They are deleted with the session, unless a message of another session uses them later.
 
     Raises:
         NotFound: the user has no such file.
@@ -263,6 +285,7 @@ def use(transaction: Transaction, clock: Clock, user: UserKey, file_ids: Sequenc
     given = {
         "user_id": user,
         "tenant": tenant_of(user) or "",
+        "session_id": session_id,
         "file_ids": list(file_ids),
         "new_ids": [new_id(clock) for _ in file_ids],
     }

@@ -551,9 +551,9 @@ FORK = Statement(
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, attempts,
                            steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
-                           additions, accepted_at, started_at, settled_at, settled_tick)
+                           fingerprint, additions, accepted_at, started_at, settled_at, settled_tick)
         SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
-               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
+               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at, fingerprint,
                CASE WHEN additions -> 'remember' = 'false' THEN '{{"remember": false}}'::jsonb END,
                accepted_at, started_at, settled_at, settled_tick
         FROM copied

@@ -17,7 +17,7 @@ from perdure.database.engine import Executor
 from perdure.errors import SettingsError
 from perdure.ids import first_id
 from perdure.models.prices import cost
-from perdure.models.protocol import ForeignModel, Usage, name_of
+from perdure.models.protocol import ForeignModel, Usage, added, name_of
 from perdure.settings import Settings
 from perdure.turns import queries
 from perdure.turns.transcript import Entry
@@ -81,14 +81,14 @@ BY = ("user", "tenant", "agent", "model", "day")
 class Used:
     """What the replies of a user, a tenant, an agent, a model or a day used.
 
-    `cost` is in US dollars, without that of the `unpriced` replies: their usage was not reported, or the prices of
-    their model are unknown.
+    A count is `None` if none of the replies reports it. `cost` is in US dollars, without that of the `unpriced`
+    replies: their usage was not reported, or the prices of their model are unknown.
     """
 
     replies: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
     cost: Decimal = Decimal()
     unpriced: int = 0
 
@@ -111,9 +111,9 @@ def usage(
     for row in executor.run(queries.USAGE, given):
         used = found.setdefault(_key(row.key, by), Used())
         used.replies += row.replies
-        used.input_tokens += row.input
-        used.cached_tokens += row.cached
-        used.output_tokens += row.output
+        used.input_tokens = added(used.input_tokens, row.input)
+        used.cached_tokens = added(used.cached_tokens, row.cached)
+        used.output_tokens = added(used.output_tokens, row.output)
         price = _cost_of_replies(row, settings, agents) if row.reported else None
         used.cost += price or Decimal()
         used.unpriced += row.replies if price is None else 0
@@ -130,8 +130,8 @@ def _cost_of_replies(row: Row[Any], settings: Settings, agents: Agents) -> Decim
     """What the replies of a row of USAGE cost. Their prompts have similar sizes, so the prices of the average hold."""
     at = datetime.combine(row.day, time(12), UTC)
     model, number = _model(row.agent, row.model, settings, agents, fallback=row.fallback), row.replies
-    average = _cost(model, Usage(row.input // number, row.output // number, row.cached // number), at, settings)
-    rest = _cost(model, Usage(row.input % number, row.output % number, row.cached % number), at, settings)
+    counts = [divmod(each or 0, number) for each in (row.input, row.output, row.cached)]
+    average, rest = (_cost(model, Usage(*each), at, settings) for each in zip(*counts, strict=True))
     return None if average is None or rest is None else average * number + rest
 
 

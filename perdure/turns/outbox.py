@@ -211,8 +211,12 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status. A `failed` delivery is a dead letter: it is not retried."""
-    rows = executor.run(queries.DELIVERIES, {"status": status, "limit": limit})
+    """The newest deliveries, optionally of one status; of `pending` ones those that are due next.
+
+    A `failed` delivery is a dead letter: it is not retried.
+    """
+    of_status = {"failed": queries.DELIVERIES_FAILED, "pending": queries.DELIVERIES_PENDING}
+    rows = executor.run(of_status.get(status or "", queries.DELIVERIES), {"status": status, "limit": limit})
     return [body(row) for row in rows]
 
 

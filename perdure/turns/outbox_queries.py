@@ -301,6 +301,26 @@ DELIVERIES = Statement(
     writes=False,
 )
 
+# Failed deliveries are few among many, so the list of all would read far.
+DELIVERIES_FAILED = Statement(
+    "deliveries.list_failed",
+    """
+    SELECT delivery_id, turn_id, user_id, target, status, attempts, last_error, created_at,
+           NULL::timestamptz AS due_at, delivered_at
+    FROM deliveries WHERE status = 'failed' ORDER BY created_at DESC LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
+DELIVERIES_PENDING = Statement(
+    "deliveries.list_pending",
+    """
+    SELECT delivery_id, turn_id, user_id, target, status, attempts, last_error, created_at, due_at, delivered_at
+    FROM deliveries WHERE status = 'pending' ORDER BY greatest(due_at, wake_at) LIMIT %(limit)s
+    """,
+    writes=False,
+)
+
 # Restarts a delivery. If a worker is attempting the delivery, it may be sent twice. The receiver deduplicates by the
 # delivery's id.
 RESEND = Statement(

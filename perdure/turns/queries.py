@@ -424,8 +424,7 @@ USAGE = Statement(
         WHERE t.turn_id >= %(first_id)s::uuid AND {_IS_PAID}
     )
     SELECT key, agent, model, fallback, day, usage IS NOT NULL AS reported, count(*) AS replies,
-           coalesce(sum(input), 0)::bigint AS input, coalesce(sum(cached), 0)::bigint AS cached,
-           coalesce(sum(output), 0)::bigint AS output
+           sum(input)::bigint AS input, sum(cached)::bigint AS cached, sum(output)::bigint AS output
     FROM used GROUP BY 1, 2, 3, 4, 5, 6, width_bucket(input, 0, 1000000, 40)
     """,
     writes=False,

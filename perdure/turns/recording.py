@@ -5,7 +5,9 @@ their results, and the instructions that a function of the agent made. It also h
 the agent's instructions and tools as this installation declares them, and the memories and cases that recall finds now.
 `not_reproduced` lists what a replay lacks. docs/testing.md describes the members.
 
-Called by `perdure turns export`.
+The bundle of a session has those of its newest turns, each with the messages before it.
+
+Called by `perdure turns export` and `perdure sessions export`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from perdure.turns.reading import SETTLED, read_turn
 from perdure.turns.transcript import Entry, Transcript, read_entry
 
 FORMAT, VERSION = "perdure.turn", 1
+CONVERSATION = "perdure.conversation"
+"""The format of the bundle of a session; its version is that of its turns."""
 
 _READ = Statement(
     "turns.read_recorded",
@@ -47,6 +51,17 @@ _READ = Statement(
     FROM turns AS t JOIN sessions AS s USING (session_id)
          LEFT JOIN sessions AS previous ON previous.session_id = s.previous_session_id
     WHERE t.turn_id = %(turn_id)s::uuid
+    """,
+    writes=False,
+)
+
+# The newest turns of a session that have settled, and have messages.
+_TURNS = Statement(
+    "turns.recorded_of_session",
+    """
+    SELECT turn_id FROM turns
+    WHERE session_id = %(session_id)s::uuid AND settled_at IS NOT NULL AND first_seq IS NOT NULL
+    ORDER BY seq DESC LIMIT %(most)s
     """,
     writes=False,
 )
@@ -121,6 +136,20 @@ def record(runtime: Runtime, turn_id: UUID) -> dict[str, Any]:
         "prompt": {**_declared(agent, rows[0].instructions), "parts": parts, "case_ids": list(case_ids)},
         "not_reproduced": [*missing, *_not_reproduced(agent, messages)],
     }
+
+
+def record_session(runtime: Runtime, session_id: UUID, most: int) -> dict[str, Any]:
+    """The bundle of a session, as JSON values: its newest settled turns, at most `most`, in their order.
+
+    Raises:
+        NotFound: there is no such session, or no turn of it has settled.
+        Unavailable: the database cannot be reached.
+    """
+    rows = runtime.database.run(_TURNS, {"session_id": session_id, "most": most})
+    if not rows:
+        raise NotFound("There is no such session, or none of its turns is settled.")
+    turns = [record(runtime, row.turn_id) for row in reversed(rows)]
+    return {"format": CONVERSATION, "version": VERSION, "session_id": str(session_id), "turns": turns}
 
 
 def _turn_row(row: Row[Any]) -> TurnRow:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 from uuid import UUID
@@ -95,7 +96,7 @@ UNREADABLE = (TypeError, ValueError, LookupError, AttributeError)
 """Errors that are raised when this release cannot parse a row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """One message of a transcript; `seq` is `None` until the message is committed.
 
@@ -121,7 +122,7 @@ class Entry:
     prompt: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """The record of the prompt of a new reply (`turns.prompt.record`); it is not read again."""
 
-    @property
+    @cached_property
     def token_count(self) -> int:
         """A conservative estimate of the number of tokens: one token for every three bytes of UTF-8.
 
@@ -129,7 +130,7 @@ class Entry:
         """
         return self.text_tokens + sum(int(part.get("tokens", 0)) - text_tokens(part) for part in self.parts)
 
-    @property
+    @cached_property
     def text_tokens(self) -> int:
         """`token_count` without the images and pages of files."""
         calls = sum(len(call.name) + len(call.arguments.encode()) for call in self.tool_calls)
@@ -186,7 +187,11 @@ class Transcript:
         self.running = running
         self.is_screened = False
         self.original: str | None = None
-        self._entries = list(entries)
+        present, earlier = list[Entry](), list[Entry]()
+        for entry in entries:
+            (present if entry.turn_id == turn_id else earlier).append(entry)
+        self._present = present
+        self._earlier = [list(each) for _, each in groupby(earlier, key=lambda entry: entry.turn_id)]
 
     @classmethod
     def load(
@@ -220,7 +225,8 @@ class Transcript:
     def leave(self, running: Running) -> None:
         """Remove the messages that the new running summary covers."""
         self.running = running
-        self._entries = [each for each in self._entries if each.seq is None or each.seq > running.to_seq]
+        staying = ([each for each in turn if (each.seq or 0) > running.to_seq] for turn in self._earlier)
+        self._earlier = [turn for turn in staying if turn]
 
     @property
     def uncommitted(self) -> list[Entry]:
@@ -228,7 +234,7 @@ class Transcript:
 
         Before the turn's first commit, these are the user's messages. After the first commit, there are none.
         """
-        return [entry for entry in self._entries if entry.seq is None]
+        return [entry for entry in self._present if entry.seq is None]
 
     def committed_messages(self, turns: int) -> tuple[Message, ...]:
         """The committed messages of the last `turns` turns, the present one included."""
@@ -236,60 +242,65 @@ class Transcript:
 
     @property
     def present(self) -> list[Entry]:
-        return [entry for entry in self._entries if entry.turn_id == self.turn_id]
+        return list(self._present)
 
     @property
     def asked(self) -> str:
         """The user's text in the present turn."""
-        return "\n".join(entry.content for entry in self.present if entry.role is Role.USER)
+        return "\n".join(entry.content for entry in self._present if entry.role is Role.USER)
 
     @property
     def steps(self) -> int:
-        return steps_in(self.present)
+        return steps_in(self._present)
 
     @property
     def usage(self) -> Usage | None:
         """The tokens of all steps of the present turn; see `total_usage`."""
-        return total_usage(self.present)
+        return total_usage(self._present)
 
     def last_seq(self, first_seq: int) -> int:
         """The `seq` of the session's last message. The present turn's messages begin at `first_seq`."""
-        return max((entry.seq for entry in self.present if entry.seq is not None), default=first_seq - 1)
+        return max((entry.seq for entry in self._present if entry.seq is not None), default=first_seq - 1)
 
     @property
     def call_ids(self) -> frozenset[str]:
         """The ids of the present turn's calls. Approvals refer to calls by id, so the ids must be distinct."""
-        return frozenset(call.id for entry in self.present for call in entry.tool_calls)
+        return frozenset(call.id for entry in self._present for call in entry.tool_calls)
 
     def open_reply(self) -> Entry | None:
         """The message whose tool calls have no results yet, if any."""
-        last = self._entries[-1] if self._entries else None
-        return last if last is not None and last.turn_id == self.turn_id and last.tool_calls else None
+        last = self._present[-1] if self._present else None
+        return last if last is not None and last.tool_calls else None
 
     def replace_asked(self, text: str) -> None:
         """Replace the user's uncommitted messages with one that has this text and all files."""
         first, *_ = said = self.uncommitted
         parts = [{**part, "at": min(part["at"], len(text))} for entry in said for part in entry.parts]
         self.original = first.content if self.original is None else self.original
-        committed = [entry for entry in self._entries if entry.seq is not None]
+        committed = [entry for entry in self._present if entry.seq is not None]
         used = total_usage(said)
-        self._entries = [*committed, replace(first, content=text, parts=tuple(parts), usage=used)]
+        self._present = [*committed, replace(first, content=text, parts=tuple(parts), usage=used)]
 
     def charge(self, usage: Usage) -> None:
         """Count tokens that a guard used, with the user's last uncommitted message."""
-        last = self._entries[-1]
-        self._entries[-1] = replace(last, usage=usage if last.usage is None else last.usage + usage)
+        last = self._present[-1]
+        self._present[-1] = replace(last, usage=usage if last.usage is None else last.usage + usage)
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
         """Replace the uncommitted entries with `appended`, which were committed directly after the `seq` `base`."""
         self.original = None
-        self._entries = [entry for entry in self._entries if entry.seq is not None]
-        self._entries += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
+        self._present = [entry for entry in self._present if entry.seq is not None]
+        self._present += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
+
+    @property
+    def earlier(self) -> list[list[Entry]]:
+        """The entries of each earlier turn."""
+        return list(self._earlier)
 
     @property
     def turns(self) -> list[list[Entry]]:
         """The entries of each turn, the present turn last."""
-        return [list(each) for _, each in groupby(self._entries, key=lambda entry: entry.turn_id)]
+        return [*self._earlier, list(self._present)] if self._present else list(self._earlier)
 
 
 def steps_in(entries: Iterable[Entry]) -> int:

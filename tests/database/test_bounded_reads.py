@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from perdure import retention
+from perdure import audit, retention
 from perdure.database.engine import Database, Statement
 from perdure.memory import import_export_queries as exchange
 from perdure.memory.consolidation import queries as consolidation
 from perdure.observe import queries as observe
 from perdure.sessions import queries as sessions
 from perdure.timetable import reminder_queries
-from perdure.turns import budgets
+from perdure.turns import budgets, outbox_queries, timeline
 from perdure.turns.inbox import queries as turns
 from perdure.turns.inbox import route_queries
 from tests.databases import engine_of
@@ -94,6 +94,14 @@ _FILL = f"""
     FROM generate_series(1, 3000) AS n, generate_series(1, CASE WHEN n = 1 THEN 9000 ELSE 3 END) AS m;
     INSERT INTO case_runs (run_id, dry_run, phase, started_at, finished_at)
     SELECT gen_random_uuid(), n % 2 = 0, 'done', now() - interval '1 day', now() FROM generate_series(1, 500) AS n;
+    INSERT INTO audit (audit_id, via, actor, action, user_id, began_at)
+    SELECT turn_id, 'api', 'tests', 'turns.cancel', user_id, accepted_at FROM turns;
+    WITH content AS (
+        INSERT INTO file_contents (content_id, tenant, sha256, size) VALUES (gen_random_uuid(), '', '', 1)
+        RETURNING content_id
+    )
+    INSERT INTO files (file_id, tenant, user_id, content_id, media_type, created_at, used_at, session_id)
+    SELECT session_id, '', user_id, content_id, 'text/plain', now(), now(), session_id FROM sessions, content;
     INSERT INTO embedders (name, dimensions, created_at) VALUES ('none', 3, now());
     INSERT INTO message_vectors (session_id, seq, embedder_id, user_id)
     SELECT session_id, seq, embedder_id, user_id FROM message_words, embedders;
@@ -170,6 +178,14 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (observe.FAILED, {"since": UUID(int=0)}, 110),
     (observe.PARKED, {}, 110),
     (observe.STUCK, {"stuck_s": 60.0}, 400),
+    (audit.NEWEST, {"before": UUID(int=2**128 - 1)}, 110),
+    (audit.NEWEST, {"before": _LIVE}, 110),
+    (timeline.TURN, {"turn_id": UUID(int=1)}, 4),
+    (timeline.STEPS, {"session_id": _LIVE, "turn_id": _LIVE, "first_seq": 1, "last_seq": 9}, 10),
+    (timeline.CALLS, {"turn_id": UUID(int=1)}, 4),
+    (timeline.DELIVERIES, {"turn_id": UUID(int=1)}, 4),
+    (outbox_queries.DELIVERIES_FAILED, {}, 110),
+    (outbox_queries.DELIVERIES_PENDING, {}, 110),
     *[(kept.delete, {"days": -1, "after": kept.start}, 400) for kept in retention.KEPT],
 ]
 """Each statement, its parameters, and the most rows that it may read."""

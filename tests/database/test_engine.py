@@ -221,6 +221,27 @@ def test_an_idle_transaction_is_ended_and_its_client_gets_an_error(database_url:
     paused.close()
 
 
+def test_a_row_without_columns_is_a_row(database: Database) -> None:
+    """A statement that only asks whether something exists reads no columns."""
+    assert len(database.run(Statement("test.exists", "SELECT FROM pg_class LIMIT 2", writes=False), {})) == 2
+
+
+def test_a_statement_that_an_exit_leaves_ends_its_connection(database: Database) -> None:
+    """An exit in the middle of a statement, as of a green thread, leaves the pool no connection that still runs it."""
+    [before] = database.run(PID, {})
+
+    def exiting(_: Any) -> None:
+        raise SystemExit
+
+    psycopg2.extensions.set_wait_callback(exiting)
+    try:
+        with pytest.raises(SystemExit):
+            database.run(PID, {})
+    finally:
+        psycopg2.extensions.set_wait_callback(None)
+    assert database.run(PID, {})[0].pid != before.pid
+
+
 def test_many_threads_share_a_pool(database: Database) -> None:
     """With more threads than connections, each thread waits for a connection and gets its own rows."""
     found: list[str] = []

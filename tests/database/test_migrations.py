@@ -100,6 +100,8 @@ def test_models_and_migrations_agree(empty: URL, engine: Engine) -> None:
 def test_what_alembic_does_not_compare_agrees_too(empty: URL, engine: Engine) -> None:
     """Constraints, partial indexes and storage options of the declared tables equal those of the migrated tables."""
     migrate(empty)
+    with engine.begin() as connection:
+        connection.execute(text("DROP VIEW due_work"))  # views are declared in migrations only
     migrated = [row for row in _catalogue(engine) if row[0] not in {"function", "trigger"}]
     with engine.begin() as connection:
         names = ", ".join(table.name for table in metadata.sorted_tables)

@@ -9,13 +9,16 @@ from uuid import UUID
 
 import pytest
 
+from perdure import File, tool
 from perdure.access.tenants import UserKey, user_key
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from perdure.files.store import UNUSED_S, Owner, Stored
-from perdure.settings import FileSettings
+from perdure.retention import retain
+from perdure.settings import FileSettings, RetentionSettings
 from perdure.users.export import export_user
 from tests.files.contents import pdf, png
 from tests.turns.harness import Harness, side_by_side
+from tests.turns.scripted import calls, says
 
 Counting = Callable[[], dict[str, int]]
 PDF = pdf(2, size=3 * 2**20 + 17)
@@ -117,6 +120,33 @@ def test_unused_files_are_deleted_after_a_day(harness: Harness, stored: Counting
     harness.runtime.files.collect()
     count = stored()
     assert (count["files"], count["file_contents"], count["objects"] + count["file_chunks"]) in {(1, 1, 1), (1, 1, 4)}
+
+
+def test_files_go_with_the_transcripts_that_have_them(harness: Harness, stored: Counting) -> None:
+    """Those of messages and of tools, by `PERDURE_RETENTION__TRANSCRIPTS_DAYS`; a later session keeps what it uses."""
+
+    @tool(effect="pure")
+    def draw() -> File:
+        """Draw."""
+        return File(png(padding=600))
+
+    harness.equip(draw)
+    kept, gone = put(harness, PDF), put(harness, png(padding=500))
+    harness.script(calls(("draw", {})), says("Drawn."))
+    first = UUID(send(harness, part(kept), part(gone))["session_id"])
+    second = UUID(send(harness, part(kept), conversation="another")["session_id"])
+    assert stored()["files"] == 3
+    harness.sql(
+        "UPDATE sessions SET ended_at = perdure_now(), consolidated_at = perdure_now(), routable = false,"
+        " state = 'ended' WHERE session_id = %(first)s",
+        first=first,
+    )
+    harness.move(11 * 86_400)
+    retain(harness.database, settings=RetentionSettings(transcripts_days=10))
+    harness.runtime.files.collect()
+    assert [tuple(row) for row in harness.sql("SELECT file_id, session_id FROM files")] == [(kept.file_id, second)]
+    assert stored()["file_contents"] == 1
+    assert read(harness, kept.file_id) == PDF
 
 
 def test_a_message_refers_to_its_files(harness: Harness) -> None:

@@ -232,7 +232,7 @@ def test_a_shutdown_releases_the_ending(harness: Harness, keeper: Keeper, end: E
     session_id = _ending(harness)
 
     def interrupted(request: ModelRequest, call: ModelCall) -> ModelReply:
-        keeper.drain()
+        keeper.begin_shutdown()
         call.check()
         raise AssertionError("the call was not aborted")
 

@@ -75,7 +75,7 @@ def _leaving_the_chat(harness: Harness, _: UUID, __: pytest.MonkeyPatch) -> None
 
 def _by_command(harness: Harness, session_id: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "runtime", lambda: nullcontext(harness.runtime))
-    end_command(str(session_id), "enough")
+    end_command(session_id=str(session_id), reason="enough")
 
 
 def _by_task(harness: Harness, session_id: UUID, _: pytest.MonkeyPatch) -> None:

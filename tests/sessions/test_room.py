@@ -87,7 +87,7 @@ def test_a_summary_aborted_by_a_shutdown_wakes_another_worker(
     """A shutdown aborts the summary's model call. The task then publishes a wake-up, so that no sweep is needed."""
 
     def interrupted(_: ModelRequest, call: ModelCall) -> ModelReply:
-        process.runner.keeper.drain()
+        process.runner.keeper.begin_shutdown()
         call.check()
         raise AssertionError("the call was not aborted")
 
@@ -105,7 +105,7 @@ def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
 
     def overtaken(_: ModelRequest, call: ModelCall) -> ModelReply:
         harness.sql("UPDATE sessions SET token = token + 1 WHERE session_id = %(id)s", id=session_id)
-        process.runner.keeper.drain()
+        process.runner.keeper.begin_shutdown()
         call.check()
         raise AssertionError("the call was not aborted")
 

@@ -314,7 +314,7 @@ class SessionMachine(RuleBasedStateMachine):
             case "cancel":
                 self.cancel()
             case "drain":
-                keeper.drain()
+                keeper.begin_shutdown()
             case "end":
                 self.request_end()
             case "idle":

@@ -191,7 +191,7 @@ def _held(harness: Harness, **given: Any) -> tuple[UUID, UUID, dict[str, Any]]:
     sent = harness.send(**given)
     claimed = harness.claimed(sent.session_id)
     parameters = {
-        **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0,
+        **claimed.fence.on(sent.session_id), "turn_id": sent.turn_id, "lease_s": 30.0, "fingerprints": "{}",
         "spent_s": 1.0, "forgiven": True, "tick": 0, "summary": "", "title": "", "key_topics": [], "extractive": True,
         "channel": "http", "steps": 1, "usage": as_json({}), "data": None, "error_code": None, "error_message": None,
         "replied": False, "woken": True,

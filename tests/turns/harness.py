@@ -26,6 +26,7 @@ from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ForeignModel, Message, Model, ModelRequest, Role, ToolCall
 from perdure.models.providers.chat_wire import request_body
 from perdure.models.windows import LearnedWindows
+from perdure.observe.traces import OFF, Traces
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
 from perdure.settings import Settings
@@ -77,6 +78,7 @@ class Harness:
         self.events: EventWriter | None = None
         self.redis_url: str | None = None
         self.calls: TaskCalls | None = None
+        self.traces: Traces = OFF
         self.windows = LearnedWindows(database, clock)
         self.any_model: Model | None = None
         """Replaces the scripted model, if set."""
@@ -99,6 +101,7 @@ class Harness:
             redis_url=self.redis_url,
             events=self.events,
             calls=self.calls,
+            traces=self.traces,
         )
         vars(made)["windows"] = self.windows  # as in a process, which has one runtime
         return made

@@ -94,7 +94,7 @@ def test_cancelling_a_parked_turn(harness: Harness) -> None:
     """No worker runs a parked turn. The cancellation wakes a worker, which settles the turn as cancelled."""
     sent = harness.send()
     runner = Runner(harness.runtime, "draining")
-    runner.keeper.drain()
+    runner.keeper.begin_shutdown()
     runner.run(sent.session_id)
     harness.waker.sessions.clear()
     cancel(harness.runtime, sent.turn_id)

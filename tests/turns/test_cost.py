@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg2.extensions
 import pytest
 from sqlalchemy import event
 
@@ -24,19 +25,39 @@ def double(number: int) -> int:
 @contextmanager
 def counted(database: Database) -> Iterator[tuple[list[str], list[str]]]:
     """Yield two lists that collect the block's statements and the names of its commits."""
-    statements: list[str] = []
     commits: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        statements.append(statement)
-
-    event.listen(database.engine, "before_cursor_execute", note)
     database.observe = lambda moment, name: commits.append(name) if moment == "after" else None
     try:
-        yield statements, commits
+        with driven(database) as statements:
+            yield statements, commits
     finally:
-        event.remove(database.engine, "before_cursor_execute", note)
         database.observe = None
+
+
+@contextmanager
+def driven(database: Database) -> Iterator[list[str]]:
+    """Yield a list that collects the block's statements as the driver gets them."""
+    statements: list[str] = []
+
+    class Noting(psycopg2.extensions.cursor):
+        def execute(self, query: Any, parameters: Any = None) -> None:
+            statements.append(query)
+            super().execute(query, parameters)
+
+    def use(connection: Any, *_: object) -> None:
+        connection.cursor_factory = Noting
+
+    def leave(connection: Any, *_: object) -> None:
+        if connection is not None:
+            connection.cursor_factory = None
+
+    event.listen(database.engine, "checkout", use)
+    event.listen(database.engine, "checkin", leave)
+    try:
+        yield statements
+    finally:
+        event.remove(database.engine, "checkout", use)
+        event.remove(database.engine, "checkin", leave)
 
 
 def _talk(harness: Harness) -> None:

@@ -96,6 +96,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "parts": None, "answers": True, "alone": True, "said": "[]", "joins": True, "after": turn.first_seq,
         "agent": None, "on_busy": "enqueue", "priority": 5, "reply_to": None, "metadata": None,
         "owner": "me", "lease_s": 30, "isolate_from": 100, "agents": ["a"], "default_agent": "a",
+        "fingerprints": '{"a": "1"}', "fingerprint": "1", "pinned": True,
         "token": 1, "nonce": NONCE, "nonces": [NONCE], "tick": TURNS_OF_THE_LONG_SESSION,
         "max_attempts": 5, "unknown_agent_s": 600, "elapsed_s": 1.0, "charged": 1,
         "turn_id": turn.turn_id, "turn_seq": 2000,
@@ -118,7 +119,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "aging_s": 30.0, "drained": False, "paces": "{}", "model": "m", "paced": True,
         "longest_s": 3_600.0, "forgiven_s": 86_400.0,
         "asked_at": "2026-01-01T00:00:00Z",
-        "additions": None, "asking": [turn.turn_id], "before_seq": 2**62,
+        "additions": None, "traceparent": None, "texts": True, "asking": [turn.turn_id], "before_seq": 2**62,
         "from_seq": 1, "to_seq": 40, "summary": "They talked.", "extractive": False, "next_seq": 80,
     }  # fmt: skip
 

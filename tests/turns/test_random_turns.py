@@ -129,7 +129,7 @@ class RandomTurns:
     def park(self) -> None:
         """Let a draining worker claim and park a random selection of the sessions."""
         runner = Runner(self.harness.runtime, "draining")
-        runner.keeper.drain()
+        runner.keeper.begin_shutdown()
         for session_id in self._sessions():
             runner.run(session_id, alone=True)
 

@@ -313,7 +313,7 @@ COLUMNS = {
     "tool_effects.payload": "is read by pydantic-ai: see tests/adapters", "turns.data": "is shown as it is",
     "snapshots.events": "an_imported_snapshot",
     "deliveries.target": "a_delivery", "turns.reply_to": "a_delivery", "turns.usage": "the_turn_itself",
-    "turns.tools_left_out": "is shown as it is",
+    "turns.tools_left_out": "is shown as it is", "turns.takeovers": "is shown as it is",
     "turns.additions": "what_a_client_adds",
     "turns.metadata": "the_turn_itself", "turns.feedback": "the_turn_itself", "cases.review": "the_review_of_a_case",
     "snapshots.variables": "any JSON object is valid",

@@ -17,7 +17,7 @@ from perdure.models.protocol import Message, ModelReply, ModelRequest, Opaque, R
 from perdure.models.providers.chat_wire import request_body
 from perdure.settings import FileSettings
 from perdure.text.untrusted import storable
-from perdure.turns.prompt.build import Prompt
+from perdure.turns.prompt.build import Prompt, fitting_entries
 from perdure.turns.prompt.files import FileLimits
 from perdure.turns.prompt.window import shortened
 from perdure.turns.run.verdict import result_entries
@@ -89,7 +89,7 @@ def _numbered(made: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
     transcript = Transcript(made[-1][0].turn_id, [entry for turn in made for entry in turn])
     return Prompt(("You help.",), "It is noon.", (), WORKING_BUDGET_TOKENS, "the code").messages(
-        transcript, UNUSED, FileLimits((), 0, 0), UserKey("ana")
+        fitting_entries(transcript, WORKING_BUDGET_TOKENS), UNUSED, FileLimits((), 0, 0), UserKey("ana")
     )
 
 

@@ -63,7 +63,19 @@ def test_each_reply_is_counted_once(turns: Harness, by: str, ann: Any, bob: Any)
     """Replies without a known price count in `unpriced`, not as free."""
     assert _used(turns, by, days=2) == {
         ann: Used(2, 1_001_002, 400_000, 21, _price(LARGE, SMALL)),
-        bob: Used(1, 7, 0, 3, Decimal(), 1),
+        bob: Used(1, 7, None, 3, Decimal(), 1),
+    }
+
+
+def test_what_no_reply_reports_is_unknown(harness: Harness) -> None:
+    """A server that reports no usage has used an unknown number of tokens, and a reported 0 is 0."""
+    harness.agents = Agents([Agent("silent", "You help.", model=OWN), Agent("fresh", "You help.", model=OWN)])
+    for agent, used in (("silent", None), ("fresh", Usage(7, 3, 0)), ("fresh", Usage(1, 1))):
+        harness.script(ModelReply("yes", (), used, "m"))
+        assert harness.ask("hello", agent=agent)["usage"] == (used and used.to_dict())
+    assert _used(harness, "agent") == {
+        ("silent", None): Used(1, None, None, None, Decimal(), 1),
+        ("fresh", None): Used(2, 8, 0, 4, Decimal(), 2),
     }
 
 

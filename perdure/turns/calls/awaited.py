@@ -31,6 +31,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -63,8 +65,7 @@ LEAST_PROBE_S = 1.0
 MOST_PROBE_S = 60.0
 """The longest pause between two probes of a task, in seconds. The shortest pause is `LEAST_PROBE_S`.
 
-Between these bounds, the pause is a quarter of the task's age. Each worker calls `probe_due` every `probe_pause_s`
-seconds, so that the progress of a task of a few seconds is seen.
+Between these bounds, the pause is a quarter of the task's age, so that the progress of a task of a few seconds is seen.
 """
 
 FOLLOWED_S = 0.5
@@ -93,7 +94,15 @@ def send(runtime: Runtime, scope: TurnScope, planned: Planned) -> Result | None:
         note_sent(runtime, effect_id)
         return None
     scope.step_within(_SEND_S)
-    call = TaskCall(effect_id, tool.task, planned.arguments, tool.queue, planned.timeout_s, effect_id)
+    call = TaskCall(
+        effect_id,
+        tool.task,
+        planned.arguments,
+        tool.queue,
+        planned.timeout_s,
+        effect_id,
+        headers=runtime.traces.headers(),
+    )
     sent = TaskSent.NO if runtime.calls is None else runtime.calls.send(call)
     if sent is TaskSent.NO and tool.effect is Effect.UNSAFE:
         # The call fails at once. If it waited, a later worker would assume that the task may have been sent, and never
@@ -105,8 +114,8 @@ def send(runtime: Runtime, scope: TurnScope, planned: Planned) -> Result | None:
 
 
 def note_sent(runtime: Runtime, effect_id: UUID) -> None:
-    """Record that a task was, or may have been, sent."""
-    runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id, "probe_s": LEAST_PROBE_S})
+    """Record that a task was, or may have been, sent. The next round probes it: it may report its progress at once."""
+    runtime.database.run(queries.NOTE_SENT, {"effect_id": effect_id})
 
 
 def resume(
@@ -291,9 +300,16 @@ def _announce(runtime: Runtime, turn_id: UUID) -> None:
         runtime.events.announce(turn_id)
 
 
-def probe_pause_s(runtime: Runtime) -> float:
-    """Seconds until the next call of `probe_due`: less while a client follows a turn."""
-    return FOLLOWED_S if runtime.events is not None and runtime.events.followed() else LEAST_PROBE_S
+def probe_in_rounds(runtime: Runtime, cancel: Callable[[Runtime, UUID], None], stopping: Event) -> None:
+    """Call `probe_due` until `stopping` is set: every `FOLLOWED_S` seconds while a client follows a turn, else less.
+
+    The pause has two parts, so that a client does not wait for the end of the longer one.
+    """
+    while not stopping.wait(FOLLOWED_S):
+        is_followed = runtime.events is not None and bool(runtime.events.followed())
+        if not is_followed and stopping.wait(LEAST_PROBE_S - FOLLOWED_S):
+            return
+        runtime.duties.run("running tasks", partial(probe_due, runtime, cancel, stopping.is_set))
 
 
 def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit: int) -> Result:

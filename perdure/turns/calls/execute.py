@@ -20,6 +20,7 @@ from uuid import UUID
 from perdure.access.tenants import tenant_of, user_of
 from perdure.database.engine import as_json
 from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
+from perdure.files.store import Call
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, storable
@@ -340,14 +341,15 @@ class CallExecutor:
         if recorded is not None:
             text = result_of(*recorded)
         else:
-            text = guarded.call(
-                tool,
-                checked.arguments,
-                context,
-                self._runtime.breakers,
-                lease_s=until - self._now(),
-                is_over=lambda: self._now() >= until,
-            )
+            with self._runtime.traces.calling(self._turn.turn_id, self._turn.traceparent, effect_id=planned.effect_id):
+                text = guarded.call(
+                    tool,
+                    checked.arguments,
+                    context,
+                    self._runtime.breakers,
+                    lease_s=until - self._now(),
+                    is_over=lambda: self._now() >= until,
+                )
         return self._hooks.check_result(checked, text)
 
     def _start_again(self, planned: Planned, done: queue.SimpleQueue[CallThread], *, record: bool) -> CallThread:
@@ -422,7 +424,9 @@ class CallExecutor:
                 planned.effect_id,
             ),
             metadata=self._turn.own_metadata(),
-            attach=partial(self._runtime.files.attach, self._turn.user_id),
+            attach=partial(
+                self._runtime.files.attach, self._turn.user_id, Call(planned.effect_id, self._turn.session_id)
+            ),
             deps=self._scope.deps,
             report=None if self._scope.report is None else partial(self._report, planned, variables, ended),
         )

@@ -109,7 +109,9 @@ def _choose(parts: Sequence[Part], tool: CeleryTool, *, again: bool) -> list[int
 def _send(runtime: Runtime, tool: CeleryTool, row: Row[Any], number: int, arguments: Mapping[str, Any]) -> str:
     """Send the task of a part; returns the part's new status."""
     own_id = part_task_id(row.effect_id, number)
-    call = TaskCall(own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number)
+    call = TaskCall(
+        own_id, tool.task, arguments, tool.queue, row.left_s, row.effect_id, number, runtime.traces.headers()
+    )
     sent = TaskSent.NO if runtime.calls is None else runtime.calls.send(call)
     match sent:
         case TaskSent.NO:

@@ -198,7 +198,7 @@ NOTE_SENT = Statement(
     "turns.note_sent",
     """
     UPDATE tool_effects
-    SET sent_at = coalesce(sent_at, perdure_now()), probe_at = perdure_now() + make_interval(secs => %(probe_s)s)
+    SET sent_at = coalesce(sent_at, perdure_now()), probe_at = perdure_now()
     WHERE effect_id = %(effect_id)s AND status = 'intended' AND finished_at IS NULL
     """,
 )
@@ -540,7 +540,7 @@ DELEGATE = Statement(
           AND caller.depth < %(most)s
         RETURNING e.effect_id
     ), asking AS (
-        SELECT channel, priority, metadata FROM turns WHERE turn_id = %(turn_id)s
+        SELECT channel, priority, metadata, traceparent FROM turns WHERE turn_id = %(turn_id)s
     ), opened AS (
         INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at,
                               channels, last_turn_seq, unsettled, woken_at, priority, depth)
@@ -551,8 +551,12 @@ DELEGATE = Statement(
         ON CONFLICT (session_id) DO NOTHING
         RETURNING session_id, user_id
     ), turn AS (
-        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, accepted_at)
-        SELECT session_id, session_id, 1, user_id, %(agent)s, channel, priority, metadata, 'accepted', perdure_now()
+        INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, traceparent,
+                           accepted_at)
+        SELECT session_id, session_id, 1, user_id, %(agent)s, channel, priority, metadata, 'accepted',
+               -- the span of the call, as `observe.otel` computes it
+               left(traceparent, 36) || right(replace(session_id::text, '-', ''), 16) || right(traceparent, 3),
+               perdure_now()
         FROM opened, asking
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, accepted_at)

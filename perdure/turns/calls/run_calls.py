@@ -154,7 +154,9 @@ class CallRunner:
         if isinstance(checked.tool, AgentTool):
             failed = self._ledger.delegate(checked, checked.tool, awaited.LEAST_PROBE_S)
         else:
-            failed = awaited.send(self._runtime, self._scope, checked)
+            turn = self._turn
+            with self._runtime.traces.calling(turn.turn_id, turn.traceparent, effect_id=checked.effect_id):
+                failed = awaited.send(self._runtime, self._scope, checked)
         return [failed] if failed else []
 
     def _begin(

@@ -152,7 +152,8 @@ def accept(
     parameters["additions"] = None if added is None else as_json(added)
     parameters["file_ids"] = take_in(runtime.files, message.user, files_in(message.parts or ()))
     parameters["remember"] = additions.remember
-    commit = _retried(runtime, message, parameters, source)
+    with runtime.traces.accepting(parameters["turn_id"]) as traceparent:
+        commit = _retried(runtime, message, {**parameters, "traceparent": traceparent}, source)
     for delivery_id in commit.deliveries[:_MOST_WOKEN]:
         runtime.wake.delivery(delivery_id)
     if commit.wake:
@@ -312,7 +313,10 @@ def _accept_under_lock(
         raise Unavailable(_CHANGED)
     if targets[0].over:
         raise Conflict("That session has ended. Send the message without session_id to begin the next one.")
-    parameters = {**parameters, "parts": _used(runtime, transaction, message, parameters["file_ids"])}
+    parameters = {
+        **parameters,
+        "parts": _used(runtime, transaction, message, targets[0].session_id, parameters["file_ids"]),
+    }
     if targets[0].unsettled:
         answered = _answer_question(transaction, targets[0].session_id, parameters) if parameters["answers"] else None
         if answered is not None:
@@ -341,13 +345,17 @@ def _require_same_files(transaction: Transaction, row: Row[Any], file_ids: Seque
 
 
 def _used(
-    runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, file_ids: Sequence[UUID]
+    runtime: AcceptingRuntime,
+    transaction: Transaction,
+    message: Incoming,
+    session_id: UUID,
+    file_ids: Sequence[UUID],
 ) -> str | None:
     """Mark the message's files as used; returns their records as JSON, or `None` if it has none."""
     given = message.parts or ()
     if not file_ids:
         return None
-    rows = use(transaction, runtime.clock, message.user, file_ids)
+    rows = use(transaction, runtime.clock, message.user, session_id, file_ids)
     placed = zip(files_in(given), rows, places(given), strict=True)
     return as_json([record(part, row, at) for part, row, at in placed])
 

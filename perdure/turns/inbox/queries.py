@@ -82,10 +82,11 @@ ENQUEUE = Statement(
                   CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
-                           additions, status, steers, accepted_at)
+                           additions, status, steers, traceparent, accepted_at)
         SELECT %(turn_id)s::uuid, session_id, last_turn_seq, %(user_id)s, coalesce(%(agent)s, agent), %(channel)s,
                %(priority)s::smallint, %(reply_to)s::jsonb, %(metadata)s::jsonb,
-               {_ADDITIONS.format(remember="remember")}, 'accepted', busy AND %(on_busy)s = 'steer', perdure_now()
+               {_ADDITIONS.format(remember="remember")}, 'accepted', busy AND %(on_busy)s = 'steer',
+               %(traceparent)s, perdure_now()
         FROM target
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)

@@ -1,24 +1,25 @@
 """Claiming a session. The claim raises the session's fence; every later commit of the turn requires this fence.
 
-While a deployment adds an agent or a tool, some workers do not have it yet. Such a worker leaves the session to
-another one: it counts no attempt, and publishes the session's wake-up again. The broker gives the wake-up to a waiting
-worker. A worker that receives a wake-up for a session that it has just left drops it, so a wake-up visits each worker
-about once. The sweeper then wakes the session again. If a worker's child process leaves a session, the worker remembers
-it, but publishes no wake-up: each worker that receives it would start a child process.
+While a deployment adds an agent or a tool, or changes an agent whose turns are pinned, some workers do not have what a
+turn needs. Such a worker leaves the session to another one: it counts no attempt, and publishes the session's wake-up
+again. The broker gives the wake-up to a waiting worker. A worker that receives a wake-up for a session that it has just
+left drops it, so a wake-up visits each worker about once. The sweeper then wakes the session again. If a worker's child
+process leaves a session, the worker remembers it, but publishes no wake-up: each worker that receives it would start a
+child process.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.database.engine import Database, Statement
+from perdure.agents import Agents
+from perdure.database.engine import Database, Statement, as_json
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable, loggable
 from perdure.observe.measures import Measures
@@ -100,13 +101,13 @@ class Drawn:
 
 
 def claim(
-    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Sequence[str] | None = None
+    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Agents | None = None
 ) -> Tenure | Refusal:
     """Take a session's lease if it is free, and begin the session's oldest unsettled turn.
 
     `alone` tells that this process runs only this session, so it may claim a turn that needs isolation. A turn that is
-    out of attempts does not run, it is only settled: any process may claim it. `agents` names the agents whose turns
-    this process can run; `None`: all.
+    out of attempts does not run, it is only settled: any process may claim it. `agents` are those whose turns this
+    process can run; `None`: all.
 
     If the session's last holder has died, the death is first charged to one of the turns that the holder ran.
     """
@@ -125,7 +126,7 @@ def claim(
     return _claimed(runtime, session_id, rows[0], asked_at, alone=alone)
 
 
-def _parameters(runtime: Runtime, session_id: UUID, owner: str, agents: Sequence[str] | None) -> dict[str, Any]:
+def _parameters(runtime: Runtime, session_id: UUID, owner: str, agents: Agents | None) -> dict[str, Any]:
     limits = runtime.settings.turn
     return {
         "session_id": session_id,
@@ -134,7 +135,8 @@ def _parameters(runtime: Runtime, session_id: UUID, owner: str, agents: Sequence
         "user_concurrency": limits.user_concurrency,
         "max_attempts": limits.max_attempts,
         "unknown_agent_s": limits.unknown_agent_s,
-        "agents": None if agents is None else list(agents),
+        "fingerprints": None if agents is None else as_json(agents.fingerprints),
+        "pinned": limits.pin_agents,
     }
 
 
@@ -143,7 +145,10 @@ def _claimed(
 ) -> Tenure | Refusal:
     """What a row of a claiming statement, sent at `asked_at` of the monotonic clock, tells about the session."""
     if not row.equipped:
-        return Unequipped(f"the agent {row.agent_wanted!r}", row.priority)
+        what = f"the agent {row.agent_wanted!r}"
+        if runtime.agents.find(row.agent_wanted) is not None:
+            what += f" as it was when the turn began (fingerprint {row.fingerprint_wanted})"
+        return Unequipped(what, row.priority)
     if not row.free:
         return Queued()
     if row.token is None:
@@ -165,7 +170,7 @@ def _measure(measures: Measures, row: Row[Any]) -> None:
 
 
 def claim_patiently(
-    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Sequence[str] | None = None
+    runtime: Runtime, session_id: UUID, owner: str, *, alone: bool = False, agents: Agents | None = None
 ) -> Tenure | Refusal:
     """Like `claim`, but tries again for a moment while another transaction holds the lock of the session's row."""
     given = {"session_id": session_id, "lease_s": runtime.settings.turn.lease_s}
@@ -195,13 +200,14 @@ def _blame(database: Database, session_id: UUID, limits: TurnSettings) -> None:
         judge(death_queries.BLAME_UNLOCKED)
 
 
-def read_again(database: Database, tenure: Tenure) -> None:
+def read_again(runtime: Runtime, tenure: Tenure) -> None:
     """Bring `tenure` up to date: read the turn at hand again, or begin the next one if it is settled.
 
     Raises:
         LeaseLost: another worker has the session.
     """
-    rows = database.run(queries.BEGIN_NEXT, {**tenure.fenced, "lease_s": tenure.lease_s})
+    given = {"lease_s": tenure.lease_s, "fingerprints": as_json(runtime.agents.fingerprints)}
+    rows = runtime.database.run(queries.BEGIN_NEXT, {**tenure.fenced, **given})
     if not rows:
         raise LeaseLost
     tenure.read(rows[0])
@@ -229,7 +235,7 @@ class Claims:
             rows = self._runtime.database.run(queries.IS_UNEQUIPPED, given)
             if rows and rows[0].unequipped:
                 return NotNeeded()
-        found = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=self._agents())
+        found = claim_patiently(self._runtime, session_id, self._owner, alone=alone, agents=self._runtime.agents)
         if isinstance(found, Unequipped):
             self.leave(session_id, found, publish=not alone)
         return found
@@ -238,17 +244,19 @@ class Claims:
         """Claim the session `named` if it needs the wake-up that names it, else the next due session.
 
         See `queries.DRAINABLE`. While other transactions hold the locks of all sessions from which a claim chooses,
-        tries again for a moment, each time among four times as many.
+        tries again for a moment if the session that was named is one of them, or if there may be more: then each time
+        among four times as many. Who has locked the others runs them or wakes them.
         """
         runtime = self._runtime
         given = {
-            **_parameters(runtime, named or _NO_SESSION, self._owner, self._agents()),
+            **_parameters(runtime, named or _NO_SESSION, self._owner, runtime.agents),
             "isolate_from": ISOLATE_FROM_CLAIM,
             "aging_s": runtime.settings.turn.priority_aging_s,
         }
         for tried in range(_LOCKED_TRIES + 1):
             asked_at = runtime.clock.monotonic()
-            [row] = runtime.database.run(queries.CLAIM_DUE, {**given, "most": _CHOSEN << 2 * tried})
+            most = _CHOSEN << 2 * tried
+            [row] = runtime.database.run(queries.CLAIM_DUE, {**given, "most": most})
             next_due = None if row.next_id is None else (row.next_id, row.next_priority)
             if row.is_special and named is not None:
                 return Drawn(named, self.claim(named), next_due)
@@ -257,7 +265,7 @@ class Claims:
                 if isinstance(found, Unequipped):
                     self.leave(row.session_id, found, publish=True)
                 return Drawn(row.session_id, found, next_due)
-            if not row.due:
+            if not row.names_due and row.due < most:
                 break
             if tried < _LOCKED_TRIES:
                 time.sleep(_LOCKED_PAUSE_S)
@@ -268,9 +276,6 @@ class Claims:
         given = {"aging_s": self._runtime.settings.turn.priority_aging_s}
         rows = self._runtime.database.run(queries.NEXT_DUE, given)
         return (rows[0].session_id, rows[0].priority) if rows else None
-
-    def _agents(self) -> list[str]:
-        return [each.name for each in self._runtime.agents]
 
     def leave(self, session_id: UUID, unequipped: Unequipped, *, publish: bool) -> None:
         """Record that this process has left the session, and publish its wake-up; or that a child of it has left it."""

@@ -42,7 +42,7 @@ class Keeper:
         self._closed = threading.Event()
         self._renewed_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
-        self._draining = False
+        self._shutting_down = False
         self._touched: OrderedDict[UUID, Fence] = OrderedDict()
         self._has_dropped = False
 
@@ -67,14 +67,14 @@ class Keeper:
             too_many = len(self._touched) > _MOST_TOUCHED
             if too_many:
                 self._touched.popitem(last=False)
-            draining = self._draining
+            shutting_down = self._shutting_down
         if too_many and not self._has_dropped:
             self._has_dropped = True
             log.warning("more than %d sessions were held here: the oldest are not flushed at shutdown", _MOST_TOUCHED)
         if older is not None:  # this process lost the session and has claimed it again
             older.lose()
-        if draining:
-            tenure.drain()
+        if shutting_down:
+            tenure.begin_shutdown()
         try:
             yield tenure
         finally:
@@ -125,16 +125,16 @@ class Keeper:
         with self._lock:
             tenures = [tenure for tenure in self._tenures.values() if tenure.running is not None]
         for tenure in tenures:
-            tenure.drain()
+            tenure.begin_shutdown()
         return len(tenures)
 
-    def drain(self) -> None:
+    def begin_shutdown(self) -> None:
         """Stop every turn at its next safe point, including turns that begin after this call."""
         with self._lock:
-            self._draining = True
+            self._shutting_down = True
             tenures = list(self._tenures.values())
         for tenure in tenures:
-            tenure.drain()
+            tenure.begin_shutdown()
 
     def beat(self) -> None:
         """Run one round: abort overdue model calls, renew leases, and stop turns that must not continue.

@@ -163,9 +163,10 @@ _BEFORE = f"""
 # If the holder of the expired lease has died, the death must first be charged to a turn (`blamed`; see BLAME in
 # `death_queries`).
 #
-# A worker claims no turn of an agent that is not among its `agents` (NULL: all), unless the turn needs no agent or has
-# waited for `unknown_agent_s`. A refused session keeps a short pause between two wake-ups (`wakes`), so that it soon
-# reaches a worker that knows the agent.
+# A worker claims no turn of an agent that is not among its `fingerprints` (NULL: all), unless the turn needs no agent
+# or has waited for `unknown_agent_s`. If turns are `pinned`, the same holds for a turn that a worker with another
+# fingerprint of the agent has begun. A refused session keeps a short pause between two wake-ups (`wakes`), so that it
+# soon reaches a worker that knows the agent.
 #
 # If leased sessions of the user take all places, or the turn is paused, the session is queued instead, and no attempt
 # is counted. No lock protects the count of leased sessions: concurrent claims for one user do not see each other. So
@@ -178,6 +179,7 @@ _BEFORE = f"""
 # `_CLAIMING` is common to CLAIM, which takes the session with a given id, and CLAIM_DUE. Each has its own `candidate`.
 _CANDIDATE = """
         SELECT session_id, user_id, strikes, claims, wakes, not_before, queued_at, paced, priority, token, nonce, depth,
+               lease_owner,
                lease_until IS NULL OR lease_owner IS NULL OR blamed_token IS NOT DISTINCT FROM token AS blamed,
                unequipped_since <= perdure_now() - make_interval(secs => %(unknown_agent_s)s) AS overdue,
                lease_until IS NULL AS unleased
@@ -186,12 +188,14 @@ _CANDIDATE = """
 
 _CLAIMING = f"""
     oldest AS (
-        SELECT agent, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled,
+        SELECT agent, fingerprint, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled,
                CASE WHEN started_at IS NULL THEN extract(epoch FROM perdure_now() - accepted_at)::float END AS waited_s
         FROM turns WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1
     ), known AS (
-        SELECT %(agents)s::text[] IS NULL OR candidate.strikes >= %(max_attempts)s
-               OR coalesce((SELECT agent = ANY (%(agents)s::text[]) OR unsaved OR cancelled FROM oldest), true)
+        SELECT %(fingerprints)s::jsonb IS NULL OR candidate.strikes >= %(max_attempts)s
+               OR coalesce((
+                   SELECT coalesce(%(fingerprints)s::jsonb ->> agent = CASE WHEN %(pinned)s THEN fingerprint END,
+                                   %(fingerprints)s::jsonb ? agent) OR unsaved OR cancelled FROM oldest), true)
                OR coalesce(candidate.overdue, false) AS equipped
         FROM candidate
     ), refused AS (
@@ -234,7 +238,9 @@ _CLAIMING = f"""
           AND candidate.blamed AND known.equipped AND share.free
         RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick,
-                  candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited
+                  candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited,
+                  CASE WHEN NOT candidate.unleased AND candidate.lease_owner IS NOT NULL THEN candidate.lease_owner END
+                      AS lost
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
@@ -242,7 +248,10 @@ _CLAIMING = f"""
             attempts = t.attempts + (t.unsaved IS NULL AND t.status <> 'waiting_approval' AND NOT claimed.waited
                                      AND NOT (t.status = 'parked' AND t.error_code IS NOT NULL))::int,
             started_at = coalesce(t.started_at, perdure_now()),
-            first_seq = coalesce(t.first_seq, claimed.message_count + 1)
+            first_seq = coalesce(t.first_seq, claimed.message_count + 1),
+            takeovers = CASE WHEN claimed.lost IS NULL THEN t.takeovers ELSE coalesce(t.takeovers, '[]')
+                || jsonb_build_object('at', perdure_now(), 'owner', %(owner)s::text, 'lost', claimed.lost) END,
+            fingerprint = coalesce(%(fingerprints)s::jsonb ->> t.agent, t.fingerprint)
         FROM claimed
         WHERE t.turn_id = (
                 SELECT turn_id FROM turns
@@ -250,7 +259,7 @@ _CLAIMING = f"""
           AND t.settled_at IS NULL
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
-                  t.unsaved::text AS unsaved, t.attempt_error
+                  t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
     )
 """.strip()
 
@@ -264,7 +273,7 @@ _CLAIMED = f"""
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
            candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled,
-           (SELECT agent FROM oldest) AS agent_wanted,
+           (SELECT agent FROM oldest) AS agent_wanted, (SELECT fingerprint FROM oldest) AS fingerprint_wanted,
            NOT candidate.unleased AS taken_over, (SELECT waited_s FROM oldest) AS waited_s,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,
            {_BEFORE.format(held="claimed")}
@@ -297,8 +306,8 @@ _SINCE = "coalesce(woken_at, last_activity_at)"
 #
 # For each priority, one range of `sessions_wake_idx` is read in index order, up to `most` sessions. Concurrent
 # statements choose the same sessions, and each claims the first one that no other has locked. `due` is the number of
-# chosen ones: if it is positive and no session is claimed, others have locked all of them. `next_id` is another due
-# session, with its effective priority.
+# chosen ones: if it is positive and no session is claimed, others have locked all of them. `names_due`: the session
+# that was named is one of them. `next_id` is another due session, with its effective priority.
 CLAIM_DUE = Statement(
     "turns.claim_due",
     f"""
@@ -321,6 +330,7 @@ CLAIM_DUE = Statement(
         LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
     ), {_CLAIMING.format(session="(SELECT session_id FROM candidate)")}
     SELECT EXISTS (SELECT FROM special) AS is_special, (SELECT count(*) FROM due) AS due,
+           EXISTS (SELECT FROM due WHERE session_id = %(session_id)s::uuid) AS names_due,
            next.session_id AS next_id, next.level AS next_priority, candidate.session_id,
            {_CLAIMED}
     FROM (VALUES (true)) AS always LEFT JOIN (candidate CROSS JOIN known CROSS JOIN share) ON true
@@ -377,7 +387,8 @@ BEGIN_NEXT = Statement(
         SET status = 'running',
             attempts = t.attempts + (t.status NOT IN ('running', 'waiting_approval') AND t.unsaved IS NULL)::int,
             started_at = coalesce(t.started_at, perdure_now()),
-            first_seq = coalesce(t.first_seq, fenced.message_count + 1)
+            first_seq = coalesce(t.first_seq, fenced.message_count + 1),
+            fingerprint = coalesce(%(fingerprints)s::jsonb ->> t.agent, t.fingerprint)
         FROM fenced
         WHERE t.turn_id = (
                 SELECT turn_id FROM turns
@@ -387,7 +398,7 @@ BEGIN_NEXT = Statement(
                OR NOT {DRAINING} AND NOT {PAUSED.format(user_id="t.user_id", agent="t.agent")})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
-                  t.unsaved::text AS unsaved, t.attempt_error
+                  t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}

@@ -73,6 +73,8 @@ class TurnRow:
     metadata: dict[str, Any] = field(default_factory=dict)
     """The message's metadata. A message that joins the turn adds its own."""
     additions: Additions = NO_ADDITIONS
+    traceparent: str | None = None
+    """The span of the turn's accept, if its accept was traced."""
     """What the turn's client adds to the agent."""
 
     @property
@@ -119,6 +121,7 @@ class TurnRow:
             attempt_error=row.attempt_error,
             metadata=metadata,
             additions=additions,
+            traceparent=row.traceparent,
             may_overtake=getattr(row, "may_overtake", False),
         )
 
@@ -136,11 +139,11 @@ class TurnScope:
 
     Attributes:
         running: The id of the turn that runs.
-        stopping: Set by `cancel`, `lose` and `drain`: the turn must stop at its next safe point.
+        stopping: Set by `cancel`, `lose` and `begin_shutdown`: the turn must stop at its next safe point.
         unwanted: Set when tool results are no longer needed: the turn is cancelled or the lease is lost.
         cancelled: The turn is cancelled.
         lost: Another claim has raised the session's fence.
-        draining: The process takes no more steps.
+        shutting_down: The process takes no more steps.
         deps: What the agent's function `deps` made for this run of the turn.
         report: Tells those who follow the turn the progress of a call: its id, its tool and a text.
     """
@@ -152,7 +155,7 @@ class TurnScope:
         self.unwanted = threading.Event()
         self.cancelled = False
         self.lost = False
-        self.draining = False
+        self.shutting_down = False
         self.deps: Any = None
         self.report: Callable[[str, str, str], None] | None = None
         self._clock = clock
@@ -192,7 +195,7 @@ class TurnScope:
 
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
-        """Within the block, let `cancel`, `lose`, `drain` and `expire_overdue` abort `call`."""
+        """Within the block, let `cancel`, `lose`, `begin_shutdown` and `expire_overdue` abort `call`."""
         with self._lock:
             self._call = call
             already = self.stopping.is_set()
@@ -204,8 +207,8 @@ class TurnScope:
             with self._lock:
                 self._call = None
 
-    # `cancel`, `lose` and `drain` each set a reason and stop the turn while they hold the lock. Without the lock,
-    # `begin` could start the next turn between these two actions. The next turn would then be stopped without a reason.
+    # `cancel`, `lose` and `begin_shutdown` each set a reason and stop the turn while they hold the lock. Without the
+    # lock, `begin` could start the next turn between these two actions. It would then be stopped without a reason.
 
     def cancel(self, turn_id: UUID) -> None:
         """Stop the turn `turn_id` as cancelled, if the turn is running."""
@@ -225,10 +228,10 @@ class TurnScope:
             call = self._stop()
         _abort(call)
 
-    def drain(self) -> None:
+    def begin_shutdown(self) -> None:
         """Stop the turn at its next safe point: abort a model call, but wait for the end of tool calls."""
         with self._lock:
-            self.draining = True
+            self.shutting_down = True
             call = self._stop()
         _abort(call)
 
@@ -335,7 +338,7 @@ class Tenure(TurnScope):
             self.running = self.at_hand.turn_id
             self.cancelled = False
             self.deps = self.report = None
-            if not (self.lost or self.draining):
+            if not (self.lost or self.shutting_down):
                 self.stopping.clear()
             if not self.lost:
                 self.unwanted.clear()

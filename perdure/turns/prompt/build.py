@@ -21,7 +21,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -93,15 +94,14 @@ class Prompt:
         """A text of the conversation without the code, which the model may have told the user. It is as long."""
         return text.replace(self.code, REMOVED)
 
-    def messages(self, transcript: Transcript, files: Files, limits: FileLimits, user: UserKey) -> tuple[Message, ...]:
-        """The messages for a model, with the files of `user` within `limits`. The present turn is always included.
+    def messages(self, told: Told, files: Files, limits: FileLimits, user: UserKey) -> tuple[Message, ...]:
+        """The messages for a model, with the files of `user` within `limits`.
 
         Raises:
             ProviderError, Unavailable: a file cannot be read.
         """
-        entries = fitting_entries(transcript, self.budget)
-        spoken = messages_by_entry(entries, files, limits, present=transcript.turn_id, user=user)
-        before = sum(entry.turn_id != transcript.turn_id for entry in entries)
+        spoken = messages_by_entry(told.earlier, told.present, files, limits, user)
+        before = len(told.earlier)
         return (
             *(Message(Role.SYSTEM, each) for each in self.system),
             *(self._safe(said) for each in spoken[:before] for said in each),
@@ -300,12 +300,18 @@ def reference(recalled: Recalled) -> str:
     return f"{recalled.session_id}:{recalled.seq}" if recalled.layer is Layer.EPISODIC else str(recalled.id)
 
 
-def fitting_entries(transcript: Transcript, budget: int) -> list[Entry]:
+class Told(NamedTuple):
+    """The entries of a transcript that a prompt has: those of earlier turns, and all of the present turn."""
+
+    earlier: list[Entry]
+    present: list[Entry]
+
+
+def fitting_entries(transcript: Transcript, budget: int) -> Told:
     """The entries of the newest turns that fit `budget` tokens, after the old results of the present turn are cut."""
-    *earlier, present = transcript.turns or [[]]
-    kept = latest([*earlier, shortened(present, budget // 2)], size_of, budget)
-    told = [entry for turn in kept for entry in turn]
-    return [entry for entry in told if not entry.is_rejected or entry.turn_id == transcript.turn_id]
+    present = shortened(transcript.present, budget // 2)
+    *kept, _ = latest([*transcript.earlier, present], size_of, budget)
+    return Told([entry for turn in kept for entry in turn if not entry.is_rejected], present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +330,8 @@ def _ask(
     limits: MemorySettings, is_noted: bool,
 ) -> _Answers:  # fmt: skip
     question = transcript.asked
-    from_seq = next((each.seq for each in fitting_entries(transcript, turns_budget(limits)) if each.seq is not None), 0)
+    told = fitting_entries(transcript, turns_budget(limits))
+    from_seq = next((each.seq for each in chain(told.earlier, told.present) if each.seq is not None), 0)
     embedder = MemoizedEmbedder(runtime.embedder)
     call = ModelCall(runtime.clock, limits.recall_timeout_s)
     scope.step_within(limits.recall_timeout_s)

@@ -7,7 +7,7 @@ result names the files that the tool returned.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
@@ -67,17 +67,22 @@ def attached_tokens(attached: Attachment) -> int:
 
 
 def messages_by_entry(
-    entries: Sequence[Entry], files: Files, limits: FileLimits, *, present: UUID, user: UserKey
+    earlier: Sequence[Entry], present: Sequence[Entry], files: Files, limits: FileLimits, user: UserKey
 ) -> list[tuple[Message, ...]]:
-    """For each entry, its messages in a prompt of `user`. Runs no statement if no entry has a file.
+    """For each entry of earlier turns and of the present one, its messages in a prompt of `user`.
+
+    Runs no statement if no entry has a file.
 
     Raises:
         ProviderError: an object cannot be read.
         Unavailable: the database cannot be reached.
     """
+    entries = [*earlier, *present]
     results = [entry for entry in entries if entry.role is Role.TOOL and "; file " in entry.content]
     named = {id(entry): named_in(entry.content) for entry in results}
     wanted = [UUID(part["file_id"]) for entry in entries for part in entry.parts]
+    if not wanted and not results:
+        return [entry.messages() for entry in entries]
     rows = files.rows([*wanted, *(file_id for found in named.values() for file_id, _ in found)])
     rows = {file_id: row for file_id, row in rows.items() if row.user_id == user}
     placed = [
@@ -87,17 +92,30 @@ def messages_by_entry(
         ]
         for entry in entries
     ]
-    sent = _chosen(entries, placed, limits, present)
+    sent = _chosen(placed, limits, len(earlier))
     return [_message(*each, files, sent) for each in zip(entries, placed, strict=True)]
 
 
-def _chosen(
-    entries: Sequence[Entry], placed: Sequence[Sequence[_Placed]], limits: FileLimits, present: UUID
-) -> set[UUID]:
-    """The files to send, the newest first, up to the first one that does not fit."""
+def files_of_results(rendered: Iterable[Message]) -> dict[UUID, bytes]:
+    """The files of tools' results that are sent, from what `messages_by_entry` returned."""
+    return {
+        file_id: attached.data
+        for message in rendered
+        if message.role is Role.TOOL and message.files
+        for file_id, end in named_in(message.content)
+        for attached in message.files
+        if attached.end == end
+    }
+
+
+def _chosen(placed: Sequence[Sequence[_Placed]], limits: FileLimits, earlier: int) -> set[UUID]:
+    """The files to send, the newest first, up to the first one that does not fit.
+
+    The files of `earlier` entries, which are of earlier turns, come first.
+    """
     chosen, spent, size = set[UUID](), 0, 0
-    for entry, found in zip(reversed(entries), reversed(placed), strict=True):
-        is_free = entry.turn_id == present and not limits.is_strict
+    for number, found in reversed(list(enumerate(placed))):
+        is_free = number >= earlier and not limits.is_strict
         for each in reversed(found):
             row = each.row
             if row is None or row.media_type not in limits.media_types or each.file_id in chosen:
@@ -113,7 +131,7 @@ def _chosen(
 def _message(entry: Entry, placed: Sequence[_Placed], files: Files, sent: Collection[UUID]) -> tuple[Message, ...]:
     """The message with a description of each file in its place, and the files in `sent`."""
     if not placed:
-        return tuple(entry.messages())
+        return entry.messages()
     message = entry.message()
     text, at, attached = "", 0, list[Attachment]()
     for each in placed:

@@ -23,7 +23,7 @@ from perdure.turns.budgets import TurnBudget
 from perdure.turns.calls.plan import equip
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt import record
-from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
+from perdure.turns.prompt.build import Prompt, Told, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, attached_tokens
 from perdure.turns.prompt.parts import schema_tokens
 from perdure.turns.prompt.tools import Offered, budget, offered, usable_window
@@ -73,7 +73,6 @@ class ModelCaller:
         self.name = endpoints.canonical(name_of(asked), runtime.settings)
         self.tools = Toolset()
         self.called_at_s = scope.spent_s
-        self.prompt_tokens = 0
         self.record: Mapping[str, Any] | None = None
         self._last_record: Mapping[str, Any] | None = None
         self._runtime = runtime
@@ -92,6 +91,8 @@ class ModelCaller:
         self._window: int | None = None
         self._limits = runtime.settings.memory
         self._prompt: Prompt | None = None
+        self._told = Told([], [])
+        self._sent: tuple[Message, ...] = ()
         self._halvings = 0
         self._lesson = Lesson(runtime.windows, self.name)
         self._fallback_waits = False
@@ -101,6 +102,11 @@ class ModelCaller:
     def case_ids(self) -> tuple[str, ...]:
         """The ids of the cases in the prompt."""
         return () if self._prompt is None else self._prompt.case_ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        """An estimate of the tokens of the last prompt's texts."""
+        return sum(estimate_tokens(each.content) for each in self._sent)
 
     def call(self) -> ModelReply:
         """The model's reply. If the prompt is too long for the model, it is built again with smaller budgets.
@@ -128,13 +134,12 @@ class ModelCaller:
 
     def _note(self, request: ModelRequest) -> None:
         """Make the record of the prompt. The turn's reply before it, if this process wrote one, has the last record."""
-        prompt, transcript = self._prompt, self._transcript
+        prompt = self._prompt
         if prompt is None:
             return
-        earlier = [each for each in fitting_entries(transcript, prompt.budget) if each.turn_id != transcript.turn_id]
         made = record.of_call(
             self._agent, self.name, request.settings,
-            instructions=prompt.instructions, parts=prompt.parts, earlier=earlier, budget=prompt.budget,
+            instructions=prompt.instructions, parts=prompt.parts, earlier=self._told.earlier, budget=prompt.budget,
             tools=request.tools,
         )  # fmt: skip
         self.record, self._last_record = record.shortened(made, self._last_record), made
@@ -200,7 +205,8 @@ class ModelCaller:
             self._runtime.settings.files.prompt_bytes,
             is_strict=self._halvings > 0,
         )
-        return prompt.messages(self._transcript, self._runtime.files, limits, self._turn.user_id)
+        self._told = fitting_entries(self._transcript, prompt.budget)
+        return prompt.messages(self._told, self._runtime.files, limits, self._turn.user_id)
 
     def _report(self, tools: Offered) -> None:
         """Report the names of tools that are left out. Each process logs them once for each agent.
@@ -247,8 +253,10 @@ class ModelCaller:
         call = ModelCall(self._runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._scope.step_within(limit_s)
-        self.prompt_tokens = sum(estimate_tokens(each.content) for each in request.messages)
-        with self._scope.calling(call), self._guards.over(call):
+        self._sent = request.messages
+        step = sum(each.role is Role.ASSISTANT for each in self._transcript.present) + 1
+        traced = self._runtime.traces.calling(self._turn.turn_id, self._turn.traceparent, step=step)
+        with traced, self._scope.calling(call), self._guards.over(call):
             try:
                 return checked(self._model.respond(request, call))
             except Unavailable as error:  # the loop would take `Unavailable` for a database error and retry

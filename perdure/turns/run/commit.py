@@ -95,7 +95,7 @@ def commit_step(
         "results": as_json([result.to_dict() for result in step.results if result.effect_id]),
         "variables": None if changed is None else as_json(changed),
     }
-    statement, more = _statement(transcript, step)
+    statement, more = _statement(runtime, transcript, step)
 
     def write() -> Row[Any]:
         nonlocal sent_at
@@ -131,10 +131,12 @@ def commit_step(
     return StepCommit(None if row is None else sent_at, len(joined))
 
 
-def _statement(transcript: Transcript, step: Step) -> tuple[Statement, dict[str, object]]:
+def _statement(runtime: Runtime, transcript: Transcript, step: Step) -> tuple[Statement, dict[str, object]]:
     """The statement that commits a step, and the parameters that only this statement has."""
     if step.agent is not None:
-        return queries.STEP_HANDING_OFF, {"agent": step.agent}
+        return queries.STEP_HANDING_OFF, {
+            "agent": step.agent, "fingerprint": runtime.agents.fingerprints.get(step.agent),
+        }  # fmt: skip
     if transcript.original is not None:  # a hook has changed what the user said
         titles: dict[str, object] = {
             "title": title_of(transcript.asked),
@@ -185,7 +187,7 @@ def persist(runtime: Runtime, tenure: Tenure, commit: Callable[[], Committed]) -
         try:
             return commit()
         except Unavailable as error:
-            if runtime.clock.monotonic() >= until or (tenure.draining and refused):
+            if runtime.clock.monotonic() >= until or (tenure.shutting_down and refused):
                 raise
             refused += 1
             log.warning("turn %s: a commit was refused and is retried: %s", turn_id, error.message)
@@ -215,7 +217,7 @@ def read_patiently(runtime: Runtime, tenure: Tenure) -> None:
         tenure.step_within(pause_s)
         asked_at = runtime.clock.monotonic()
         try:
-            read_again(runtime.database, tenure)
+            read_again(runtime, tenure)
         except Unavailable:
             if runtime.clock.monotonic() >= until:
                 break

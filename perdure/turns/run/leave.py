@@ -202,7 +202,7 @@ class Leaving:
                 )  # fmt: skip
             case _:
                 assert_never(outcome)
-        if not tenure.draining:
+        if not tenure.shutting_down:
             user_share.admit_next(self._runtime, turn.user_id)
         self._count(left=1)
         self._runtime.measures.left(_REASONS[type(outcome)])
@@ -221,12 +221,13 @@ class Leaving:
                 runtime, tenure,
                 lambda: settle(
                     runtime.database, runtime.clock, tenure.fence, turn, ended.verdict,
-                    tick=tenure.tick, keep_s=0.0 if tenure.draining else tenure.lease_s, saved=ended.saved,
+                    tick=tenure.tick, keep_s=0.0 if tenure.shutting_down else tenure.lease_s, saved=ended.saved,
                 ),
             )  # fmt: skip
         self._count(settled=1)
         agent = turn.agent if runtime.agents.find(turn.agent) is not None else OTHER
         runtime.measures.settled(agent, ended.verdict.status, ended.verdict.error_code)
+        runtime.traces.settled(turn.turn_id)
         facts = {
             "agent": turn.agent,
             "status": ended.verdict.status,
@@ -246,7 +247,7 @@ class Leaving:
             return Left(still_held=True)
         if settled.may_end:  # only now: ending the session removes its working memory
             runtime.wake.ending(tenure.session_id)
-        if settled.unsettled and tenure.draining:
+        if settled.unsettled and tenure.shutting_down:
             return self._release(tenure)
         return Left(still_held=settled.unsettled > 0)
 
@@ -261,7 +262,7 @@ class Leaving:
 
     def _release(self, tenure: Tenure) -> Left:
         """Release a session of which no turn runs."""
-        rows = self._runtime.database.run(queries.RELEASE, {**tenure.fenced, "woken": not tenure.draining})
+        rows = self._runtime.database.run(queries.RELEASE, {**tenure.fenced, "woken": not tenure.shutting_down})
         if rows and rows[0].may_end:
             self._runtime.wake.ending(tenure.session_id)
         if not rows or rows[0].unsettled == 0:
@@ -270,7 +271,7 @@ class Leaving:
             user_share.admit_next(self._runtime, UserKey(rows[0].user_id))
             return Left()
         is_woken = self._runtime.wake.drain(tenure.session_id, rows[0].priority)
-        return Left(wake_up_failed=not is_woken and not tenure.draining)
+        return Left(wake_up_failed=not is_woken and not tenure.shutting_down)
 
     def _stop(self, tenure: Tenure, statement: Statement, **given: Any) -> Row[Any]:
         rows = self._runtime.database.run(statement, _at_hand(tenure, given))

@@ -16,11 +16,18 @@ A process may be killed at any point. Everything that another worker needs is co
 model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
 transcript, either a message of the user or results of tools, and the model is called; or a reply with open calls, and
-the model is not called again for it. A killed worker leaves each open call in doubt: its intent does not tell whether
-its tool had begun. A `pure` or `idempotent` tool runs, perhaps for the second time, with the same effect id; an
-`unsafe` one runs only if its probe says that nothing happened, and else its outcome is unknown. A dead worker's lease
-expires after `lease_s`, and a sweeper's wake-up leads to the next claim. No database connection is held during a model
-call or a tool call.
+the model is not called again for it.
+
+A killed worker's lease expires after `lease_s`, and the sweeper's next wake-up leads to the next claim. Each claim is a
+strike against the turn, which a committed step takes back: after `max_attempts` in a row, the turn is settled as
+failed. A killed worker leaves each open call in doubt, because its intent does not tell whether its tool had begun:
+
+    pure, idempotent       the tool runs, perhaps for the second time, with the same effect id
+    unsafe with a probe    it runs only if the probe says that nothing happened
+    unsafe without one     it does not run again: the result that the model reads is that its outcome is unknown
+
+A call that waits for an approval has a request instead of an intent, so it is in doubt only after its approval. No
+database connection is held during a model call or a tool call.
 """
 
 from __future__ import annotations
@@ -241,7 +248,7 @@ class Runner:
                     turn_id = tenure.turn.turn_id
                     left = self._run_turn(tenure)
                     settled += [(turn_id, left.outcome)] * left.settled
-                    if not left.still_held or tenure.draining or self._runtime.clock.monotonic() >= until:
+                    if not left.still_held or tenure.shutting_down or self._runtime.clock.monotonic() >= until:
                         break
                     read_patiently(self._runtime, tenure)  # begins the next turn
                 if left.still_held:
@@ -360,7 +367,7 @@ class Runner:
         """
         tenure = Tenure(session_id, fence, self._runtime.clock, self._limits.lease_s)
         try:
-            read_again(self._runtime.database, tenure)
+            read_again(self._runtime, tenure)
             return self._settle_unrun(tenure, turn_id, ending)
         except LeaseLost:
             return False
@@ -381,7 +388,7 @@ class Runner:
 
     def _settle_unrun(self, tenure: Tenure, turn_id: UUID, ending: Ending) -> bool:
         with self.keeper.keep(tenure):
-            tenure.drain()  # so that settling the turn releases the session
+            tenure.begin_shutdown()  # so that settling the turn releases the session
             if tenure.turn is None:
                 self._leaving.leave(tenure, SliceOver())
             elif tenure.turn.turn_id != turn_id:
@@ -537,7 +544,7 @@ class Turn(ABC):
             raise LeaseLost
         if self._tenure.cancelled:
             return Cancelled()
-        if self._tenure.draining:
+        if self._tenure.shutting_down:
             return ShutDown()
         if self._tenure.spent_s >= self._timeout_s:
             return Failed(out_of_time(self._timeout_s))
@@ -772,7 +779,7 @@ class OwnTurn(Turn):
         return super()._before_first_step()
 
     def _step(self) -> Outcome | None:
-        """Call the model and execute the calls of its reply, or resume the calls that an earlier worker began."""
+        """Call the model and execute the calls of its reply, or go on with a reply whose calls are open."""
         open_reply = self.transcript.open_reply()
         return self._call_model() if open_reply is None else self._execute(open_reply)
 
@@ -797,7 +804,7 @@ class OwnTurn(Turn):
                 raise IncompleteReply(f"The model's replies broke off {_MOST_INCOMPLETE} times in a row, so I stopped.")
             return None
         self._incomplete = 0
-        if self._tenure.draining:
+        if self._tenure.shutting_down:
             raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
         planned = plan(self._model.tools, reply.tool_calls, self._runtime)
         runnable = [each for each in planned if each.refusal is None]
@@ -828,7 +835,8 @@ class OwnTurn(Turn):
     def _execute(self, open_reply: Entry, planned: Sequence[Planned] | None = None) -> Outcome | None:
         """Execute the calls of the message `open_reply`, and commit their results.
 
-        `planned` are the calls whose intents this process has just committed; `None`: those of an earlier worker.
+        `planned` are the calls whose intents this step has just committed: none of them has begun. `None`: the turn
+        found the reply open, so the ledger tells which calls are in doubt, and which wait for a decision.
         """
         answered = self._calls.answer(open_reply, planned)
         if not isinstance(answered, Sequence):

@@ -170,7 +170,8 @@ STEP_HANDING_OFF = _step(
     "agent = %(agent)s, ",
     """, handed AS (
         UPDATE turns AS t
-        SET agent = %(agent)s, instructions = CASE WHEN t.turn_id = %(turn_id)s THEN NULL ELSE t.instructions END
+        SET agent = %(agent)s, instructions = CASE WHEN t.turn_id = %(turn_id)s THEN NULL ELSE t.instructions END,
+            fingerprint = CASE WHEN t.turn_id = %(turn_id)s THEN %(fingerprint)s END
         FROM fenced, (SELECT agent FROM turns WHERE turn_id = %(turn_id)s) AS before
         WHERE t.session_id = fenced.session_id AND t.settled_at IS NULL
           AND (t.turn_id = %(turn_id)s OR t.agent = before.agent AND t.status = 'accepted')

@@ -250,7 +250,8 @@ def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
     harness.script(calls(("pay", {"amount": 5})), says("done"))
     sent = harness.send()
     runner = Runner(harness.runtime, "leaving")
-    with harness.hooked(lambda at, name: runner.keeper.drain() if (at, name) == ("after", "turns.step") else None):
+    keeper = runner.keeper
+    with harness.hooked(lambda at, name: keeper.begin_shutdown() if (at, name) == ("after", "turns.step") else None):
         runner.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] in {"parked", "waiting_approval"}
     harness.run(sent.session_id)

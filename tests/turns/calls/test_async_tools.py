@@ -118,7 +118,7 @@ def test_an_async_probe_decides(harness: Harness) -> None:
         await asyncio.sleep(0)
         return Happened(f"paid by {of.user_id}")
 
-    @tool(timeout_s=0.2, probe=probe)
+    @tool(timeout_s=1, probe=probe)
     async def pay() -> str:
         """Pay, slowly."""
         await asyncio.sleep(PATIENCE_S * 10)

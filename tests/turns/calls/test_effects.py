@@ -128,7 +128,7 @@ def test_a_runner_that_waits_for_a_decision_can_be_drained(harness: Harness, ben
     second = threading.Thread(target=runner.run, args=(session_id,), daemon=True)
     second.start()
     until(lambda: runner.keeper.running and harness.session(session_id).token == 2, "the second runner has it")
-    runner.keeper.drain()
+    runner.keeper.begin_shutdown()
     second.join(PATIENCE_S)
     assert not second.is_alive()
     assert harness.sql("SELECT status FROM turns")[0].status == "parked"

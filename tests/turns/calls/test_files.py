@@ -55,7 +55,7 @@ def test_a_model_of_pydantic_ai_gets_the_file_of_a_result(harness: Harness) -> N
     harness.equip(chart)
     with OpenAIServer(Answer(calls=[Call("chart", '{"what": "tea"}', "call_0")]), Answer("Nice.")) as server:
         endpoint = Endpoint("test", server.base_url, "sk-of-the-tests")
-        model = adapted_model("test:m", harness.settings, MovedClock(), "PERDURE_MODEL", endpoint, "openai-chat")
+        model = adapted_model("test:m", MovedClock(), "PERDURE_MODEL", endpoint, "openai-chat")
         harness.any_model = model
         turn = harness.ask("draw")
         model.close()

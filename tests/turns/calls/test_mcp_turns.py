@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from tests.tools.mcp_server import SHELVES
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
@@ -32,6 +34,10 @@ SERVER = McpServer(
 )
 
 
+LIBRARY = McpServer("library", command=[sys.executable, str(PROGRAM), "shelves"], effect="pure", connect_timeout_s=60)
+"""A server with forty tools."""
+
+
 @pytest.fixture(scope="module")
 def connections() -> Iterator[Connections]:
     """The MCP connections that all tests of this module share."""
@@ -39,7 +45,7 @@ def connections() -> Iterator[Connections]:
     clock = MovedClock()
     breakers = Breakers(settings.breaker, clock)
     made = Connections(settings, breakers, clock)
-    made.open([SERVER])
+    made.open([SERVER, LIBRARY])
     yield made
     made.close()
     breakers.close()
@@ -71,6 +77,38 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     assert added == "5"
     assert refused.startswith("Error: There is no tool 'local:subtract'. Available: local:")
     assert _effects(harness) == [("local:add", "pure", "done")]
+
+
+@pytest.mark.long
+def test_forty_tools_of_a_server_reach_the_model(harness: Harness) -> None:
+    """They fit a quarter of a usual window."""
+    harness.equip(LIBRARY)
+    turn = harness.ask()
+    assert [each.name for each in harness.model.requests[0].tools] == [f"library:shelf_{each}" for each in SHELVES]
+    assert "tools_left_out" not in turn
+
+
+@pytest.mark.long
+def test_tools_of_a_server_that_do_not_fit_are_named_and_found(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a small window, the turn and the log name what the model does not get, and the model may search for it."""
+    harness.equip(LIBRARY)
+    harness.settings = harness.settings.model_copy(update={"model_window": 4_096})
+    harness.script(
+        calls(("search_tools", {"query": "shelf d7"})), calls(("library:shelf_d7", {"title": "Emma"})), says("done")
+    )
+    with caplog.at_level(logging.WARNING):
+        turn = harness.ask()
+    offered = [{each.name for each in request.tools} for request in harness.model.requests]
+    assert "search_tools" in offered[0]
+    assert ["library:shelf_d7" in each for each in offered] == [False, True, True]
+    assert _results(harness, turn)[1] == "Emma is not on shelf d7 (10)"
+    everything = {f"library:shelf_{each}" for each in SHELVES}
+    assert 0 < len(offered[0]) < len(everything)
+    assert set(turn["tools_left_out"]) == everything - offered[-1]
+    (record,) = [each for each in caplog.records if "do not fit" in each.getMessage()]
+    assert "library:shelf_d7" in record.getMessage()
 
 
 def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:

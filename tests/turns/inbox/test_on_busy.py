@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event
 
 from perdure import tool
 from perdure.errors import Conflict
@@ -17,6 +16,7 @@ from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Ran
 from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
+from tests.turns.test_cost import driven
 
 
 @tool(effect="pure")
@@ -255,18 +255,9 @@ def _interrupting(harness: Harness, user_id: str, queued: int) -> int:
     harness.claimed(session_id)
     for number in range(queued):
         harness.send(f"queued {number}", user_id, reply_to=receiver if number % 2 else None)
-    statements: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        if not statement.startswith("PREPARE"):
-            statements.append(statement)
-
-    event.listen(harness.database.engine, "before_cursor_execute", note)
-    try:
+    with driven(harness.database) as statements:
         harness.send("now this", user_id, on_busy="interrupt")
-    finally:
-        event.remove(harness.database.engine, "before_cursor_execute", note)
-    return len(statements)
+    return sum(not each.startswith("PREPARE") for each in statements)
 
 
 def test_an_interruptions_statements_do_not_grow_with_the_queue(harness: Harness) -> None:

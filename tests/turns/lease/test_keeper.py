@@ -150,7 +150,7 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
     assert _not_stopped(hold)
 
 
-@pytest.mark.parametrize("stop", ["cancel", "lose", "drain"])
+@pytest.mark.parametrize("stop", ["cancel", "lose", "begin_shutdown"])
 def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
     """The next turn may begin while another thread stops the previous turn. `stopping` is never set without a reason.
 
@@ -170,10 +170,10 @@ def test_a_stopped_turn_has_a_reason(harness: Harness, stop: str) -> None:
 
     next_turn = threading.Thread(target=_begin, args=(hold, following), daemon=True)
     hold.stopping = Overtaken()
-    {"cancel": lambda: hold.cancel(stopped), "lose": hold.lose, "drain": hold.drain}[stop]()
+    {"cancel": lambda: hold.cancel(stopped), "lose": hold.lose, "begin_shutdown": hold.begin_shutdown}[stop]()
     next_turn.join(PATIENCE_S)
     assert hold.running == following
-    assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.draining)
+    assert hold.stopping.is_set() == (hold.cancelled or hold.lost or hold.shutting_down)
 
 
 def test_a_model_call_past_its_deadline_is_aborted(harness: Harness, keeper: Keeper) -> None:
@@ -262,7 +262,7 @@ def test_draining_parks_a_model_call_at_once(harness: Harness, runner: Runner) -
     running = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
     running.start()
     assert streaming.wait(PATIENCE_S)
-    runner.keeper.drain()
+    runner.keeper.begin_shutdown()
     until(lambda: not runner.keeper.running, "nothing runs")
     running.join(PATIENCE_S)
     assert harness.turn(sent.turn_id)["status"] == "parked"

@@ -142,11 +142,11 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
         with pytest.raises(LeaseLost):
             leaving.leave(stale, outcome)
     assert leaving.leave(stale, SliceOver()) == Left()
-    mine = {**stale.fenced, "turn_id": stale.turn.turn_id, "lease_s": 30}
+    mine = {**stale.fenced, "turn_id": stale.turn.turn_id, "lease_s": 30, "fingerprints": "{}"}
     assert not harness.database.run(
         calls_queries.EXTEND_EFFECT, {**mine, "effect_id": stale.turn.turn_id, "timeout_s": 9.0}
     )
-    assert not harness.database.run(lease_queries.BEGIN_NEXT, mine)
+    assert not harness.database.run(lease_queries.BEGIN_NEXT, {**mine, "fingerprints": None})
     assert not harness.database.run(run_queries.KEEP_UNSAVED, {**mine, "verdict": "{}", "most": 10})
     assert not harness.database.run(run_queries.OWNED, mine)
     decided = {"message_seq": 1, "calls": "[]", "expired": "", "ended": ""}
@@ -190,7 +190,7 @@ def test_a_stale_step_writes_neither_messages_nor_effects(harness: Harness) -> N
     rows = harness.database.run(
         run_queries.STEP,
         {
-            **stale.fenced, "lease_s": 30, "turn_id": stale.turn.turn_id,
+            **stale.fenced, "lease_s": 30, "fingerprints": "{}", "turn_id": stale.turn.turn_id,
             "channel": "http", "runs_tools": False, "spent_s": 1.0, "added": 1, "tick": 0,
             "messages": as_json([Entry(stale.turn.turn_id, Role.ASSISTANT, "x").to_dict(1)]),
             "intents": as_json([{
@@ -339,7 +339,7 @@ def test_parking_uses_no_attempt(harness: Harness) -> None:
     sent = harness.send()
     for _ in range(8):
         runner = Runner(harness.runtime, "draining")
-        runner.keeper.drain()
+        runner.keeper.begin_shutdown()
         harness.waker.sessions.clear()
         assert runner.run(sent.session_id) == Ran(0)
         assert harness.waker.sessions == [sent.session_id], "another worker continues within seconds"
@@ -355,7 +355,7 @@ def test_a_drained_worker_releases_the_turns_that_wait(harness: Harness) -> None
 
     def drain(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.settle"):
-            runner.keeper.drain()
+            runner.keeper.begin_shutdown()
 
     harness.waker.sessions.clear()
     with harness.hooked(drain):

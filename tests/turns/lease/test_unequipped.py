@@ -290,3 +290,60 @@ def test_an_applications_message_waits_for_the_new_worker(fleet: Fleet) -> None:
     session_id = UUID(fleet.harness.turn(turn_id)["session_id"])
     assert isinstance(fleet.old.run(session_id), Unequipped)
     assert fleet.new.run(session_id) == Ran(1)
+
+
+def _begun(fleet: Fleet, *, pinned: bool) -> UUID:
+    """Give the new worker's `billing` one tool more, and let the old worker die in a turn of `billing`."""
+    fleet.harness.set(pin_agents=pinned)
+    fleet.set_tools((look,), (look, refund), billing=True)
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.script(calls(("look", {})), says("done"))
+    with fleet.harness.crashing("before", "turns.step", 2):
+        fleet.old.run(sent.session_id)
+    fleet.harness.move(LEASE_S * 2)
+    return sent.session_id
+
+
+def test_a_pinned_turn_is_left_to_workers_with_the_same_agent(fleet: Fleet) -> None:
+    """A worker whose agent has changed since the turn began leaves it. One whose agent has not goes on with it."""
+    session_id = _begun(fleet, pinned=True)
+    found = fleet.new.run(session_id)
+    assert isinstance(found, Unequipped)
+    assert "'billing' as it was when the turn began" in found.lacks
+    assert fleet.old.run(session_id) == Ran(1)
+    fleet.harness.send(agent="billing")
+    assert fleet.new.run(session_id) == Ran(1), "what has not begun is anybody's"
+
+
+def test_a_pinned_turn_goes_on_elsewhere_after_the_settings_time(fleet: Fleet) -> None:
+    """If no worker has the agent as it was, the turn goes on with the agent as it is, and is pinned to that one."""
+    session_id = _begun(fleet, pinned=True)
+    assert isinstance(fleet.new.run(session_id), Unequipped)
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s + 1)
+    fleet.harness.script(says("nearly done"), says("done"))
+    with fleet.harness.crashing("before", "turns.settle", 1):
+        fleet.new.run(session_id)
+    fleet.harness.move(LEASE_S * 2)
+    assert isinstance(fleet.old.run(session_id), Unequipped)
+    assert fleet.new.run(session_id) == Ran(1)
+
+
+def test_a_turn_that_is_not_pinned_goes_on_with_the_changed_agent(fleet: Fleet) -> None:
+    """The default: a worker whose agent has changed goes on with the turn at once."""
+    session_id = _begun(fleet, pinned=False)
+    assert fleet.new.run(session_id) == Ran(1)
+
+
+def test_the_next_turn_of_a_held_session_is_pinned_to_its_worker(fleet: Fleet) -> None:
+    """A worker that answers a session's turns one after the other pins each that it begins."""
+    fleet.harness.set(pin_agents=True)
+    fleet.set_tools((look,), (look, refund), billing=True)
+    first, _second = fleet.harness.send(agent="billing"), fleet.harness.send(agent="billing")
+    fleet.harness.script(says("done"), calls(("look", {})))
+    with fleet.harness.crashing("before", "turns.step", 1):
+        fleet.old.run(first.session_id)
+    fleet.harness.move(LEASE_S * 2)
+    assert fleet.harness.turn(first.turn_id)["status"] == "done"
+    assert isinstance(fleet.new.run(first.session_id), Unequipped)
+    fleet.harness.script(calls(("look", {})), says("done"))
+    assert fleet.old.run(first.session_id) == Ran(1)

@@ -444,7 +444,9 @@ def test_a_returned_turn_whose_agent_no_worker_has_does_not_hold_up_the_others(p
     _close_a_breaker(parking)
     parking.move(5.1)
     for session_id in _swept(parking):
-        assert isinstance(claim(parking.runtime, session_id, "old", agents=["another"]), Unequipped)
+        assert isinstance(
+            claim(parking.runtime, session_id, "old", agents=Agents([Agent("another", "You help.")])), Unequipped
+        )
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
 
 

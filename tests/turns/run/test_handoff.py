@@ -14,6 +14,7 @@ from perdure import Agent, TurnContext, handoff, tool
 from perdure.agents import Agents
 from perdure.database.engine import Moment, Statement
 from perdure.models.protocol import ModelReply
+from perdure.turns.lease.claim import Ran, Unequipped
 from perdure.turns.sweep import sweep
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says, system_text
@@ -102,18 +103,30 @@ def test_the_first_handoff_of_a_reply_counts(harness: Harness) -> None:
 def test_a_worker_without_the_other_agent_leaves_the_turn(harness: Harness) -> None:
     """As a deployment adds the agent, a worker that has it goes on after the commit."""
     equip(harness)
-    both = harness.agents
     sent = harness.send("My invoice?")
-    known = harness.agents._by_name  # this worker is to lack it
-    billing = known.pop("billing")
+    del harness.agents._by_name["billing"]  # this worker lacks it
     harness.script(calls(OVER), says("On Monday."))
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] == "parked"
-    known["billing"] = billing
-    harness.agents = both
+    equip(harness)
     harness.move(60)
     harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] == "done"
+
+
+def test_a_pinned_turn_is_pinned_to_the_agent_that_has_it_now(harness: Harness) -> None:
+    """After a handoff, any worker with the same version of the other agent goes on, and one with another does not."""
+    harness.set(pin_agents=True)
+    equip(harness)
+    sent = harness.send("My invoice?")
+    harness.script(calls(OVER), says("On Monday."), says("On Tuesday."))
+    with harness.crashing("after", "turns.step_handing_off"):
+        harness.run(sent.session_id)
+    harness.move(harness.settings.turn.lease_s * 2)
+    equip(harness, Agent("billing", "You bill otherwise."))
+    assert isinstance(harness.run(sent.session_id), Unequipped)
+    equip(harness)
+    assert harness.run(sent.session_id) == Ran(1)
 
 
 def test_a_handoff_needs_approval_if_it_says_so(harness: Harness) -> None:

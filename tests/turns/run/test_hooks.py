@@ -177,7 +177,7 @@ def test_before_turn_hooks_are_called_once_however_often_the_turn_is_parked(harn
     sent = harness.send("count me")
 
     def drains(request: ModelRequest, call: ModelCall) -> ModelReply:
-        runner.keeper.drain()
+        runner.keeper.begin_shutdown()
         raise CallAborted("the worker drains")
 
     harness.script(CircuitBreakerOpen(retry_after_s=60), CircuitBreakerOpen(retry_after_s=60), drains, says("counted"))

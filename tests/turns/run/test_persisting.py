@@ -171,7 +171,7 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
     def refuse(moment: Moment, statement: str) -> None:
         if (moment, statement) == ("before", "turns.settle"):
             tries.append(statement)
-            runner.keeper.drain()
+            runner.keeper.begin_shutdown()
             raise Unavailable("The row is locked.")
 
     with runner.keeper.keep(harness.claimed(harness.send(user_id="bob").session_id)), harness.hooked(refuse):
