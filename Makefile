@@ -3,12 +3,18 @@
 #   make up ARGS="--port 9000"             options of `perdure up`
 #   make test PYTEST_ARGS="-k lease -x"    options of pytest; TEST_PROCESSES=1, one test at a time
 #   make test PYTHON=python3.12            another interpreter for .venv
+#   make chaos SECONDS=600 SEED=4          ten minutes of the same faults each time
+#   make chaos BROKER=rabbitmq POOLER=1    over RabbitMQ, and with PgBouncer before PostgreSQL
 
 PYTHON ?= $(shell for each in python3 python3.12 python3.13 python3.14 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done || echo python3)
 BIN := .venv/bin
 SOURCES := perdure workers tasks schedules alembic benchmarks examples tests
 ARGS ?=
+SECONDS ?=
+SEED ?=
+BROKER ?=
+POOLER ?=
 # More processes than cores, since tests mostly wait; the long tests, which `make check` adds, wait most. The number is
 # limited, since each process first collects all tests.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
@@ -44,15 +50,18 @@ test: .venv/test.installed ## run the tests, except the longest, on throw-away s
 
 check: .venv/dev.installed lint types imports dead-code ## run all checks and all tests, as continuous integration does
 	.ci/clients
+	.ci/helm
 	.ci/again env $(PYTEST) $(PYTEST_ARGS)
 	.ci/again env $(PYTEST) --unprepared -m "not chaos and not long and not browser" $(UNPREPARED) $(PYTEST_ARGS)
 	.ci/oldest .ci/again env $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
+	.ci/oldest .ci/again env $(PYTEST) tests/models/adapted tests/models/test_tolerance_of_all.py $(PYTEST_ARGS)
 
 check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 
 # Measures without the processes that tests start and kill. A package under 95 % fails.
 coverage: .venv/dev.installed ## measure which branches the tests run
 	.ci/clients
+	.ci/helm
 	$(PYTEST) --cov --cov-report= $(PYTEST_ARGS)
 	$(BIN)/coverage report --format=total
 	@for each in $(COVERED); do \
@@ -82,8 +91,9 @@ format: .venv/dev.installed ## format the sources
 bench: .venv/bench.installed ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-chaos: .venv/test.installed ## run the long fault-injection tests
-	$(BIN)/python -m pytest -m chaos --timeout 0 $(PYTEST_ARGS)
+chaos: .venv/test.installed ## run the long fault-injection tests, with faults for SECONDS (180), drawn from SEED
+	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) CHAOS_BROKER=$(BROKER) CHAOS_POOLER=$(POOLER) \
+		$(BIN)/python -m pytest -m chaos --timeout 0 $(PYTEST_ARGS)
 
 browser: .venv/dev.installed ## test the web chat in headless Chromium
 	$(BIN)/python -m pytest tests/browser -m "browser or not browser" $(PYTEST_ARGS)

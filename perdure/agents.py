@@ -418,6 +418,11 @@ class Agents:
         agent = self.find(name)
         return agent is not None and agent.screens
 
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each agent, by name."""
+        return {agent.name: agent.fingerprint for agent in self}
+
     @property
     def banks(self) -> list[str]:
         return sorted({agent.bank for agent in self if agent.bank is not None})

@@ -21,6 +21,7 @@ from perdure.clock import Clock, SystemClock
 from perdure.database.engine import Database
 from perdure.errors import IncompatibleDatabase, MissingKey, Unavailable
 from perdure.files.store import Files
+from perdure.observe.traces import OFF, Traces
 from perdure.settings import Settings
 from perdure.tools.leaks import Leaks
 from perdure.tools.mcp.server import McpServer
@@ -142,6 +143,8 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     """
     from perdure.channels.services import configured
     from perdure.files import objects
+    from perdure.memory.consolidation.judging import JUDGES
+    from perdure.memory.recall.reranking import RERANKERS
     from perdure.models.embedders.resolve import check as check_embedder
     from perdure.models.resolve import Models
     from perdure.resilience.resolve import resolve as resolve_breakers
@@ -157,6 +160,8 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     with suppress(*(() if asks_embedder else (MissingKey,))):
         check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()
+    JUDGES.find(settings.memory.judge)
+    RERANKERS.find(settings.memory.reranker)
     if settings.files.url is not None:
         objects.check(settings.files.url)
 
@@ -194,6 +199,7 @@ class _AcceptingRuntime:
     agents: Agents
     wake: Waker
     files: Files
+    traces: Traces = OFF
 
 
 def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> AcceptingRuntime:
@@ -237,6 +243,7 @@ def assemble(
     from perdure.models.embedders.resolve import resolve as resolve_embedder
     from perdure.models.resolve import Models
     from perdure.observe.measures import Measures
+    from perdure.observe.traces import configured
     from perdure.resilience.resolve import resolve as resolve_breakers
     from perdure.runtime import Runtime
     from perdure.snapshots.resolve import resolve
@@ -272,6 +279,7 @@ def assemble(
         quoting_key=settings.signing_key() if turns else b"",
         redis_file=_embedded_file(settings, redis_url),
         measures=measures,
+        traces=configured(database),
     )
     if connections is not None:
         connections.open(servers)  # the last step, since no code would end the server processes if a later step failed

@@ -10,6 +10,7 @@ These rows are deleted:
 - records of requests that begin no turn (side requests and forks)
 - executions that are too old to affect their case's success rate
 - dry runs of the CaseBank
+- records of operators' actions
 - expired codes for linking channels
 - counts of attempts to link a channel
 - what turns and days cost, which is kept for budgets
@@ -169,6 +170,18 @@ DRY_RUNS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+AUDIT = Statement(
+    "retention.audit",
+    f"""
+    WITH old AS (
+        SELECT audit_id FROM audit WHERE audit_id < {_CUTOFF_ID} ORDER BY audit_id LIMIT %(most)s
+    ), gone AS (
+        DELETE FROM audit WHERE audit_id = ANY (ARRAY(SELECT audit_id FROM old)) RETURNING 1
+    )
+    {_DELETED}
+    """,  # noqa: S608 (constants)
+)
+
 LINK_CODES = Statement(
     "retention.link_codes",
     f"""
@@ -310,7 +323,7 @@ VECTORS = Statement(
 # Foreign keys are checked at the end of the statement, so the order of the parts does not matter. A session that
 # follows a deleted one has ended, too, and no longer names it; a statement cannot both update and delete it. A session
 # in which an agent answered another's call has the call's id, and stays as long as the call. A scalar subquery with a
-# LIMIT stays one probe for each session.
+# LIMIT stays one probe for each session. Files that no message has are deleted by `Files.collect`.
 TRANSCRIPTS = Statement(
     "retention.transcripts",
     f"""
@@ -337,6 +350,8 @@ TRANSCRIPTS = Statement(
         UPDATE sessions SET previous_session_id = NULL
         WHERE previous_session_id = ANY (ARRAY(SELECT session_id FROM old))
           AND session_id <> ALL (ARRAY(SELECT session_id FROM old))
+    ), unused AS (
+        UPDATE files SET used_at = NULL, session_id = NULL WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
     ), d1 AS (
         DELETE FROM message_words WHERE session_id = ANY (ARRAY(SELECT session_id FROM old))
     ), d2 AS (
@@ -384,6 +399,7 @@ KEPT = (
     Kept("messages in the inbox", lambda settings: settings.inbox_days, INBOX, start=_FIRST_ID),
     Kept("uses of cases", lambda settings: settings.executions_days, USES),
     Kept("dry runs of the CaseBank", lambda settings: settings.audit_days, DRY_RUNS, batch=10),
+    Kept("operators' actions", lambda settings: settings.audit_days, AUDIT),
     Kept("codes that link channels", lambda _: 1, LINK_CODES),
     Kept("attempts to link channels", lambda _: 1, LINK_ATTEMPTS),
     Kept("answered requests", lambda _: 7, ANSWERED_REQUESTS),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from perdure.models.embedders.hashing import HashEmbedder
+from perdure.observe.traces import OFF, Traces
 from perdure.resilience.duties import Duties
 from perdure.settings import Settings, TurnSettings
 from perdure.tools.leaks import Leaks
@@ -109,6 +110,11 @@ class AcceptingRuntime(Protocol):
         """The `Waker` to call after a message is committed."""
         ...
 
+    @property
+    def traces(self) -> Traces:
+        """Traces the accept of a message."""
+        ...
+
 
 class Recording(Protocol):
     """A recorded turn that is replayed: what its prompts quoted, and the results of its calls."""
@@ -177,6 +183,9 @@ class Runtime:
     measures: Measures = field(default_factory=_measures)
     """What this process counts and times."""
 
+    traces: Traces = OFF
+    """Traces turns, if the environment asks for that."""
+
     @cached_property
     def duties(self) -> Duties:
         return Duties(self.clock, self.settings.turn.sweep_s, observe=self.measures.duty)
@@ -184,10 +193,12 @@ class Runtime:
     @cached_property
     def recall(self) -> Recall:
         """The search over messages and memories."""
+        from perdure.memory.recall.reranking import resolve_reranker  # noqa: PLC0415 (as the next)
         from perdure.memory.recall.search import Recall  # noqa: PLC0415 (a process that only accepts messages never searches)
 
         settings = self.settings
-        return Recall(self.database, self.embedder, settings.memory, self.clock, settings.timezone)
+        reranker = resolve_reranker(settings, lambda: self.models(settings.summary_model or settings.model))
+        return Recall(self.database, self.embedder, settings.memory, self.clock, settings.timezone, reranker)
 
     @cached_property
     def cases(self) -> CaseLookup:
@@ -226,10 +237,11 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Close the connections to MCP servers, Redis, the snapshot store and PostgreSQL.
+        """Export the traces, and close the connections to MCP servers, Redis, the snapshot store and PostgreSQL.
 
         All other threads of the process must have ended.
         """
+        self.traces.close()
         for each in (self.connections, self.redis_memory, self.snapshots, self.breakers, self.database):
             if each is not None:
                 each.close()

@@ -186,6 +186,7 @@ class TurnSettings(_Group):
     hook_timeout_s: Seconds = 5
     max_leaked_threads: Count = 50
     unknown_agent_s: Seconds = 600
+    pin_agents: bool = False
     delegation_depth: Annotated[int, Field(ge=0, le=100)] = 3
 
     @model_validator(mode="after")
@@ -323,6 +324,7 @@ class MemorySettings(_Group):
 
     Without `budget_tools`, the budget of an agent's tools is a share of its model's window. `judge` decides what a new
     statement is to the known memories: `guard` (rules), `model`, or the name of another package's entry point.
+    `reranker` orders what recall has found: `none`, `model`, or the name of an entry point.
     """
 
     working_turns: Count = 20
@@ -345,6 +347,7 @@ class MemorySettings(_Group):
     exact_rows: Count = 5_000
     index_rows: Count = 10_000
     judge: str = "guard"
+    reranker: str = "none"
 
 
 class ConsolidationSettings(_Group):
@@ -620,6 +623,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     database_schema: str = SCHEMA
     database_prepare: bool = True
+    database_capacity_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
     migrate_url: SecretStr | None = None
     redis_url: SecretStr | None = None
     broker_url: SecretStr | None = None
@@ -640,6 +644,7 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     secret_key: SecretStr | None = None
+    secret_key_before: SecretStr | None = None
     reply_tasks: Annotated[tuple[str, ...], NoDecode] = ()
     reply_urls: Annotated[tuple[str, ...], NoDecode] = ()
     webhook_secret: SecretStr | None = None
@@ -811,16 +816,25 @@ class Settings(BaseSettings):
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
 
     def signing_key(self) -> bytes:
-        """`PERDURE_SECRET_KEY`; if it is not set, the key in the file `secret.key` in `PERDURE_DATA_DIR`.
-
-        If the file does not exist, creates the file with a random key.
+        """The key that signs: the first of `signing_keys`.
 
         The key signs user tokens and the tokens of chat buttons. The codes that mark quotations in prompts are derived
         from the same key.
         """
+        return self.signing_keys()[0]
+
+    def signing_keys(self) -> tuple[bytes, ...]:
+        """`PERDURE_SECRET_KEY` and, during a rotation, `PERDURE_SECRET_KEY_BEFORE`: what either signed is accepted.
+
+        If the first is not set, the key in the file `secret.key` in `PERDURE_DATA_DIR`. Creates the file with a random
+        key if it does not exist.
+        """
         if self.secret_key is not None:
-            return self.secret_key.get_secret_value().encode()
-        return made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32)).encode()
+            first = self.secret_key.get_secret_value()
+        else:
+            first = made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32))
+        before = () if self.secret_key_before is None else (self.secret_key_before.get_secret_value(),)
+        return tuple(key.encode() for key in (first, *before))
 
     def webhook_keys(self) -> tuple[bytes, ...]:
         """The keys that sign callbacks: those in `PERDURE_WEBHOOK_SECRET`, or one generated in `PERDURE_DATA_DIR`.

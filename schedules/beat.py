@@ -8,20 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.beat import Scheduler
 from celery.schedules import BaseSchedule, schedstate
 
 from perdure.clock import Clock, SystemClock
+from perdure.observe.alive import alive_file, touch
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.timetable import ScheduledTask
 from perdure.timetable.cadence import Cadence
 from perdure.timetable.entry import ScheduleEntry, options
 
-_SCHEDULER = "celery.beat:Scheduler"
-"""Celery's scheduler that keeps its state in memory. Celery's default scheduler writes a file."""
+
+class MemoryScheduler(Scheduler):  # type: ignore[misc]  # celery carries no types
+    """Celery's scheduler that keeps its state in memory; its default scheduler writes a file. Touches `alive`."""
+
+    def __init__(self, *given: Any, alive: Path, **options: Any) -> None:
+        self._alive = alive
+        super().__init__(*given, **options)
+
+    def tick(self, *given: Any, **options: Any) -> float:
+        """Publish what is due; returns the seconds until the next check. An entry of each minute keeps them short."""
+        touch(self._alive)
+        pause_s: float = super().tick(*given, **options)
+        return pause_s
 
 
 class SlotSchedule(BaseSchedule):  # type: ignore[misc]  # celery carries no types
@@ -75,5 +90,6 @@ def configure_beat(app: Celery, settings: Settings, clock: Clock | None = None) 
     for entry in found.values():
         if not isinstance(app.tasks[entry.task], ScheduledTask):
             raise TypeError(f"{entry.task} is not a ScheduledTask: it would not settle the slots of {entry.name!r}")
-    app.conf.update(beat_scheduler=_SCHEDULER, beat_schedule=beat_schedule(found, clock or SystemClock()))
+    scheduler = partial(MemoryScheduler, alive=alive_file(settings.data_dir, "beat"))
+    app.conf.update(beat_scheduler=scheduler, beat_schedule=beat_schedule(found, clock or SystemClock()))
     return found

@@ -75,12 +75,15 @@ def send(self: PerdureTask, delivery_id: str) -> dict[str, Any]:
         if not (for_service and for_user):
             leave_to_sweeper(database, wanted)
             return {"outcome": "left to the sweeper"}
-        outcome = deliver(database, process.carriers, wanted)
+        with process.runtime.traces.delivering(wanted) as attempt:
+            outcome = deliver(database, process.carriers, wanted)
+            result = _result(process.runtime.measures, outcome)
+            attempt.ended(result["outcome"])
     if not isinstance(outcome, DeliveryNotDue) and outcome.next_id is not None:
         process.runtime.wake.delivery(outcome.next_id)
     if isinstance(outcome, Delivered) and outcome.following_id is not None:
         process.runtime.wake.delivery(outcome.following_id)
-    return _result(process.runtime.measures, outcome)
+    return result
 
 
 def _result(measures: Measures, outcome: DeliveryOutcome) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def submit(self: PerdureTask, *positional: Any, **message: Any) -> dict[str, Any
     message.setdefault("message_id", self.request.id)
     tenant = parse_tenant(message.pop("tenant", None))
     incoming = parse_incoming(message, channel="celery", tenant=tenant)
-    accepted = accept(self.process.runtime, incoming, any_agent=True)
+    runtime = self.process.runtime
+    with runtime.traces.joined(self.request.headers or {}):
+        accepted = accept(runtime, incoming, any_agent=True)
     return {
         "turn_id": str(accepted.turn_id),
         "session_id": str(accepted.session_id),

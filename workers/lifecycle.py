@@ -36,7 +36,7 @@ from perdure.errors import loggable
 from perdure.network.queues import QUEUES
 from perdure.observe.measures import Measures, Server
 from perdure.observe.presence import RELEASE, WORKER, Presence
-from perdure.resilience.registry import BreakerRegistry
+from perdure.runtime import Runtime
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks.deliveries import TaskCarrier
@@ -126,7 +126,7 @@ class Lifecycle:
         embedding.start()
         _thread("perdure-sweeper", lambda: self._sweep(process, fleet_drain, embedding))
         upkeep.start(process.runtime, self._shutdown.begun)
-        _thread("perdure-tasks", lambda: self._probe_tasks(process))
+        _thread("perdure-tasks", partial(awaited.probe_in_rounds, process.runtime, cancel, self._shutdown.begun))
         warden = Warden(process.runtime, process.runner)
         _thread("perdure-warden", lambda: self._isolation.watch(warden))
         _thread("perdure-shutdown", lambda: self._shutdown.run(process))
@@ -211,17 +211,17 @@ class Lifecycle:
         runtime.leaks.on_too_many = _shut_down_for_leaks
         runner = Runner(runtime, owner=f"{socket.gethostname()}:{os.getpid()}")
         runner.start()
-        carriers = self._carriers(waker, runtime.breakers)
+        carriers = self._carriers(waker, runtime)
         return Process(runtime, runner, carriers, self._isolation.run, found, flushers(runtime), self._shutdown.begun)
 
-    def _carriers(self, waker: CeleryWaker, breakers: BreakerRegistry | None) -> dict[str, Carrier]:
-        settings = self._settings
+    def _carriers(self, waker: CeleryWaker, runtime: Runtime) -> dict[str, Carrier]:
+        settings, breakers = self._settings, runtime.breakers
         keys, reachable = settings.webhook_keys(), settings.reachable()
         self._chats = configured.channels(settings, SystemClock())
         return {
-            "url": UrlCarrier(keys, reachable, breakers=breakers),
+            "url": UrlCarrier(keys, reachable, breakers=breakers, traces=runtime.traces),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
-            "channel": ChatCarrier(self._chats, Buttons(settings.signing_key()), breakers),
+            "channel": ChatCarrier(self._chats, Buttons(settings.signing_keys()), breakers),
         }
 
     def _sweep(self, process: Process, fleet_drain: FleetDrain, embedding: Embedding) -> None:
@@ -236,13 +236,6 @@ class Lifecycle:
             if duties.run("sweep", partial(sweep, runtime, turns=turns, stopped_after=stopped_after)) is not None:
                 embedding.request()
             duties.run("schedule slots", partial(self._sweep_slots, process))
-
-    def _probe_tasks(self, process: Process) -> None:
-        """Probe the tasks of Celery tools between the sweeper's rounds, so that a short task's progress is seen."""
-        stopping = self._shutdown.begun
-        while not stopping.wait(awaited.probe_pause_s(process.runtime)):
-            probe = partial(awaited.probe_due, process.runtime, cancel, stopping.is_set)
-            process.runtime.duties.run("running tasks", probe)
 
     def _sweep_slots(self, process: Process) -> None:
         runtime = process.runtime

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.clock import Clock
 from perdure.database.engine import Database
+from perdure.observe.disks import disk_states
 from perdure.observe.readings import Source
 from perdure.observe.servers import redis_servers
 from perdure.resilience.registry import Switchboard
@@ -23,4 +24,5 @@ def observed(
 ) -> Source:
     """The source of the readings. The caller closes it."""
     entries = list(active_entries(TASKS, settings).values())
-    return Source(database, clock, entries, redis_servers(redis_url, broker_url, settings.redis_prefix), breakers)
+    servers = redis_servers(redis_url, broker_url, settings.redis_prefix)
+    return Source(database, clock, entries, servers, breakers, disks=lambda size: list(disk_states(settings, size)))

@@ -2,7 +2,7 @@
 
 A token is a JWT (RFC 7519, HS256) with the claims `sub` (the user's id), `tenant` if the user has one, `aud`, `exp` and
 `iat`. The signing key is derived from `PERDURE_SECRET_KEY`. No token is stored. Changing `PERDURE_SECRET_KEY` revokes
-every token.
+every token, but for those of `PERDURE_SECRET_KEY_BEFORE`.
 
 The gateway calls this module to mint and verify tokens.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import jwt
 
@@ -33,10 +35,10 @@ class ExpiredToken(Unauthorized):
 
 
 class Tokens:
-    """Mints and verifies user tokens. All processes of an installation share `secret` (`PERDURE_SECRET_KEY`)."""
+    """Mints tokens with the first of `secrets`, and verifies tokens of all of them (`Settings.signing_keys`)."""
 
-    def __init__(self, secret: bytes, clock: Clock) -> None:
-        self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
+    def __init__(self, secrets: Sequence[bytes], clock: Clock) -> None:
+        self._keys = [hmac.digest(secret, _PURPOSE, hashlib.sha256) for secret in secrets]
         self._clock = clock
 
     def mint(self, user: UserKey, ttl_s: int) -> tuple[str, datetime]:
@@ -47,7 +49,7 @@ class Tokens:
         tenant = tenant_of(user)
         if tenant is not None:
             claims["tenant"] = tenant
-        return jwt.encode(claims, self._key, _ALGORITHM), expires_at
+        return jwt.encode(claims, self._keys[0], _ALGORITHM), expires_at
 
     def user(self, token: str) -> UserKey:
         """The user key that `token` was minted for.
@@ -59,13 +61,7 @@ class Tokens:
         if len(token) > _MOST_CHARS or not looks_like_token(token):
             raise Unauthorized(_UNKNOWN)
         try:
-            claims = jwt.decode(
-                token,
-                self._key,
-                [_ALGORITHM],
-                audience=_AUDIENCE,
-                options={"require": ["sub", "exp", "iat"], "verify_exp": False, "verify_iat": False},
-            )
+            claims = self._claims(token)
             expires_s = float(claims["exp"])
             user = user_key(claims.get("tenant"), claims["sub"])
         except (jwt.InvalidTokenError, InvalidRequest, TypeError, ValueError) as error:
@@ -73,6 +69,21 @@ class Tokens:
         if expires_s <= self._clock.now().timestamp():
             raise ExpiredToken("That token has expired. Get a new one.")
         return user
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        wrong: jwt.InvalidTokenError = jwt.InvalidSignatureError("no key")
+        for key in self._keys:
+            try:
+                return jwt.decode(
+                    token,
+                    key,
+                    [_ALGORITHM],
+                    audience=_AUDIENCE,
+                    options={"require": ["sub", "exp", "iat"], "verify_exp": False, "verify_iat": False},
+                )
+            except jwt.InvalidSignatureError as error:
+                wrong = error
+        raise wrong
 
 
 def looks_like_token(text: str) -> bool:

@@ -21,6 +21,7 @@ from perdure.errors import CircuitBreakerOpen
 from perdure.network import egress
 from perdure.network.reply_urls import Reachable
 from perdure.network.webhook_signatures import signed_headers
+from perdure.observe.traces import OFF, Traces
 from perdure.resilience.registry import BreakerRegistry
 from perdure.text.untrusted import first_line
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
@@ -38,7 +39,7 @@ class UrlCarrier:
     """A `perdure.turns.outbox.Carrier` for targets `{"url": ...}`. Thread-safe.
 
     `keys` sign the requests as the Standard Webhooks specification requires. If `breakers` is `None`, attempts use no
-    circuit breaker.
+    circuit breaker. While `traces` are on, a request tells its span (`traceparent`).
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class UrlCarrier:
         timeout_s: float = TIMEOUT_S,
         breakers: BreakerRegistry | None = None,
         clock: Callable[[], float] = time.time,
+        traces: Traces = OFF,
     ) -> None:
         self._keys = tuple(keys)
         self._reachable = reachable
         self._timeout_s = timeout_s
         self._breakers = breakers
         self._clock = clock
+        self._traces = traces
 
     @cached_property
     def _tls(self) -> SSLContext:
@@ -110,6 +113,7 @@ class UrlCarrier:
         headers = {
             "Content-Type": "application/json",
             **signed_headers(self._keys, message_id, int(self._clock()), body),
+            **self._traces.headers(),
         }
         async with (
             asyncio.timeout(self._timeout_s),

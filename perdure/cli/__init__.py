@@ -68,6 +68,9 @@ COMMANDS = {
         "Find dangerous settings, with --app those of your own Celery application.",
     ),
     "status": Command("inspect.status", "status", "Show what works and what does not."),
+    "certify": Command(
+        "inspect.certify", "certify", "Kill workers at each boundary of your own tools, and check what they declare."
+    ),
     "drain": Command("serve.drain", "drain", "Refuse new work, finish or park running turns, and flush."),
     "pause": Command("inspect.pauses", "pause", "Accept messages of a tenant, user or agent, and let them wait."),
     "resume": Command("inspect.pauses", "resume", "End a pause: what has waited runs."),

@@ -15,6 +15,7 @@ from uuid import UUID
 import typer
 
 from perdure.access.tenants import UserKey, parse_tenant, user_key
+from perdure.cli import audited
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.errors import Unavailable
 from perdure.workers import logs
@@ -78,7 +79,8 @@ def opened() -> Iterator[tuple[Settings, Database]]:
     logs.configure(logging.WARNING)
     made = open_database(settings, database_address(settings))
     try:
-        yield settings, made
+        with audited.recorded(made):
+            yield settings, made
     finally:
         made.close()
 
@@ -101,7 +103,8 @@ def runtime() -> Iterator[Runtime]:
     waker = _waker(settings)
     made = assemble(settings, database_url, waker, _redis_url(settings))
     try:
-        yield made
+        with audited.recorded(made.database):
+            yield made
     finally:
         made.close()
         waker.close()

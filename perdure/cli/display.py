@@ -17,6 +17,9 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+MOST_LISTED = 100_000
+"""The most rows that a command lists."""
+
 _PICTURES = {
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},

@@ -33,11 +33,16 @@ _AMOUNTS = {
     "queued": ("perdure_sessions_queued", "Sessions that wait because their user has too many running turns"),
     "approvals": ("perdure_approvals_waiting", "Tool calls that wait for a person's decision"),
     "deliveries_pending": ("perdure_deliveries_pending", "Replies that are not delivered yet"),
+    "deliveries_failing": ("perdure_deliveries_failing", "Replies that are tried again, because an attempt failed"),
     "deliveries_failed": ("perdure_deliveries_failed", "Replies whose delivery was abandoned"),
     "deliveries_failed_lately": ("perdure_deliveries_failed_lately", "The same, of replies of the last hour"),
     "unrouted": ("perdure_messages_unrouted", "Messages of applications that are not routed to a session yet"),
     "endings": ("perdure_sessions_ending", "Sessions whose end was requested"),
     "consolidations_waiting": ("perdure_consolidations_waiting", "Ended sessions whose memories are to be extracted"),
+    "consolidations_failing": (
+        "perdure_consolidations_failing",
+        "Ended sessions whose extraction is tried again, because a run failed",
+    ),
     "consolidations_given_up": ("perdure_consolidations_given_up", "Ended sessions whose extraction was abandoned"),
     "reminders_late": ("perdure_reminders_late", "Users' schedules that are more than a minute late"),
 }
@@ -114,6 +119,13 @@ def _machinery(read: Readings) -> Iterator[GaugeMetricFamily]:
     yield _family("perdure_workers", "Workers that are alive", ("release",), workers or {("",): 0})
     yield _single("perdure_workers_of_turns", "Workers that are alive and run turns", len(read.workers))
     yield _single("perdure_beats", "Beats that are alive", sum(each.kind == BEAT for each in alive))
+    lost: Counter[tuple[str, ...]] = Counter((each.kind,) for each in read.lost)
+    yield _family(
+        "perdure_processes_lost",
+        "Processes that stopped reporting within the last hour: they were killed, or hang",
+        ("kind",),
+        _or_zero(lost, [(WORKER,), (BEAT,)]),
+    )
     skew = max((abs(each.skew_s) for each in alive), default=0.0)
     yield _single("perdure_clock_skew_seconds", "The largest difference of a process's clock to PostgreSQL's", skew)
     yield _family("perdure_sweep_late_seconds", "By how much a sweep is late", ("sweep",), _one(read.sweeps))
@@ -142,6 +154,11 @@ def _servers(read: Readings) -> Iterator[GaugeMetricFamily]:
         )
         yield _single("perdure_database_connections", "Connections to the database", server.connections)
         yield _single("perdure_database_max_connections", "PostgreSQL's max_connections", server.max_connections)
+    for name, text, sizes in (
+        ("perdure_disk_used_bytes", "Used bytes of a disk", {each.name: each.used_bytes for each in read.disks}),
+        ("perdure_disk_size_bytes", "The size of a disk", {each.name: each.size_bytes for each in read.disks}),
+    ):
+        yield _family(name, text, ("disk",), {(disk,): size for disk, size in sizes.items()})
     yield _single("perdure_database_up", "1 if PostgreSQL answers", read.server is not None)
     redis = [(each.name, each) for each in read.redis]
     for name, text, values in (

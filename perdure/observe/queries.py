@@ -46,7 +46,7 @@ def _amount(what: str, table: str, since: str, where: str, order: str = "") -> s
     """
 
 
-# Numbers of rows, each with the age of its oldest row.
+# Numbers of rows, each with the age of its oldest row. What fails is counted among the first `most` rows that wait.
 AMOUNTS = Statement(
     "observe.amounts",
     "UNION ALL".join(
@@ -57,6 +57,12 @@ AMOUNTS = Statement(
             _amount(
                 "deliveries_pending", "deliveries", "created_at", "status = 'pending'",
                 "ORDER BY greatest(due_at, wake_at)",
+            ),
+            _amount(
+                "deliveries_failing",
+                "(SELECT created_at, attempts FROM deliveries WHERE status = 'pending'"
+                " ORDER BY greatest(due_at, wake_at) LIMIT (SELECT %(most)s::bigint)) AS pending",
+                "created_at", "attempts > 0",
             ),
             _amount("deliveries_failed", "deliveries", "created_at", "status = 'failed'", "ORDER BY created_at DESC"),
             _amount(
@@ -72,6 +78,13 @@ AMOUNTS = Statement(
                 "consolidations_waiting", "sessions", "ended_at",
                 "ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL",
                 "ORDER BY ended_at",
+            ),
+            _amount(
+                "consolidations_failing",
+                "(SELECT ended_at, consolidation_error, consolidation_due_at FROM sessions WHERE ended_at IS NOT NULL"
+                " AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"
+                " ORDER BY ended_at LIMIT (SELECT %(most)s::bigint)) AS waiting",
+                "ended_at", "consolidation_error IS NOT NULL AND consolidation_due_at IS NOT NULL",
             ),
             _amount(
                 "consolidations_given_up", "sessions", "consolidation_given_up_at",
@@ -194,7 +207,8 @@ STUCK = Statement(
             WHERE unsettled > 0 AND not_before IS NOT NULL AND paced = kind AND least(wakes, 6) = level
             ORDER BY not_before LIMIT (SELECT %(most)s::bigint)) AS found
     )
-    SELECT s.session_id, t.turn_id, t.agent, t.status, s.priority, s.wakes, s.strikes, s.lease_owner, s.parked_for,
+    SELECT s.session_id, s.user_id, s.state, s.unsettled, t.turn_id, t.agent, t.status,
+           s.priority, s.wakes, s.strikes, s.lease_owner, s.parked_for,
            extract(epoch FROM perdure_now() - t.accepted_at)::float AS age_s,
            s.lease_until, NOT {_UNLEASED} AS held, s.not_before, s.not_before > perdure_now() AS postponed,
            s.queued_at IS NOT NULL AS queued, {PAUSED.format(user_id="s.user_id", agent="t.agent")} AS paused,

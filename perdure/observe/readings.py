@@ -21,11 +21,12 @@ from perdure.database.engine import Database, Statement
 from perdure.errors import PerdureError, loggable
 from perdure.ids import new_id
 from perdure.observe import queries
+from perdure.observe.disks import DiskState
 from perdure.observe.presence import Running, read_processes
 from perdure.observe.servers import RedisServer, RedisState
 from perdure.resilience.registry import Metrics, Switchboard
 from perdure.timetable.entry import ScheduleEntry
-from perdure.timetable.reading import read_schedules
+from perdure.timetable.reading import EntryStatus, read_schedules
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ _FIRST = 10
 """How many sessions of each range are asked for the age of their oldest turn."""
 
 LIMIT_S = 2.0
+
+_LOST_S = 3_600.0
 
 LATELY = timedelta(hours=1)
 """The time for which failed turns are counted, from their acceptance."""
@@ -100,6 +103,7 @@ class Readings:
     server: ServerState | None = None
     breakers: Sequence[Metrics] = ()
     redis: Sequence[RedisState] = ()
+    disks: Sequence[DiskState] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -107,9 +111,14 @@ class Readings:
         """The workers that run turns and are alive."""
         return [each for each in self.processes if each.runs_turns and each.is_alive]
 
+    @property
+    def lost(self) -> list[Running]:
+        """The processes that stopped reporting within the last hour: they were killed, or hang."""
+        return [each for each in self.processes if not each.is_alive and not each.stopped and each.seen_s < _LOST_S]
+
 
 class Source:
-    """Where the readings come from. `servers` are those whose state is read."""
+    """Where the readings come from. `servers` are those whose state is read; `disks` is given the database's size."""
 
     def __init__(
         self,
@@ -118,12 +127,15 @@ class Source:
         entries: Sequence[ScheduleEntry] = (),
         servers: Sequence[RedisServer] = (),
         breakers: Switchboard | None = None,
+        *,
+        disks: Callable[[int | None], Sequence[DiskState]] = lambda _: (),
     ) -> None:
         self._database = database
         self._clock = clock
         self._entries = entries
         self.servers = servers
         self._breakers = breakers
+        self._disks = disks
 
     def read(self) -> Readings:
         """Read all. Never raises."""
@@ -153,12 +165,17 @@ class Source:
             server=server,
             breakers=tried("breakers", lambda: self._breakers.list() if self._breakers else (), ()),
             redis=[each.read() for each in self.servers],
+            disks=tried("disks", lambda: self._disks(None if server is None else server.size_bytes), ()),
             failed=failed,
         )
 
     def stuck(self, stuck_s: float, most: int) -> list[Row[Any]]:
         """Up to `most` sessions whose oldest unsettled turn was accepted more than `stuck_s` seconds ago."""
         return list(self._run(queries.STUCK, {"stuck_s": stuck_s, "most": most}))
+
+    def entries(self) -> list[EntryStatus]:
+        """The state of perdure's own periodic tasks."""
+        return read_schedules(self._database, self._entries)
 
     def close(self) -> None:
         """Close the connections to Redis."""

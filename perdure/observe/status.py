@@ -14,17 +14,21 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.observe.presence import BEAT, RELEASE, WORKER, Running
 from perdure.observe.readings import MOST, Amount, Readings
 from perdure.observe.servers import NEARLY_FULL
 from perdure.resilience.circuit import CircuitState
 
 LATE_S = 60.0
-"""Seconds after which a sweep, a slot or a turn that is due counts as late."""
+"""Seconds after which a sweep or a slot that is due counts as late."""
 
-_LONG_TRANSACTION_S = 600.0
+_WAITED_S = 30.0
+"""Seconds after which work that could be done at once counts as a backlog."""
+
+_LONG_TRANSACTION_S = 30.0
 _SKEW_S = 5.0
-_GONE_LATELY_S = 3_600.0
+_MANY_FAILURES = 20
 _PERCENT = 100
 
 Severity = Literal["down", "warning"]
@@ -84,6 +88,7 @@ class Status:
             "breakers": [each.to_dict() for each in read.breakers],
             "database": None if read.server is None else asdict(read.server),
             "redis": [asdict(each) for each in read.redis],
+            "disks": [asdict(each) for each in read.disks],
             "stuck": [
                 {**asdict(each), "session_id": str(each.session_id), "turn_id": str(each.turn_id)}
                 for each in self.stuck
@@ -96,13 +101,31 @@ class Status:
 
 def judge(read: Readings) -> tuple[Fault, ...]:
     """The faults in the readings; those that are `down` come first."""
-    found = [*_of_servers(read), *_of_processes(read), *_of_work(read)]
+    found = [*_of_database(read), *_of_redis(read), *_of_processes(read), *_of_work(read)]
     return tuple(sorted(found, key=lambda each: each.severity != "down"))
 
 
 def explain(row: Row[Any], read: Readings) -> Stuck:
     """Why the session in `row` (of `observe.stuck`) has no result yet."""
     return Stuck(row.session_id, row.turn_id, row.agent, row.status, row.age_s, _reason(row, read))
+
+
+def describe_live(row: Row[Any], read: Readings) -> dict[str, Any]:
+    """The session in `row` (of `observe.stuck`) for the operator: its state, and what its oldest turn waits for."""
+    stuck = explain(row, read)
+    key = UserKey(row.user_id)
+    return {
+        "session_id": str(stuck.session_id),
+        "tenant": tenant_of(key),
+        "user_id": user_of(key),
+        "state": row.state,
+        "unsettled": row.unsettled,
+        "turn_id": str(stuck.turn_id),
+        "agent": stuck.agent,
+        "status": stuck.status,
+        "age_s": stuck.age_s,
+        "reason": stuck.reason,
+    }
 
 
 def _reason(row: Row[Any], read: Readings) -> str:  # noqa: C901, PLR0911 (each way to wait)
@@ -144,7 +167,7 @@ _WAITS = {
 }
 
 
-def _of_servers(read: Readings) -> Iterator[Fault]:
+def _of_database(read: Readings) -> Iterator[Fault]:
     if read.server is None:
         yield Fault("database", "down", read.failed.get("server", "The database cannot be read."))
     elif read.server.oldest_transaction_s > _LONG_TRANSACTION_S:
@@ -155,6 +178,12 @@ def _of_servers(read: Readings) -> Iterator[Fault]:
     if read.server is not None and read.server.connections > NEARLY_FULL * read.server.max_connections:
         of = f"{read.server.connections} of {read.server.max_connections}"
         yield Fault("database", "warning", f"{of} connections are in use.")
+    for disk in read.disks:
+        if disk.fill > NEARLY_FULL:
+            yield Fault("disk", "warning", f"{disk.fill * _PERCENT:.0f} % of {disk.of} are used.")
+
+
+def _of_redis(read: Readings) -> Iterator[Fault]:
     for each in read.redis:
         if each.fault is not None:
             yield Fault(each.name, "down", each.fault)
@@ -162,7 +191,8 @@ def _of_servers(read: Readings) -> Iterator[Fault]:
             yield Fault(each.name, "warning", f"{each.fill * _PERCENT:.0f} % of maxmemory are used.")
         if each.policy not in (None, "noeviction"):
             text = f"maxmemory-policy is {each.policy}: a full server evicts wake-ups, and turns wait for the sweeper."
-            yield Fault(each.name, "warning", text)
+            evicted = f" It has evicted {each.evicted:,} keys." if each.evicted else ""
+            yield Fault(each.name, "warning", f"{text}{evicted}")
 
 
 def _of_processes(read: Readings) -> Iterator[Fault]:
@@ -178,11 +208,10 @@ def _of_processes(read: Readings) -> Iterator[Fault]:
         last = min(each.seen_s for each in beats)
         text = f"No beat runs: the last one was seen {_for(last)} ago. The workers' sweepers fire the slots, if later."
         yield Fault("beat", "warning", text)
-    for each in read.processes:
-        if each.kind == WORKER and not each.is_alive and not each.stopped and each.seen_s < _GONE_LATELY_S:
-            yield Fault(
-                "workers", "warning", f"{each.name} has not reported for {_for(each.seen_s)}: it was killed or hangs."
-            )
+    for each in read.lost:
+        if each.kind == WORKER:
+            text = f"{each.name} has not reported for {_for(each.seen_s)}: it was killed or hangs."
+            yield Fault("workers", "warning", text)
     yield from _of_differences(alive)
     yield from _of_rounds(read)
 
@@ -217,17 +246,34 @@ def _of_work(read: Readings) -> Iterator[Fault]:
         ("deliveries", read.amounts.get("deliveries_pending"), "replies are not delivered"),
         ("reminders", read.amounts.get("reminders_late"), "users' schedules are late"),
     ):
-        if amount is not None and amount.oldest_s is not None and amount.oldest_s > LATE_S:
+        if amount is not None and amount.oldest_s is not None and amount.oldest_s > _WAITED_S:
             yield Fault(what, "warning", f"{number(amount)} {text}; the oldest for {_for(amount.oldest_s)}.")
+    yield from _of_models(read)
     yield from _of_failures(read)
+
+
+def _of_models(read: Readings) -> Iterator[Fault]:
+    if (turns := sum(each.number for each in read.failures)) > _MANY_FAILURES:
+        worst = max(read.failures, key=lambda each: each.number)
+        text = f"{turns:,} turns of the last hour failed, {worst.number:,} of {worst.labels[0]} with {worst.labels[1]}."
+        yield Fault("turns", "warning", text)
+    for parked in read.parked:
+        what = parked.labels[0] or "the models of their agents"
+        yield Fault("models", "warning", f"{parked.number:,} sessions wait for {what}.")
 
 
 def _of_failures(read: Readings) -> Iterator[Fault]:
     for what, name, text in (
+        ("deliveries", "deliveries_failing", "replies are tried again, because an attempt failed"),
         (
             "deliveries",
             "deliveries_failed_lately",
             "deliveries of the last hour were abandoned: `perdure deliveries list`",
+        ),
+        (
+            "consolidation",
+            "consolidations_failing",
+            "ended sessions have no memories yet, because a run failed: `perdure memory consolidate`",
         ),
         ("consolidation", "consolidations_given_up", "ended sessions have no memories: `perdure memory consolidate`"),
     ):

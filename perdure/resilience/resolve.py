@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
 
 from perdure.clock import Clock
-from perdure.errors import SettingsError
+from perdure.plugins import Choice
 from perdure.resilience.registry import Breakers, Listener, Switchboard
 from perdure.settings import Settings
 
-ENTRY_POINT_GROUP = "perdure.breakers"
+REGISTRIES = Choice("PERDURE_BREAKER__REGISTRY", "perdure.breakers", ("fleet",))
 
 SwitchboardFactory = Callable[[Settings, Clock, Listener], Switchboard]
-
-_OWN = "fleet"
-_VARIABLE = "PERDURE_BREAKER__REGISTRY"
 
 
 def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Listener) -> Switchboard:
@@ -33,25 +29,9 @@ def resolve(settings: Settings, clock: Clock, redis_url: str | None, listen: Lis
     Raises:
         SettingsError: no registry has the configured name, or the registry cannot be loaded.
     """
-    name = settings.breaker.registry
     own = partial(Breakers, settings.breaker, clock, redis_url, listen, prefix=settings.redis_prefix)
-    if name == _OWN:
+    found = REGISTRIES.find(settings.breaker.registry)
+    if found is None or not settings.breaker.enabled:
         return own()
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in found.names:
-        accepted = ", ".join([_OWN, *sorted(found.names)])
-        raise SettingsError(
-            f"{_VARIABLE} is {name!r}: accepted: {accepted}, "
-            f"or the name of an installed entry point of the group {ENTRY_POINT_GROUP}"
-        )
-    return _load(found[name])(settings, clock, listen) if settings.breaker.enabled else own()
-
-
-def _load(entry_point: EntryPoint) -> SwitchboardFactory:
-    try:
-        factory: SwitchboardFactory = entry_point.load()
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"{_VARIABLE} is {entry_point.name!r}: the entry point {entry_point.value!r} cannot be loaded: {error}"
-        ) from error
-    return factory
+    factory: SwitchboardFactory = REGISTRIES.load(found.name)
+    return factory(settings, clock, listen)

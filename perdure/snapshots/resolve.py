@@ -8,10 +8,11 @@ returns the store.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from perdure import plugins
 from perdure.database.engine import Database
 from perdure.errors import SettingsError
 from perdure.settings import Settings
@@ -52,7 +53,8 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         return FileSnapshots(_directory(url))
     scheme, third_party = url.partition(":")[0], entry_points(group=ENTRY_POINT_GROUP)
     if scheme in third_party.names:
-        return _load(url, third_party[scheme])(url, settings)
+        factory: SnapshotStoreFactory = plugins.load(third_party[scheme], _setting(url))
+        return factory(url, settings)
     accepted = ["postgres", "redis", "sqlite:///PATH", "file:///DIR", *sorted(third_party.names)]
     raise _refused(
         url,
@@ -93,15 +95,11 @@ def _make(url: str, directory: Path) -> None:
         raise _refused(url, f"the directory {directory} cannot be created: {error}") from error
 
 
-def _load(url: str, entry_point: EntryPoint) -> SnapshotStoreFactory:
-    try:
-        factory: SnapshotStoreFactory = entry_point.load()
-    except (ImportError, AttributeError) as error:
-        raise _refused(url, f"the entry point {entry_point.value!r} cannot be loaded: {error}") from error
-    return factory
-
-
 def _refused(url: str, why: str) -> SettingsError:
-    """The error about `PERDURE_SNAPSHOTS`. Its message shows `url` without credentials."""
+    return SettingsError(f"{_setting(url)}: {why}")
+
+
+def _setting(url: str) -> str:
+    """The begin of an error about `PERDURE_SNAPSHOTS`, which shows `url` without credentials."""
     shown = _CREDENTIALS.sub(lambda _: "://…@", url)
-    return SettingsError(f"PERDURE_SNAPSHOTS is {shown!r}: {why}")
+    return f"PERDURE_SNAPSHOTS is {shown!r}"

@@ -1,9 +1,10 @@
 """Replays a recorded turn against an agent, and says what is different.
 
-A recording is a bundle that `perdure turns export TURN_ID` prints (`perdure.turns.recording`). A replay runs the step
-loop of the engine in memory, as `perdure.testing.ask` does. The prompts quote the recorded memories and cases. The
-recorded results answer the calls of tools, and the recorded decisions those of approvals. Without a model, the recorded
-replies answer, so a replay of an unchanged agent has no difference.
+A recording is a bundle that `perdure turns export TURN_ID` prints, or `perdure sessions export SESSION_ID` for the
+turns of a conversation (`perdure.turns.recording`). A replay runs the step loop of the engine in memory, as
+`perdure.testing.ask` does. The prompts quote the recorded memories and cases. The recorded results answer the calls of
+tools, and the recorded decisions those of approvals. Without a model, the recorded replies answer, so a replay of an
+unchanged agent has no difference.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from perdure.tools.awaited.port import TaskEnded
 from perdure.tools.awaited.task import CeleryTool
 from perdure.turns.calls.awaited import finish
 from perdure.turns.lease.tenure import Before, TurnRow
-from perdure.turns.recording import FORMAT, VERSION
+from perdure.turns.recording import CONVERSATION, FORMAT, VERSION
 
 _NO_DIFFERENCE = "no difference"
 _SHOWN_CHARS = 200
@@ -118,14 +119,17 @@ class Replay:
 
 
 class Recorded:
-    """A recorded turn. Made by `recorded`.
+    """A recorded turn, or the turns of a recorded conversation. Made by `recorded`.
 
     Attributes:
-        bundle: The bundle, as JSON values.
+        bundle: The bundle of the turn, as JSON values; of a conversation, of its last turn.
+        turns: The turns of a conversation, in their order. Each is replayed after the recorded turns before it. Of a
+            turn, itself only.
     """
 
-    def __init__(self, bundle: Mapping[str, Any]) -> None:
+    def __init__(self, bundle: Mapping[str, Any], turns: tuple[Recorded, ...] = ()) -> None:
         self.bundle = bundle
+        self.turns = turns or (self,)
 
     @property
     def text(self) -> str:
@@ -215,6 +219,9 @@ class _Sent(Protocol):
 def recorded(source: str | Path | Mapping[str, Any] | UUID | _Sent) -> Recorded:
     """A recorded turn, from the file or the JSON values of a bundle that `perdure turns export` has printed.
 
+    A bundle that `perdure sessions export` has printed is a conversation: `turns` has its turns, and what else the
+    result has is of the last one.
+
     `source` may also be a settled turn, by its id or as `perdure.send` returned it. It is then exported from the
     installation that the environment names (`PERDURE_DATABASE_URL` and so on), by that command.
 
@@ -242,6 +249,18 @@ def recorded(source: str | Path | Mapping[str, Any] | UUID | _Sent) -> Recorded:
         bundle = source if isinstance(source, Mapping) else json.loads(Path(source).read_bytes())
     except ValueError as error:
         raise SettingsError(f"{_NO_BUNDLE} ({error})") from error
+    if isinstance(bundle, Mapping) and bundle.get("format") == CONVERSATION and bundle.get("turns"):
+        turns = tuple(Recorded(_checked(each)) for each in bundle["turns"])
+        return Recorded(turns[-1].bundle, turns)
+    return Recorded(_checked(bundle))
+
+
+def _checked(bundle: Any) -> Mapping[str, Any]:
+    """The bundle of a turn.
+
+    Raises:
+        SettingsError: it is none, or one of a later version of perdure.
+    """
     if not isinstance(bundle, Mapping) or bundle.get("format") != FORMAT:
         raise SettingsError(_NO_BUNDLE)
     if bundle.get("version") != VERSION:
@@ -251,7 +270,7 @@ def recorded(source: str | Path | Mapping[str, Any] | UUID | _Sent) -> Recorded:
     missing = _MEMBERS - bundle.keys()
     if missing:
         raise SettingsError(f"the bundle lacks {', '.join(sorted(missing))}")
-    return Recorded(bundle)
+    return bundle
 
 
 def _exported(turn_id: UUID) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database, Statement, Transaction
 from perdure.errors import Unavailable
 from perdure.files.spool import Spool
-from perdure.files.store import Files, Owner, Stored
+from perdure.files.store import Call, Files, Owner, Stored
 from perdure.sessions.running_summary import Running
 from perdure.settings import FileSettings
 from perdure.turns.transcript import heard
@@ -60,7 +60,7 @@ class MemoryFiles(Files):
         *,
         named: str | None = None,
         name: str | None = None,
-        used: bool = False,  # noqa: ARG002 (as in PostgreSQL)
+        of_call: Call | None = None,  # noqa: ARG002 (nothing runs again)
     ) -> Stored:
         """Store a file. Raises as `Files.put`."""
         kind, data, file_id = content.kind(named), b"".join(content.pieces(2**20)), uuid4()

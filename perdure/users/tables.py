@@ -50,8 +50,8 @@ class UserTable:
     """A table with users' data. `of_user` is the SQL condition for the rows of the user `%(user_id)s`.
 
     An export omits the columns `left_out`: search data derived from exported texts, records of prompts, hashes of link
-    codes, and delivery errors. Delivery errors describe the operator's network. `added` is SQL for a JSON object that
-    an export adds to a row, which the SQL names `m`.
+    codes, delivery errors, and the keys of operators. Delivery errors describe the operator's network. `added` is SQL
+    for a JSON object that an export adds to a row, which the SQL names `m`.
     """
 
     table: str
@@ -68,11 +68,11 @@ USER_TABLES = (
     UserTable("entities", _OF_USER),
     UserTable("memory_sources", _OF_MEMORIES),
     UserTable("forgotten_messages", _OF_SESSIONS),
-    UserTable("memory_vectors", _OF_USER, ("vector",)),
-    UserTable("memories", _OF_USER, ("words",)),
-    UserTable("unembedded", _OF_USER),
     UserTable("message_vectors", _OF_USER, ("vector", "half")),
     UserTable("message_words", _OF_USER, ("words",)),
+    UserTable("memory_vectors", _OF_USER, ("vector",)),
+    UserTable("memories", _OF_USER, ("words",)),
+    UserTable("unembedded", _OF_USER),  # last of these five: vectors are stored in this order (embedding.store)
     # An item of a CaseBank plan may quote words of its case and of the similar case `keeper_id`.
     UserTable("case_run_items", f"case_id IN ({_OF_CASES}) OR keeper_id IN ({_OF_CASES})"),
     UserTable("case_executions", f"case_id IN ({_OF_CASES}) OR {OF_TURNS}"),
@@ -98,6 +98,7 @@ USER_TABLES = (
     UserTable("chat_places", _OF_USER),
     UserTable("conversations", _OF_USER),
     UserTable("pauses", _OF_USER),
+    UserTable("audit", _OF_USER, ("actor",)),
     UserTable("day_spendings", "kind = 'user' AND key = %(user_id)s"),  # a tenant's sums stay: its limit holds
     UserTable("identities", _OF_USER),
     UserTable("users", _OF_USER),

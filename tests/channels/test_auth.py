@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
-from perdure.channels.http.auth import Caller, KeyKind, Keys
+from perdure.channels.http.auth import KeyKind, Keys
 from perdure.channels.http.limits.throttle import MAX_ADDRESSES, MAX_WRONG_KEYS, WINDOW_S, WrongKeys
 from perdure.clock import MovedClock
 from perdure.errors import RateLimited, SettingsError, Unauthorized
@@ -176,6 +176,21 @@ ROUTES = [
     ("POST", "/v1/consolidation/runs/here/approve"),
     ("POST", "/v1/consolidation/runs/here/reject"),
     ("POST", "/v1/consolidation/restore/here"),
+    ("GET", "/v1/consolidation/runs/here/report"),
+    ("GET", "/v1/audit"),
+    ("GET", "/v1/status"),
+    ("GET", "/v1/usage"),
+    ("GET", "/v1/turns"),
+    ("GET", "/v1/turns/here/timeline"),
+    ("POST", "/v1/turns/here/retry"),
+    ("GET", "/v1/sessions/live"),
+    ("GET", "/v1/pauses"),
+    ("POST", "/v1/pauses"),
+    ("DELETE", "/v1/pauses"),
+    ("GET", "/v1/deliveries"),
+    ("POST", "/v1/deliveries/resend"),
+    ("POST", "/v1/deliveries/here/resend"),
+    ("GET", "/v1/schedule-entries"),
 ]
 
 
@@ -317,13 +332,14 @@ def test_a_caller_has_the_tenant_of_its_key(runtime: Runtime, tmp_path: Path) ->
     settings = Settings(_env_file=None, api_keys=keys, admin_keys=f"acme={ADMIN}")  # type: ignore[arg-type]
     made = Keys(settings, runtime.clock)
 
-    def caller(key: str) -> Caller:
-        return made.caller(Request({"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}))
+    def caller(key: str) -> tuple[KeyKind, str | None]:
+        found = made.caller(Request({"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}))
+        return found.kind, found.tenant
 
-    assert {caller(key) for key in (SERVICE, HASHED)} == {Caller(KeyKind.SERVICE, "acme")}
-    assert {caller(key) for key in (FILED, FRESH)} == {Caller(KeyKind.SERVICE, "bolt")}
-    assert caller(f"Not-A-Tenant={OTHER}") == Caller(KeyKind.SERVICE)
-    assert caller(ADMIN) == Caller(KeyKind.ADMIN, "acme")
+    assert {caller(key) for key in (SERVICE, HASHED)} == {(KeyKind.SERVICE, "acme")}
+    assert {caller(key) for key in (FILED, FRESH)} == {(KeyKind.SERVICE, "bolt")}
+    assert caller(f"Not-A-Tenant={OTHER}") == (KeyKind.SERVICE, None)
+    assert caller(ADMIN) == (KeyKind.ADMIN, "acme")
     for text in (f"acme={SERVICE}", OTHER, "acme="):
         with pytest.raises(Unauthorized):
             caller(text)

@@ -185,7 +185,7 @@ def test_a_dry_run_cannot_be_applied(runtime: Runtime) -> None:
 
 
 def test_invalid_runs_are_refused(client: TestClient, rows: Callable[[], dict[str, int]]) -> None:
-    """Invalid requests start no run. The route of real runs refuses the member `dry_run`."""
+    """Invalid requests start no run, and are only recorded. The route of real runs refuses the member `dry_run`."""
     before = rows()
     refused(client.post("/v1/consolidation/run", json={"dry_run": True}), 400, "INVALID_REQUEST")
     refused(client.post("/v1/consolidation/run", content=b"["), 400, "INVALID_REQUEST")

@@ -40,7 +40,7 @@ class Asked:
 
 
 def _token(tenants: Tenants, user: str, ttl_s: int = 600) -> str:
-    return Tokens(tenants.runtime.settings.signing_key(), tenants.runtime.clock).mint(UserKey(user), ttl_s)[0]
+    return Tokens(tenants.runtime.settings.signing_keys(), tenants.runtime.clock).mint(UserKey(user), ttl_s)[0]
 
 
 def _bad_credential(tenants: Tenants, kind: str, clock: MovedClock) -> str | None:
@@ -57,7 +57,7 @@ def _bad_credential(tenants: Tenants, kind: str, clock: MovedClock) -> str | Non
             return made
         case "forged":
             other = Settings(_env_file=None, secret_key=SecretStr(OTHER_SECRET))
-            return Tokens(other.signing_key(), tenants.runtime.clock).mint(ana, 600)[0]
+            return Tokens(other.signing_keys(), tenants.runtime.clock).mint(ana, 600)[0]
         case "changed":
             head, _, signature = _token(tenants, user_key("acme", "ben")).split(".")
             return f"{head}.{_token(tenants, ana).split('.')[1]}.{signature}"

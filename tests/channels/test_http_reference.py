@@ -19,6 +19,7 @@ from perdure.casebank.cases import NewCase
 from perdure.casebank.runs import prune, state
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.answer import RUN_ID, SESSION_ID, TURN_ID, Answer
+from perdure.channels.http.schemas.operating import DELIVERY_ID
 from perdure.channels.notices import bank_of
 from perdure.errors import ProviderError
 from perdure.resilience.registry import Breakers
@@ -97,6 +98,7 @@ class ExampleGateway:
         self.runtime = replace(runtime, settings=settings, wake=waker, models=lambda _name: model)
         waker.runtime = self.runtime
         self._threads = waker.threads
+        self.route = example.route
         self.client = TestClient(create_app(self.runtime, lambda: True), base_url=BASE_URL)
         self.ids: dict[str, str] = {}
 
@@ -104,14 +106,22 @@ class ExampleGateway:
         """Create a schedule, and a turn that is settled.
 
         For an example of the approval route, the turn waits for an approval instead, and for one of the results, for a
-        client.
+        client. The examples about deliveries, pauses and turns that are tried again find one.
         """
         named = {"conversation": PATH["conversation"], "metadata": {"page": "/calendar"}}
         message = {"user_id": "ann", "text": "pay", **named}
+        if self.route.startswith("POST /v1/deliveries"):
+            message |= {"reply_to": {"url": "https://shop.example/replies"}}
         sent = self.client.post("/v1/messages", json=message).json()
+        if self.route.endswith("/retry"):
+            self.client.post(f"/v1/turns/{sent['turn_id']}/cancel")
         runner = Runner(self.runtime, owner="test")
         runner.run(UUID(sent["session_id"]))
         runner.close()
+        if self.route == "DELETE /v1/pauses":
+            self.client.post("/v1/pauses", json={"user_id": "ann"})
+        for each in self.client.get("/v1/deliveries").json():
+            self.ids[DELIVERY_ID] = each["delivery_id"]
         turn = self.client.get(f"/v1/turns/{sent['turn_id']}").json()
         reminder = {"user_id": "ann", "text": "tea", "cron": "0 17 * * *"}
         scheduled = self.client.post("/v1/schedules", json=reminder).json()

@@ -163,7 +163,9 @@ def test_a_chat_that_does_not_exist_is_not_tried_in_another_form(
 def _carry(harness: TelegramHarness, text: str) -> None:
     body = json.dumps({"reply": {"text": text}}).encode()
     place = {"chat": harness.place.chat, "thread": harness.place.thread}
-    ChatCarrier({"telegram": harness.channel}, Buttons(b"")).carry({"channel": "telegram", "place": place}, body, "key")
+    ChatCarrier({"telegram": harness.channel}, Buttons([b""])).carry(
+        {"channel": "telegram", "place": place}, body, "key"
+    )
 
 
 def test_refused_markup_is_sent_as_plain_text(harness: TelegramHarness) -> None:

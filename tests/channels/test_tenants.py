@@ -161,6 +161,13 @@ class Everyone:
     """
 
 
+def with_unknown_ids(path: str) -> str:
+    """The path of a route about the installation, with ids that no object has."""
+    for name in ("run_id", "turn_id", "delivery_id"):
+        path = path.replace(f"{{{name}}}", str(uuid4()))
+    return path.replace("{name}", "a").replace("{case_id}", "a")
+
+
 NEAR = f"?q={QUESTION}"
 SAYS = {"user_id": "ana", "text": "hello", "message_id": "the same"}
 
@@ -230,6 +237,21 @@ ROUTES: dict[tuple[str, str], ById | ByUser | Fleet | Open | Everyone] = {
     ("GET", "/v1/casebank/search"): ByUser(f"/v1/casebank/search{NEAR}&user_id=ana"),
     ("POST", "/v1/casebank/cases/{case_id}/share"): Fleet(),
     ("DELETE", "/v1/casebank/cases/{case_id}/share"): Fleet(),
+    ("GET", "/v1/audit"): Fleet(),
+    ("GET", "/v1/status"): Fleet(),
+    ("GET", "/v1/sessions/live"): Fleet(),
+    ("GET", "/v1/pauses"): Fleet(),
+    ("POST", "/v1/pauses"): Fleet(),
+    ("DELETE", "/v1/pauses"): Fleet(),
+    ("GET", "/v1/usage"): Fleet(),
+    ("GET", "/v1/schedule-entries"): Fleet(),
+    ("GET", "/v1/deliveries"): Fleet(),
+    ("POST", "/v1/deliveries/{delivery_id}/resend"): Fleet(),
+    ("POST", "/v1/deliveries/resend"): Fleet(),
+    ("GET", "/v1/turns"): Fleet(),
+    ("GET", "/v1/turns/{turn_id}/timeline"): Fleet(),
+    ("POST", "/v1/turns/{turn_id}/retry"): Fleet(),
+    ("GET", "/v1/consolidation/runs/{run_id}/report"): Fleet(),
     ("GET", "/v1/breakers"): Fleet(),
     ("POST", "/v1/breakers/{name}/reset"): Fleet(),
     ("POST", "/v1/consolidation/run"): Fleet(),
@@ -323,7 +345,7 @@ def test_no_user_id_reaches_into_a_tenant(tenants: Tenants, method: str, path: s
 @pytest.mark.parametrize(("method", "path"), FLEET)
 def test_routes_about_all_tenants_need_a_key_without_a_tenant(tenants: Tenants, method: str, path: str) -> None:
     """Routes that concern all tenants need an admin key without a tenant. Other keys get 403."""
-    where = path.replace("{run_id}", str(uuid4())).replace("{name}", "a").replace("{case_id}", "a")
+    where = with_unknown_ids(path)
     for key in (SERVICES["acme"], ADMINS["acme"], SERVICES[None]):
         answer = tenants.ask(key, method, where)
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), key

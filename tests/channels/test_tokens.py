@@ -24,7 +24,19 @@ from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
-from tests.channels.test_tenants import BY_ID, BY_USER, FLEET, QUESTION, ROUTES, SERVICES, Ana, ById, ByUser, Fleet
+from tests.channels.test_tenants import (
+    BY_ID,
+    BY_USER,
+    FLEET,
+    QUESTION,
+    ROUTES,
+    SERVICES,
+    Ana,
+    ById,
+    ByUser,
+    Fleet,
+    with_unknown_ids,
+)
 from tests.memory.remembering import add_memory
 
 SECRET = "the secret of these tests, long enough"
@@ -119,7 +131,7 @@ def test_another_user_does_not_exist(installation: Installation, method: str, pa
 def test_routes_about_the_installation_refuse_a_token(installation: Installation, method: str, path: str) -> None:
     """Routes about the installation refuse a token with 403 before they check any id."""
     assert isinstance(ROUTES[method, path], Fleet)
-    where = path.replace("{case_id}", "c").replace("{name}", "b").replace("{run_id}", str(installation.ana.turn_id))
+    where = with_unknown_ids(path)
     answer = installation.ask(installation.token(), method, where)
     assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
 
@@ -198,9 +210,15 @@ def test_a_forged_token_is_refused(installation: Installation, kind: str) -> Non
 
 
 def test_another_secret_revokes_all_tokens(installation: Installation, clock: MovedClock) -> None:
-    """A new `PERDURE_SECRET_KEY` revokes all tokens."""
-    old, _ = Tokens(b"the secret before", clock).mint(UserKey("ana"), 60)
+    """A new `PERDURE_SECRET_KEY` revokes all tokens, but for those of `PERDURE_SECRET_KEY_BEFORE`."""
+    old, _ = Tokens([b"the secret before"], clock).mint(UserKey("ana"), 60)
     assert installation.ask(old, "GET", "/v1/sessions").status_code == 401
+    given = {"secret_key": "the-secret-of-now", "secret_key_before": "the-secret-before"}
+    both = Settings(_env_file=None, **given)  # type: ignore[arg-type]
+    before, _ = Tokens([b"the-secret-before"], clock).mint(UserKey("ana"), 60)
+    now, _ = Tokens(both.signing_keys(), clock).mint(UserKey("ana"), 60)
+    assert Tokens(both.signing_keys(), clock).user(before) == "ana"
+    assert Tokens([b"the-secret-of-now"], clock).user(now) == "ana"
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, LONGEST_TTL_S + 1, "60", 1.5, True, None])

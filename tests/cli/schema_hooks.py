@@ -44,10 +44,7 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         del case.headers["last-event-id"]  # the coverage phase sends "0", which does not match the pattern
     for name in case.path_parameters.keys() & _known.keys():
         case.path_parameters[name] = _known[name]
-    if case.operation.path in _OF_A_USER:  # optional for users' tokens, but the key of these tests acts for any user
-        named = case.body if isinstance(case.body, dict) else case.query
-        if named.get("user_id") is None:
-            named["user_id"] = "ann"
+    _name_whose(case, case.body if isinstance(case.body, dict) else case.query)
     if isinstance(case.body, dict):
         _name_what_exists(case, case.body)
 
@@ -59,6 +56,13 @@ def after_call(context: HookContext, case: Case[Any], response: Response) -> Non
         answer = response.json()
         if isinstance(answer, dict):
             _known.update({name: answer[name] for name in _IDS if isinstance(answer.get(name), str)})
+
+
+def _name_whose(case: Case[Any], named: dict[str, Any]) -> None:
+    if case.operation.path in _OF_A_USER and named.get("user_id") is None:
+        named["user_id"] = "ann"  # optional for users' tokens, but the key of these tests acts for any user
+    if case.operation.path == "/v1/pauses":
+        named["agent"] = "another"  # so that no other request waits, and each request names something
 
 
 def _name_what_exists(case: Case[Any], body: dict[str, Any]) -> None:

@@ -310,7 +310,7 @@ def test_usage_is_added_up(perdure: Perdure, runtime: Runtime, database: Databas
         "tenant": None,
         "replies": 1,
         "input_tokens": 70,
-        "cached_tokens": 0,
+        "cached_tokens": None,
         "output_tokens": 3,
         "cost_usd": None,
         "unpriced": 1,

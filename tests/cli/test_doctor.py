@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,7 @@ def function(value: int) -> int:
     "{text}"
 
 shop = Agent("shop", "You sell tea.", [tool(effect="pure", name=f"tool_{{n}}")(function) for n in range(10)])
-remote = Agent("remote", "You help.", [McpServer("local", command=[{python!r}, {program!r}, "stdio"])])
+remote = Agent("remote", "You help.", [McpServer("local", command=[{python!r}, {program!r}, "shelves"])])
 fine = Agent("fine", "You help.")
 """
 
@@ -95,7 +96,9 @@ def test_tools_that_do_not_fit_are_named(environment: Environment, tmp_path: Pat
     assert shop["setting"].endswith("of 10 tools do not fit 300 tokens")
     assert shop["risk"].startswith("a model finds them only with search_tools: tool_")
     assert "PERDURE_MODEL_WINDOW" in shop["fix"]
-    assert "local:" in remote["risk"]
+    left, of = (int(each) for each in re.findall(r"([0-9]+) of ([0-9]+) tools", remote["setting"])[0])
+    assert (of, "local:shelf_d9" in remote["risk"]) == (40, True)
+    assert 0 < left <= 40
 
 
 def test_wrong_settings_of_models_are_named(environment: Environment, tmp_path: Path) -> None:

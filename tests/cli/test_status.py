@@ -40,6 +40,14 @@ def test_a_lost_server_is_a_fault_and_no_crash(perdure: Perdure, environment: En
         assert (part, "down") in {(each["part"], each["severity"]) for each in found["faults"]}
 
 
+@pytest.mark.parametrize("seconds", ["6e16", "nan", "inf", "-1"])
+def test_a_time_that_no_interval_holds_is_refused(perdure: Perdure, seconds: str) -> None:
+    """The message names the option, and no statement fails."""
+    ran = perdure("status", "--stuck-after", seconds)
+    assert ran.returncode == 2
+    assert "--stuck-after" in ran.stderr
+
+
 @pytest.mark.long
 def test_budgets_show_what_is_spent_and_what_is_not_bounded(
     perdure: Perdure, environment: Environment, database_url: str

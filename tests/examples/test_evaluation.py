@@ -16,7 +16,7 @@ import pytest
 
 from perdure.agents import Agents
 from perdure.testing import Scripted, call, recorded
-from perdure.turns.recording import record
+from perdure.turns.recording import record_session
 from tests.turns.conftest import harness
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -50,6 +50,17 @@ SAID: tuple[tuple[str, tuple[int, ...], str, bool, str], ...] = (
     ("Thanks, the desk is beautiful!", (), "other", False, "How kind of you to write!"),
 )
 
+# What some of them wrote after that.
+GOES_ON: dict[int, tuple[tuple[str, tuple[int, ...], str, bool, str], ...]] = {
+    0: (("And 4714?", (4714,), "orders", False, "That one is in the warehouse."),),
+    5: (
+        ("It was 4714, sorry.", (4714,), "billing", True, "We look into that order instead."),
+        ("Any news of it?", (4714,), "billing", False, "Not yet. We write to you."),
+    ),
+    10: (("And it burns!", (), "returns", True, "Unplug it. A colleague calls you at once."),),
+    18: (("When do they write?", (), "other", False, "Within a day."),),
+}
+
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -68,14 +79,16 @@ def _evaluate(example: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: 
 
 
 def _record(harness: Harness, agent: Any) -> list[dict[str, Any]]:
-    """Let the engine run the twenty turns on PostgreSQL, and export each."""
+    """Let the engine run the twenty conversations on PostgreSQL, and export each."""
     harness.agents = Agents([agent])
     made = []
-    for number, (text, orders, team, urgent, answer) in enumerate(SAID):
-        ticket = json.dumps({"team": team, "urgent": urgent, "answer": answer})
-        looks = [calls(*(("order", {"number": each}) for each in orders))] if orders else []
-        harness.script(*looks, says(ticket))
-        made.append(record(harness.runtime, UUID(harness.ask(text, user_id=f"customer {number}")["turn_id"])))
+    for number, first in enumerate(SAID):
+        for text, orders, team, urgent, answer in (first, *GOES_ON.get(number, ())):
+            ticket = json.dumps({"team": team, "urgent": urgent, "answer": answer})
+            looks = [calls(*(("order", {"number": each}) for each in orders))] if orders else []
+            harness.script(*looks, says(ticket))
+            turn = harness.ask(text, user_id=f"customer {number}")
+        made.append(record_session(harness.runtime, UUID(turn["session_id"]), 100))
     return made
 
 
@@ -100,7 +113,7 @@ def test_an_unchanged_agent_sorts_all_as_before(
 ) -> None:
     assert _evaluate(example, monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "20 of 20 sorted as before, 20 with the same calls, " in said
+    assert "25 of 25 messages in 20 conversations are sorted as before.\n25 lead to the same calls, " in said
     assert "The prompt is the recorded one." in said
 
 
@@ -113,6 +126,8 @@ def test_a_changed_agent_is_found(
     assert "+ Guess." in capsys.readouterr().out
     first = RECORDINGS.read_text(encoding="utf-8").splitlines()[0]
     guess = example.Ticket(team="other", urgent=False, answer="Perhaps.")
-    replay = recorded(json.loads(first)).replay(example.triage, model=Scripted(call("order", number=4713), guess))
+    replay = (
+        recorded(json.loads(first)).turns[0].replay(example.triage, model=Scripted(call("order", number=4713), guess))
+    )
     assert replay.difference.calls == ('- order({"number": 4711})', '+ order({"number": 4713})')
     assert replay.difference.data is not None

@@ -133,6 +133,11 @@ def test_a_completion_says_that_it_was_cut_off_and_what_is_estimated() -> None:
     for each in (whole, completion.usage_chunk(used), response):
         assert (each["usage"]["total_tokens"], each["usage"]["estimated"]) == (7, True)
     assert "estimated" not in completion.usage_chunk(TURN["usage"])["usage"]
+    details = [
+        completion.usage_chunk({**used, **each})["usage"]["prompt_tokens_details"]
+        for each in ({}, {"cached_tokens": 0})
+    ]
+    assert details == [{"cached_tokens": None}, {"cached_tokens": 0}], "what no server reported is unknown"
     assert completion.whole(TURN, "all", None)["choices"][0]["finish_reason"] == "stop"
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from perdure.channels.http.app import create_app
 from perdure.channels.http.schemas.answer import FILE_ID, RUN_ID, SESSION_ID, TURN_ID
 from perdure.channels.http.schemas.memory import MEMORY_ID
+from perdure.channels.http.schemas.operating import DELIVERY_ID
 from perdure.channels.http.schemas.schedules import SCHEDULE_ID
 from perdure.settings import Settings
 from tests.repository.source import ROOT
@@ -35,6 +36,7 @@ PATH = {
     "schedule_id": SCHEDULE_ID,
     "file_id": FILE_ID,
     "memory_id": MEMORY_ID,
+    "delivery_id": DELIVERY_ID,
     "name": "llm:openai:gpt-5",
 }
 """The value of each path parameter in the examples."""
@@ -60,6 +62,7 @@ TITLES = {
     "tokens": "Tokens",
     "links": "Links to other channels",
     "casebank": "CaseBank",
+    "operating": "Operating",
     "breakers": "Circuit breakers",
     OPENAI: "OpenAI-compatible routes",
     "health": "Health",

@@ -190,6 +190,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
     "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
     "perdure.models.providers.errors.failure_in": lambda given: errors.failure_in({"error": [given, {given: given}]}),
+    "perdure.models.providers.errors.pause_in": lambda given: errors.pause_in({"details": [{"retryDelay": given}]}),
     "perdure.models.providers.errors.failure_of": lambda given: errors.failure_of(
         400, given.encode(errors="replace"), {}
     ),

@@ -31,6 +31,7 @@ GETS = {
     "PERDURE_API_KEYS": {"gateway"},
     "PERDURE_ADMIN_KEYS": {"gateway"},
     "PERDURE_SECRET_KEY": {"gateway", "worker", "channels"},
+    "PERDURE_SECRET_KEY_BEFORE": {"gateway", "worker", "channels"},
     "PERDURE_WEBHOOK_SECRET": {"worker"},
     "PERDURE_CASEBANK__NOTIFY_URL": {"worker"},
     "PERDURE_DISCORD__TOKEN": {"gateway", "worker", "channels"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -14,7 +15,7 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.models.resolve import Models
 from perdure.runtime import Runtime
-from perdure.schedules.beat import SlotSchedule, beat_schedule, configure_beat
+from perdure.schedules.beat import MemoryScheduler, SlotSchedule, beat_schedule, configure_beat
 from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.snapshots.postgres import PostgresSnapshots
@@ -246,3 +247,14 @@ def test_a_task_that_would_not_settle_its_slots_is_refused(settings: Settings) -
 
     with pytest.raises(TypeError, match=r"memory\.decay is not a ScheduledTask"):
         configure_beat(app, settings)
+
+
+def test_each_check_of_the_schedule_touches_a_file(tmp_path: Path) -> None:
+    """A probe sees that beat's loop runs. Where the file cannot be written, beat runs on."""
+    app = Celery("tests", broker="memory://", set_as_current=False)
+    app.conf.beat_schedule = {}
+    (tmp_path / "file").touch()
+    for alive in (tmp_path / "data" / "beat.alive", tmp_path / "file" / "beat.alive"):
+        assert MemoryScheduler(app=app, alive=alive).tick() > 0
+
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["beat.alive"]

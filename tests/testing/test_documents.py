@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
     (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")
     (tmp_path / "recordings").mkdir()
     copy(Path(__file__).parent / "recorded_turn.json", tmp_path / "recordings" / "pencil.json")
+    turn = json.loads((tmp_path / "recordings" / "pencil.json").read_bytes())
+    conversation = {"format": "perdure.conversation", "version": 1, "turns": [turn]}
+    (tmp_path / "conversation.json").write_text(json.dumps(conversation), encoding="utf-8")
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"^[5-9] passed|^\d\d passed", ran.stdout, re.MULTILINE), ran.stdout

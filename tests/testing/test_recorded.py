@@ -37,7 +37,7 @@ from perdure.tools.memory import remember
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.awaited import finish
 from perdure.turns.calls.outside import answer, parse_result
-from perdure.turns.recording import record
+from perdure.turns.recording import record, record_session
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says, spoken, system_text
@@ -131,6 +131,47 @@ def test_an_unchanged_agent_has_no_difference(harness: Harness, bundle: dict[str
     system, replayed = system_text(real[0]), system_text(replay.requests[0])
     assert FACT in replayed
     assert _without_codes(replayed) == _without_codes(system)
+
+
+@pytest.mark.parametrize("kind", ["native", "adapted"])
+def test_the_turns_of_a_conversation(harness: Harness, kind: str) -> None:
+    """Each runs again after the recorded turns before it; a message that joined a turn is part of it."""
+    bare = PydanticAgent(name="shop", instructions="You sell tea.")
+    bare.tool_plain(name="price")(price.function)
+    shop = Agent("shop", "You sell tea.", [price]) if kind == "native" else adapt(bare, name="shop")
+    harness.agents = Agents([shop])
+    harness.script(calls(("price", {"article": "tea"})), says("3.5 euros."))
+    harness.ask("what does tea cost?")
+
+    def steered(request: Any, call: Any) -> Any:
+        harness.send("and gold?", on_busy="steer")
+        return calls(("price", {"article": "tea", "pieces": 2}))
+
+    harness.script(steered, says("7 euros, and no gold."))
+    harness.ask("and two of them?")
+    harness.script(says("You're welcome."))
+    last = harness.ask("thanks")
+    found = recorded(json.loads(json.dumps(record_session(harness.runtime, UUID(last["session_id"]), 100))))
+    assert [each.text for each in found.turns] == ["what does tea cost?", "and two of them?\nand gold?", "thanks"]
+    assert (found.text, found.reply) == ("thanks", "You're welcome.")
+    replays = [each.replay(shop) for each in found.turns]
+    assert [str(each.difference) for each in replays] == ["no difference"] * 3
+    told = [each.content for each in spoken(replays[-1].requests[-1])]
+    assert [each for each in told if each in {"3.5 euros.", "7 euros, and no gold."}] == [
+        "3.5 euros.",
+        "7 euros, and no gold.",
+    ]
+    assert [len(each.answer.calls) for each in replays] == [1, 1, 0]
+    changed = [each.replay(shop, model=Scripted("No.")).difference for each in found.turns]
+    assert [each.calls for each in changed] == [
+        ('- price({"article": "tea"})',),
+        ('- price({"article": "tea", "pieces": 2})',),
+        (),
+    ]
+    newest = recorded(record_session(harness.runtime, UUID(last["session_id"]), 1))
+    assert [each.text for each in newest.turns] == ["thanks"]
+    with pytest.raises(NotFound):
+        record_session(harness.runtime, UUID(int=1), 1)
 
 
 def _without_codes(system: str) -> str:

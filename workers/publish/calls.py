@@ -36,8 +36,11 @@ T = TypeVar("T")
 LINK = "turns.tool_result"
 """The task of perdure that records the result of a Celery tool's task."""
 
-_SENDING = {"serializer": "json", "retry": True, "retry_policy": RETRY_ONCE}
-"""Publishing options that override the options of the application's routes."""
+_SENDING = {"serializer": "json", "retry": False}
+"""Publishing options that override the options of the application's routes.
+
+Without a retry: a broker that answers too late has the task, and would get it a second time.
+"""
 
 _WAIT_S = 2.0
 _BACKEND_PAUSE_S = 5.0
@@ -87,7 +90,7 @@ class CeleryCalls:
             return TaskSent.NO
         try:
             with self._app.producer_or_acquire() as producer:
-                producer.connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
+                self._reach(producer)
                 reached = True
                 self._app.amqp.send_task_message(producer, call.task, message, **{**options, **_SENDING})
         except EncodeError:
@@ -135,6 +138,18 @@ class CeleryCalls:
         if self._owned:
             self._app.close()
 
+    @staticmethod
+    def _reach(producer: Any) -> None:
+        """Connect, also if the broker has closed the connection since the last task.
+
+        kombu finds that out only when it publishes, and it would be unknown whether the broker has the task. redis-py
+        checks a connection before it sends a command.
+        """
+        connection = producer.connection
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
+        if connection.transport.driver_type == "amqp":
+            connection.ensure(producer, _ask_nothing, **RETRY_ONCE)(producer)
+
     def _message(self, call: TaskCall) -> tuple[Any, dict[str, Any]]:
         """The message of a call, and the delivery options from the application's routes."""
         # Replaces `Celery.send_task`, which would subscribe to the result. With `ignore_result=None`, the setting of
@@ -154,6 +169,7 @@ class CeleryCalls:
             ignore_result=None,
             **described((), arguments),
         )
+        message.headers.update(call.headers)
         return message, options
 
     def _link(self, call: TaskCall, **also: bool) -> dict[str, Any]:
@@ -163,6 +179,11 @@ class CeleryCalls:
             arguments["part"] = call.part
         options = {"queue": "ingress", "serializer": "json", "ignore_result": True, **described(("",), arguments)}
         return dict(self._app.signature(LINK, kwargs=arguments, options=options))
+
+
+def _ask_nothing(producer: Any) -> None:
+    """Wait for an answer of the broker, to a command that changes nothing on a channel without consumers."""
+    producer.channel.basic_qos(0, 0, False)  # noqa: FBT003 (the driver's signature)
 
 
 def _within(seconds: float, place: threading.Semaphore, work: Callable[[], T]) -> T:

@@ -99,7 +99,7 @@ class Shutdown:
         if self._next(min(self._budget.drain_s, release_at_s)) is _Event.ENDED:
             return
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
-        keeper.drain()
+        keeper.begin_shutdown()
         self._isolation.stop()
         event, within_s = self._next(release_at_s), max(self._budget.hard_exit_s - self._passed_s(), 0)
         if event is None and self._others():

@@ -6,6 +6,7 @@ turn.py         the steps of a turn: runs the agent, and commits what it does in
 units.py        the durability capability: hands each model request and tool call to the turn
 ledger.py       the tool calls of one reply, on the rows of `tool_effects`
 messages.py     pydantic-ai's messages as rows of the transcript, and back
+files.py        files in the results of tools
 own_model.py    a model of perdure as a model of pydantic-ai
 errors.py       pydantic-ai's errors as perdure's
 event_loop.py   the event loop of the process, and the turn's thread as the loop sees it

@@ -27,10 +27,11 @@ from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
+from perdure.adapters.pydantic_ai.files import ResultFiles, described, descriptions
 from perdure.adapters.pydantic_ai.messages import Unreadable
 from perdure.agents import Agent
 from perdure.database.engine import Statement, as_json
-from perdure.errors import ToolError
+from perdure.errors import PerdureError, ToolError
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, error_summary, load_object, storable_json
@@ -98,6 +99,7 @@ class Calls:
         open_reply: Entry,
         parts: Sequence[ToolCallPart],
         planned: Mapping[int, Planned],
+        files: ResultFiles,
     ) -> None:
         self.open_reply = open_reply
         self._runtime = runtime
@@ -109,6 +111,7 @@ class Calls:
         self._executor = CallExecutor(
             runtime, tenure, tenure.at_hand, hooks=hooks, ledger=self._ledger, variables=variables
         )
+        self._files = files
         self._rows: dict[int, Row[Any]] = {}
         self._fresh: set[int] = set()
         """The positions of calls whose intents this process has just committed, and that have not begun."""
@@ -118,6 +121,8 @@ class Calls:
         self._statuses: dict[int, str] = {}
         self._texts: dict[int, str] = {}
         """The results that tools returned. A processor of the history may drop those that the model was to receive."""
+        self._shown: dict[int, dict[str, Any]] = {}
+        """The results that tools returned, as they are recorded: with references to their files."""
         self._lost: dict[int, str] = {}
         """The results of calls of tools that this worker lacks."""
         self._until = 0.0
@@ -149,7 +154,7 @@ class Calls:
         shown, results = [], []
         for name, position in self._positions.items():
             status, text = texts.get(name, ("failed", self._texts.get(position, _NOT_RUN)))
-            text = self._lost.get(position, text)
+            text = self._lost.get(position, "\n".join(filter(None, [text, *descriptions(self._shown.get(position))])))
             shown.append(text)
             known = self._rows.get(position) or self._planned.get(position)
             if known is not None:
@@ -282,16 +287,27 @@ class Calls:
         """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
         if payload.get("kind") not in _DONE:
             return payload
-        planned, text = self._planned[position], _text(payload)
+        planned = self._planned[position]
+        self._shown.pop(position, None)
+        try:
+            payload, recorded = self._files.take(payload, planned.effect_id)
+        except PerdureError as error:
+            return _refused(
+                ToolError(f"The tool {planned.call.name} ran, but its file cannot be stored: {error.message}")
+            )
+        text = _text(recorded)
         longest = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
-        if len(text) > longest and not _has_file(payload):
+        if len(text) > longest and not descriptions(recorded):
             text = cut(text, longest)
-            payload = returned(text)
+            payload = recorded = returned(text)
         try:
             shown = self._hooks.check_result(planned, text)
         except ToolError as error:
             return _refused(error)
-        return payload if shown == text else returned(shown)
+        if shown != text:
+            return returned(shown)
+        self._shown[position] = recorded
+        return payload
 
     def finish(self, position: int, payload: dict[str, Any]) -> None:
         """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.
@@ -307,6 +323,7 @@ class Calls:
             self._wait(queries.DEFER, [self._row(position, planned.runnable, storable_json(payload))])
             return
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
+        payload = self._shown.get(position, payload)
         self._texts[position] = text = _text(payload)
         if len(self._positions) > 1:
             self._record(position, status, text, payload)
@@ -494,13 +511,15 @@ class Calls:
             Unreadable: the installed pydantic-ai cannot read it, and another worker may.
         """
         if row.payload is not None:
+            payload = self._files.restored(row.payload)
             try:
-                JSON_CODEC.load(CallToolResult, row.payload)
+                JSON_CODEC.load(CallToolResult, payload)
             except ValidationError as error:
                 if not self._tenure.overdue:
                     raise Unreadable from error
             else:
-                return row.payload
+                self._shown[row.position] = row.payload
+                return payload
         if row.status == "unknown":
             return returned(UNKNOWN_OUTCOME)
         text = row.result or ""
@@ -512,16 +531,10 @@ class Calls:
 
 
 def _text(payload: Mapping[str, Any]) -> str:
-    """The text of a `CallToolResult`: of what the tool returned, or of its error."""
-    found = storable_json(payload.get("result") if payload.get("kind") in _DONE else payload.get("message"))
+    """The text of a `CallToolResult`: of what the tool returned, or of its error. It describes the stored files."""
+    found = payload.get("result") if payload.get("kind") in _DONE else payload.get("message")
+    found = storable_json(described(found))
     return found if isinstance(found, str) else as_json(found)
-
-
-def _has_file(value: Any) -> bool:
-    """Whether JSON values have a file of pydantic-ai, such as an image, which half of would be no file."""
-    if isinstance(value, list):
-        return any(map(_has_file, value))
-    return isinstance(value, dict) and (value.get("kind") == "binary" or any(map(_has_file, value.values())))
 
 
 def _refused(error: ToolError) -> dict[str, Any]:

@@ -5,7 +5,7 @@ every channel, memory and erasure treat the conversation like any other. What th
 thoughts, files, the shape of a result) is in the column `opaque`, as pydantic-ai writes it to JSON:
 
     the assistant's row       {"response": MESSAGE}; a reply that was rejected: {"response": MESSAGE, "requests": […]}
-    the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply
+    the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply; for files: `files`
     a rendered output         {"output": true}: no message of the model, so it is not part of its history
 
 These names are stored data: a test pins them. Instructions are not stored, because each run makes its own.
@@ -37,11 +37,12 @@ from pydantic_ai.messages import (
     UserContent,
     UserPromptPart,
 )
-from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
+from perdure.adapters.pydantic_ai.files import filled
 from perdure.models import endings
-from perdure.models.protocol import Attachment, Message, ModelReply, Opaque, Role, ToolCall, Usage
+from perdure.models.adapted.messages import usage_of
+from perdure.models.protocol import Attachment, Message, ModelReply, Opaque, Role, ToolCall
 from perdure.text.untrusted import storable, storable_json
 from perdure.turns.transcript import Entry, reply_entry
 
@@ -51,6 +52,9 @@ ENDPOINT = "pydantic-ai"
 RESPONSE, REQUESTS, OUTPUT = "response", "requests", "output"
 
 _UNNAMED = "tool"
+
+Data = Callable[[Mapping[str, Any]], bytes | None]
+"""The bytes of a file that a stored message refers to, or `None` to describe the file."""
 
 
 class Note(str):
@@ -64,12 +68,12 @@ class Unreadable(Exception):
 
 
 def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterable[str]) -> tuple[ModelReply, Entry]:
-    """The reply as the engine judges it, and its row. `record` is the response as JSON values."""
+    """The reply as the engine judges it, and its row. `record` is the response as `units.CODEC` writes it."""
     calls = tuple(ToolCall(each.tool_call_id, each.tool_name, each.args_as_json_str()) for each in response.tool_calls)
     made = ModelReply(
         response.text or "",
         calls,
-        usage_of(response.usage),
+        usage_of(record["usage"]),
         response.model_name or "",
         response.finish_reason or endings.STOP,
         opaque=_opaque({RESPONSE: record}),
@@ -77,11 +81,14 @@ def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterabl
     return made, reply_entry(turn_id, made, frozenset(taken))
 
 
-def with_requests(entry: Entry, requests: Sequence[ModelMessage]) -> Entry:
-    """The row, with the messages that the model received after it or after its round."""
+def with_requests(entry: Entry, requests: Sequence[ModelMessage], referring: Callable[[Any], Any]) -> Entry:
+    """The row, with the messages that the model received after it or after its round.
+
+    `referring` puts references in place of files that are stored.
+    """
     parts = entry.opaque.parts if entry.opaque is not None else {}
     records = ModelMessagesTypeAdapter.dump_python([_without_instructions(each) for each in requests], mode="json")
-    return replace(entry, opaque=_opaque({**parts, REQUESTS: records}))
+    return replace(entry, opaque=_opaque({**parts, REQUESTS: referring(records)}))
 
 
 def rendered(turn_id: UUID, text: str) -> Entry:
@@ -97,17 +104,6 @@ def as_json(output: Any) -> Any:
 def as_text(data: Any) -> str:
     """The text of an output that is no text."""
     return "" if data is None else json.dumps(data, ensure_ascii=False)
-
-
-def usage_of(usage: RequestUsage) -> Usage | None:
-    if not usage.has_values():
-        return None
-    return Usage(
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cache_read_tokens or None,
-        usage.details.get("reasoning_tokens") or getattr(usage, "output_reasoning_tokens", 0) or None,
-    )
 
 
 def last_requests(messages: Sequence[ModelMessage]) -> list[ModelRequest]:
@@ -129,7 +125,7 @@ def system_text(part: ModelRequestPart) -> str:
 
 def calls_done(entries: Sequence[Entry]) -> int:
     """How many calls of a turn's closed rounds pydantic-ai counts: those that returned a result."""
-    requests = [message for entry in entries for message in _stored(entry, REQUESTS, is_strict=False)]
+    requests = [message for entry in entries for message in _stored(entry, REQUESTS, lambda _: None, is_strict=False)]
     parts = [part for message in requests if isinstance(message, ModelRequest) for part in message.parts]
     return sum(isinstance(part, ToolReturnPart) and part.outcome == "success" for part in parts)
 
@@ -164,8 +160,11 @@ def history(
     *,
     strictly: UUID | None,
     told: Callable[[Entry], str | list[UserContent]] = lambda entry: entry.content,
+    data: Data = lambda _: None,
 ) -> list[ModelMessage]:
     """The messages of turns, oldest first. `told` is what a user's message tells the model.
+
+    `data` returns the bytes of a file of a tool's result, or `None` to describe the file.
 
     A row whose JSON the installed pydantic-ai cannot read is rebuilt from its text and calls, unless it is of the turn
     `strictly`.
@@ -173,11 +172,11 @@ def history(
     Raises:
         Unreadable: a row of the turn `strictly` cannot be read.
     """
-    return [message for turn in turns for message in _of_turn(turn, told, is_strict=turn[0].turn_id == strictly)]
+    return [message for turn in turns for message in _of_turn(turn, told, data, is_strict=turn[0].turn_id == strictly)]
 
 
 def _of_turn(
-    entries: Sequence[Entry], told: Callable[[Entry], str | list[UserContent]], *, is_strict: bool
+    entries: Sequence[Entry], told: Callable[[Entry], str | list[UserContent]], data: Data, *, is_strict: bool
 ) -> list[ModelMessage]:
     found: list[ModelMessage] = []
     parts: dict[str, ToolCallPart] = {}
@@ -186,17 +185,17 @@ def _of_turn(
         if not is_reply:
             joined = [row for row in rows if row.role is Role.USER] if rows[0].role is Role.TOOL else []
             round_ = rows[: len(rows) - len(joined)]  # messages that joined the turn follow the results
-            found += _stored(round_[-1], REQUESTS, is_strict=is_strict) or [_request(round_, parts, told)]
+            found += _stored(round_[-1], REQUESTS, data, is_strict=is_strict) or [_request(round_, parts, told)]
             found += [_request(joined, parts, told)] if joined else []
             continue
         for entry in rows:
             if _is_ours(entry) and entry.opaque is not None and entry.opaque.parts.get(OUTPUT):
                 continue
-            replied = _stored(entry, RESPONSE, is_strict=is_strict) or [_response(entry)]
+            replied = _stored(entry, RESPONSE, data, is_strict=is_strict) or [_response(entry)]
             called = [part for each in replied if isinstance(each, ModelResponse) for part in each.tool_calls]
             # A call's id in its row may differ from the id that the model gave it, which may recur within a turn.
             parts.update(zip((call.id for call in entry.tool_calls), called, strict=False))
-            found += [*replied, *_stored(entry, REQUESTS, is_strict=is_strict)]
+            found += [*replied, *_stored(entry, REQUESTS, data, is_strict=is_strict)]
     return found
 
 
@@ -219,7 +218,7 @@ def _request(
     return ModelRequest(parts=parts)
 
 
-def _stored(entry: Entry, member: str, *, is_strict: bool) -> list[ModelMessage]:
+def _stored(entry: Entry, member: str, data: Data, *, is_strict: bool) -> list[ModelMessage]:
     """The messages of a member of the row's opaque parts; none if there are none, or they may and cannot be read.
 
     Raises:
@@ -228,7 +227,7 @@ def _stored(entry: Entry, member: str, *, is_strict: bool) -> list[ModelMessage]
     if not _is_ours(entry) or entry.opaque is None or (record := entry.opaque.parts.get(member)) is None:
         return []
     try:
-        return ModelMessagesTypeAdapter.validate_python(record if isinstance(record, list) else [record])
+        return ModelMessagesTypeAdapter.validate_python(filled(record if isinstance(record, list) else [record], data))
     except ValidationError as error:
         if is_strict:
             raise Unreadable from error

@@ -7,6 +7,7 @@ This class makes the prompt of pydantic-ai's messages, and a response of the rep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -33,7 +34,17 @@ from pydantic_ai.usage import RequestUsage
 from perdure.adapters.pydantic_ai.messages import Note
 from perdure.clock import Clock
 from perdure.models import endings
-from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, Opaque, Role, ToolCall, ToolSchema
+from perdure.models.protocol import (
+    Attachment,
+    Message,
+    ModelCall,
+    ModelReply,
+    Opaque,
+    Role,
+    ToolCall,
+    ToolSchema,
+    Usage,
+)
 from perdure.models.protocol import Model as Own
 from perdure.models.protocol import ModelRequest as Request
 from perdure.turns.transcript import reply_entry
@@ -106,33 +117,35 @@ class OwnModel(Model[Any]):
         reason = endings.normalized(reply.stop_reason)
         return ModelResponse(
             parts=[*text, *calls],
-            usage=RequestUsage()
-            if reply.usage is None
-            else RequestUsage(
-                input_tokens=reply.usage.input_tokens,
-                output_tokens=reply.usage.output_tokens,
-                cache_read_tokens=reply.usage.cached_tokens or 0,
-            ),
+            usage=RequestUsage() if reply.usage is None else _usage(reply.usage),
             model_name=reply.model or self.own.name,
             provider_details=None if reply.opaque is None else {_OPAQUE: reply.opaque.to_dict()},
             finish_reason=_FINISHES.get(reason, "content_filter" if reason == endings.CONTENT_FILTER else "error"),  # type: ignore[arg-type]
         )
 
 
+def _usage(usage: Usage) -> RequestUsage:
+    """The usage of pydantic-ai, with the counts that were reported."""
+    cached = {} if usage.cached_tokens is None else {"cache_read_tokens": usage.cached_tokens}
+    details = {} if usage.reasoning_tokens is None else {"reasoning_tokens": usage.reasoning_tokens}
+    return RequestUsage(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, details=details, **cached)
+
+
 def _told(part: Any) -> Message:
     if isinstance(part, ToolReturnPart):
-        return Message(Role.TOOL, part.model_response_str(), tool_call_id=part.tool_call_id)
+        returned = _with_files(Role.TOOL, [part.model_response_str(), *part.files])
+        return replace(returned, tool_call_id=part.tool_call_id)
     if isinstance(part, RetryPromptPart) and part.tool_name is not None:
         return Message(Role.TOOL, part.model_response(), tool_call_id=part.tool_call_id)
     if isinstance(part, UserPromptPart) and isinstance(part.content, Note):
         return Message(Role.SYSTEM, str(part.content))
     if isinstance(part, UserPromptPart):
-        return _asked([part.content] if isinstance(part.content, str) else part.content)
+        return _with_files(Role.USER, [part.content] if isinstance(part.content, str) else part.content)
     return Message(Role.USER, part.model_response() if hasattr(part, "model_response") else str(part.content))
 
 
-def _asked(content: Sequence[UserContent]) -> Message:
-    """A message of a user. A file has a line that describes it, for a model that does not read it."""
+def _with_files(role: Role, content: Sequence[UserContent]) -> Message:
+    """A message. A file has a line that describes it, for a model that does not read it."""
     text, files = "", list[Attachment]()
     for each in content:
         text = f"{text}\n" if text else text
@@ -142,7 +155,7 @@ def _asked(content: Sequence[UserContent]) -> Message:
             place = len(text), len(text) + len(described)
             files.append(Attachment(each.media_type, None, *place, each.data))
         text += described
-    return Message(Role.USER, text, files=tuple(files))
+    return Message(role, text, files=tuple(files))
 
 
 def _replied(response: ModelResponse) -> Message:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import anyio.to_thread
 from pydantic_ai import RunContext
@@ -51,9 +52,10 @@ from pydantic_ai.usage import RunUsage
 from perdure.adapters.pydantic_ai import errors, messages
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
+from perdure.adapters.pydantic_ai.files import ResultFiles
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
-from perdure.adapters.pydantic_ai.units import Body, current
+from perdure.adapters.pydantic_ai.units import CODEC, Body, current
 from perdure.errors import (
     BudgetExhausted,
     ContentFiltered,
@@ -97,8 +99,8 @@ from perdure.turns.outcome import (
     Replied,
 )
 from perdure.turns.prompt import record
-from perdure.turns.prompt.build import Prompt, build, fitting_entries, halved, within_window
-from perdure.turns.prompt.files import FileLimits, messages_by_entry
+from perdure.turns.prompt.build import Prompt, Told, build, fitting_entries, halved, within_window
+from perdure.turns.prompt.files import FileLimits, files_of_results, messages_by_entry
 from perdure.turns.prompt.tools import usable_window
 from perdure.turns.prompt.window import turns_budget
 from perdure.turns.run.call_model import MOST_HALVINGS, size_of_request
@@ -167,6 +169,7 @@ class AdaptedTurn(Turn):
         self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
+        self._result_files = ResultFiles(runtime.files, self._row.user_id, self._row.session_id)
         self._built: Prompt | None = None
         self._record: Mapping[str, Any] | None = None
         self._last_record: Mapping[str, Any] | None = None
@@ -482,7 +485,7 @@ class AdaptedTurn(Turn):
         requests = [each for each in prompt if isinstance(each, ModelRequest)]
         texts = [part.content for each in requests for part in each.parts if isinstance(part, SystemPromptPart)]
         texts += [each.instructions or "" for each in requests[-1:]]
-        earlier = [each for each in fitting_entries(transcript, budget) if each.turn_id != transcript.turn_id]
+        earlier = fitting_entries(transcript, budget).earlier
         made = record.of_call(
             self._agent, self._model_name, settings or {},
             instructions=record.of_instructions("\n\n".join(texts), None),
@@ -531,7 +534,7 @@ class AdaptedTurn(Turn):
                     self._fallback_waits = call.fallback_waits
                 if not reply.fallback:
                     self._lesson.accepted(partial(size_of_request, request))
-                return JSON_CODEC.dump(ModelResponse, model.response(reply))
+                return CODEC.dump(ModelResponse, model.response(reply))
             with call.part(runtime.settings.model_timeout_s) as part:
                 call_window = CallWindow(part, wait_within)
 
@@ -603,12 +606,13 @@ class AdaptedTurn(Turn):
         pending, calls = self._pending, self._calls
         self._pending = self._calls = None
         if pending is not None:
-            return [messages.with_requests(pending, requests)], []
+            return [messages.with_requests(pending, requests, self._result_files.referring)], []
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
         entries = result_entries(calls.open_reply, texts)
-        return [*entries[:-1], messages.with_requests(entries[-1], requests)], results
+        last = messages.with_requests(entries[-1], requests, self._result_files.referring)
+        return [*entries[:-1], last], results
 
     def _read_reply(self, payload: Any, model_id: str | None) -> tuple[ModelResponse, ModelReply, Entry]:
         response: ModelResponse = JSON_CODEC.load(ModelResponse, payload)
@@ -630,7 +634,7 @@ class AdaptedTurn(Turn):
         if refusal is not None:  # `units.Durability` rejects the reply
             self._refuse(reply, refusal)
             return
-        if self._tenure.draining:
+        if self._tenure.shutting_down:
             raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
         self._definitions = {each.name: each for each in parameters.function_tools}
         planned = {
@@ -657,8 +661,9 @@ class AdaptedTurn(Turn):
 
     def _made_calls(self, open_reply: Entry, response: ModelResponse, planned: Mapping[int, Planned]) -> Calls:
         return Calls(
-            self._runtime, self._tenure, self._agent, self._variables, open_reply, response.tool_calls, planned
-        )
+            self._runtime, self._tenure, self._agent, self._variables, open_reply, response.tool_calls, planned,
+            self._result_files,
+        )  # fmt: skip
 
     # --- before and after the run -----------------------------------------------------------
 
@@ -668,9 +673,9 @@ class AdaptedTurn(Turn):
         Raises:
             Unreadable: a message of the turn cannot be read, and another worker may read it.
         """
-        entries = fitting_entries(self.transcript, turns_budget(self._limits))
-        turns = [list(each) for _, each in groupby(entries, key=lambda entry: entry.turn_id)]
-        told = self._told(entries, built)
+        fitting = fitting_entries(self.transcript, turns_budget(self._limits))
+        earlier = [list(each) for _, each in groupby(fitting.earlier, key=lambda entry: entry.turn_id)]
+        told, data = self._rendered(fitting, built)
         note = [] if built is None else [ModelRequest(parts=[UserPromptPart(messages.Note(built.note))])]
         strictly = None if self._tenure.overdue else self._row.turn_id
         if all(entry.role is Role.USER for entry in self.transcript.present):
@@ -678,25 +683,33 @@ class AdaptedTurn(Turn):
             files = [each for content in asked if not isinstance(content, str) for each in content]
             texts = [content for content in asked if isinstance(content, str) and content]
             prompt = [*texts, *files] if files else _safe(self.transcript.asked, built)
-            return prompt, [*messages.history(turns[:-1], strictly=None, told=told), *note]
-        before = messages.history(turns[:-1], strictly=strictly, told=told)
-        return None, [*before, *note, *messages.history(turns[-1:], strictly=strictly, told=told)]
+            return prompt, [*messages.history(earlier, strictly=None, told=told, data=data), *note]
+        before = messages.history(earlier, strictly=strictly, told=told, data=data)
+        return None, [*before, *note, *messages.history([fitting.present], strictly=strictly, told=told, data=data)]
 
-    def _told(self, entries: Sequence[Entry], built: Prompt | None) -> Callable[[Entry], str | list[UserContent]]:
-        """What a user's message tells the model: its text, and the files that fit (`turns.prompt.files`)."""
-        if not any(entry.parts for entry in entries):
-            return lambda entry: _safe(entry.content, built)
-        model, row, most_bytes = self._model, self._row, self._runtime.settings.files.prompt_bytes
+    def _rendered(
+        self, fitting: Told, built: Prompt | None
+    ) -> tuple[Callable[[Entry], str | list[UserContent]], messages.Data]:
+        """What a user's message tells the model, and the bytes of the files of tools: the files that fit into a prompt.
+
+        See `turns.prompt.files`.
+        """
+        model, most_bytes = self._model, self._runtime.settings.files.prompt_bytes
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
         limits = FileLimits(media_types, self._limits.budget_files, most_bytes, is_strict=self._halvings > 0)
-        rendered = messages_by_entry(entries, self._runtime.files, limits, present=row.turn_id, user=row.user_id)
-        found = {id(entry): each[0] for entry, each in zip(entries, rendered, strict=True) if each}
+        rendered = messages_by_entry(*fitting, self._runtime.files, limits, self._row.user_id)
+        found = {
+            id(entry): each[0]
+            for entry, each in zip([*fitting.earlier, *fitting.present], rendered, strict=True)
+            if each
+        }
+        returned = files_of_results(message for each in rendered for message in each)
 
         def told(entry: Entry) -> str | list[UserContent]:
             said = found[id(entry)]
             return messages.content_of(replace(said, content=_safe(said.content, built)), media_types)
 
-        return told
+        return told, lambda reference: returned.get(UUID(reference["file_id"]))
 
     def _recalled(self) -> Prompt | None:
         """What perdure remembers of the user. The system prompt is added to the agent's instructions."""

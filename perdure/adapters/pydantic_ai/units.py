@@ -24,6 +24,7 @@ from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
     CallToolResult,
+    DurabilityCodec,
     DurabilityEngineSpec,
     DurableOperation,
     DurableOperationBackend,
@@ -61,6 +62,23 @@ OWN_MODEL = "perdure"
 """The name by which pydantic-ai knows a model that is not the agent's own."""
 
 CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
+
+
+class _Codec(DurabilityCodec):
+    """pydantic-ai's codec without the counts of tokens that a provider did not report, which are 0 there."""
+
+    def dump(self, tp: Any, value: Any) -> Any:
+        found = JSON_CODEC.dump(tp, value)
+        if isinstance(value, ModelResponse):
+            reported = vars(value.usage)
+            found["usage"] = {name: count for name, count in found["usage"].items() if name in reported}
+        return found
+
+    def load(self, tp: Any, payload: Any) -> Any:
+        return JSON_CODEC.load(tp, payload)
+
+
+CODEC: DurabilityCodec = _Codec()
 
 
 class Run(Protocol):
@@ -130,7 +148,7 @@ class Durability(BaseDurabilityCapability[Any]):
         engine_name="perdure",
         durable_unit_noun="unit",
         durable_container_noun="turn",
-        codec=JSON_CODEC,
+        codec=CODEC,
         journal_discovery=False,
         wrapped_toolset_kinds=frozenset({"function", "dynamic"}),  # `_wrap_leaf_toolset` wraps those of MCP servers
     )

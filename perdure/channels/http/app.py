@@ -11,9 +11,11 @@ from fastapi import FastAPI
 
 from perdure.channels.http import errors, openapi, webhooks
 from perdure.channels.http.api import (
+    audit,
     breakers,
     casebank,
     conversations,
+    deliveries,
     files,
     health,
     links,
@@ -21,6 +23,7 @@ from perdure.channels.http.api import (
     memory,
     messages,
     metrics,
+    operating,
     pruning,
     schedules,
     sessions,
@@ -28,15 +31,16 @@ from perdure.channels.http.api import (
     users,
 )
 from perdure.channels.http.auth import Authenticate, Keys, MayApprove
+from perdure.channels.http.console import routes as console
 from perdure.channels.http.gateway import Gateway
-from perdure.channels.http.middleware import CutsOffUnread, SafeHeaders, WholeSegments
+from perdure.channels.http.middleware import CutsOffUnread, SafeHeaders, Traced, WholeSegments
 from perdure.channels.http.openai import errors as openai_errors
 from perdure.channels.http.openai import routes as openai_routes
 from perdure.channels.http.pages import routes as pages
 from perdure.channels.http.stream import websocket
 from perdure.channels.services import configured
 from perdure.channels.services.ingress import Ingress
-from perdure.observe.readings import Source
+from perdure.observe.readings import Latest, Source
 from perdure.runtime import Runtime
 
 
@@ -92,7 +96,9 @@ def create_app(
     app.state.chats = ingresses
     source = source or Source(runtime.database, runtime.clock, breakers=runtime.breakers)
     app.state.checks = health.checks(runtime, broker_reachable, source)
-    app.state.metrics = metrics.lookup(runtime, source)
+    app.state.source = source
+    app.state.latest = Latest(source.read, runtime.clock, runtime.settings.metrics.every_s)
+    app.state.metrics = metrics.lookup(runtime, app.state.latest)
     app.state.killed = health.Lookup(killed_lately)
     errors.install(
         app,
@@ -101,11 +107,15 @@ def create_app(
     )
     app.add_middleware(WholeSegments)
     app.add_middleware(SafeHeaders)
+    if runtime.traces.is_on:
+        app.add_middleware(Traced, traces=runtime.traces)
     app.add_middleware(CutsOffUnread)  # the outermost, so that all that a request holds is released last
     for resource in (
         messages,
+        operating,  # before `sessions`, whose path of one session would match that of the live ones
         turns,
         sessions,
+        deliveries,
         conversations,
         schedules,
         files,
@@ -116,12 +126,15 @@ def create_app(
         casebank,
         pruning,
         breakers,
+        audit,
         webhooks,
     ):
         app.include_router(resource.router, prefix="/v1")
     app.include_router(turns.waiting, prefix="/v1")
+    app.include_router(turns.listed, prefix="/v1")
     app.include_router(openai_routes.router)
     app.include_router(pages.router)
+    console.install(app)
     app.include_router(websocket.router)
     app.include_router(health.router)
     app.include_router(metrics.router)

@@ -17,7 +17,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from pydantic import SecretStr
 
+from perdure.access.console_sessions import ConsoleSessions
 from perdure.access.keys import ACCEPTED, OF_A_LINE, SHORTEST, Key, parse_entry, parse_key
 from perdure.access.tenants import UserKey, tenant_of, user_key
 from perdure.access.tokens import ExpiredToken, Tokens, looks_like_token
@@ -56,12 +57,20 @@ class Caller:
     """The holder of a key or a token.
 
     `tenant` is the tenant whose users the caller has access to; `None` stands for users without a tenant. For a token,
-    `user` is the key of the only user that the caller has access to.
+    `user` is the key of the only user that the caller has access to. `digest` is the SHA-256 of the key, and `None` on
+    a gateway without keys. `in_console`: the request comes from the console, with a session instead of the key.
     """
 
     kind: KeyKind
     tenant: str | None = None
     user: UserKey | None = None
+    digest: bytes | None = field(default=None, repr=False)
+    in_console: bool = False
+
+    @property
+    def name(self) -> str:
+        """The caller in the record of operators' actions: the begin of the key's SHA-256."""
+        return "without a key" if self.digest is None else f"key {self.digest.hex()[:8]}"
 
     def may_see(self, user: UserKey) -> bool:
         """Whether the caller has access to the user with the key `user`."""
@@ -98,7 +107,7 @@ async def authenticated(authenticate: Authenticate, request: Request) -> Caller:
         Unauthorized: `authenticate` returns no user.
         Forbidden: `Origin` is not the gateway's own.
     """
-    _refuse_other_origins(request)
+    refuse_other_origins(request)
     user_id = await around.call(authenticate, request)
     if user_id is None or user_id == "":
         raise Unauthorized("Sign in to the application.")
@@ -193,7 +202,23 @@ class Keys:
 
     @cached_property
     def tokens(self) -> Tokens:
-        return Tokens(self._settings.signing_key(), self._clock)
+        return Tokens(self._settings.signing_keys(), self._clock)
+
+    @cached_property
+    def console(self) -> ConsoleSessions:
+        return ConsoleSessions(self._settings.signing_key(), self._clock)
+
+    def operator(self, cookie: str) -> Caller | None:
+        """The operator whose session of the console `cookie` is; `None` if the session's key is no longer configured.
+
+        Raises:
+            Unauthorized: the cookie is of no session, or the session has expired.
+        """
+        if not self._entries:
+            return Caller(KeyKind.ADMIN) if self.console.is_of(cookie, None) else None
+        keys = [key for kind, entry in self._entries if kind is KeyKind.ADMIN for key in entry.allowed()]
+        found = [key for key in keys if key.tenant is None and self.console.is_of(cookie, key.digest)]
+        return Caller(KeyKind.ADMIN, digest=found[0].digest) if found else None
 
     @property
     def are_none(self) -> bool:
@@ -210,7 +235,7 @@ class Keys:
         """
         given = _bearer(request)
         if not self._entries:
-            _refuse_other_sites(request)
+            refuse_other_sites(request)
         elif given is None:
             raise Unauthorized("A key is needed: send it as `Authorization: Bearer KEY`.")
         elif (caller := self._holder(hashlib.sha256(given).digest())) is not None:
@@ -233,7 +258,7 @@ class Keys:
             for known in entry.allowed():
                 # Compare every key, so that the response time does not depend on which key matches.
                 if hmac.compare_digest(known.digest, digest) and holder is None:
-                    holder = Caller(kind, known.tenant)
+                    holder = Caller(kind, known.tenant, digest=known.digest)
         return holder
 
 
@@ -254,7 +279,12 @@ def _bearer(request: Request) -> bytes | None:
     return None
 
 
-def _refuse_other_sites(request: Request) -> None:
+def refuse_other_sites(request: Request) -> None:
+    """Refuse a request to a gateway without keys, unless a program or a page of this machine has sent it.
+
+    Raises:
+        Forbidden: `Host` is not this machine, or `Origin` is not the gateway's own.
+    """
     host = request.headers.get("host", "")
     if not _is_loopback(_hostname(f"//{host}")):
         raise Forbidden("This gateway has no keys, so it answers only requests for localhost. Set PERDURE_API_KEYS.")
@@ -264,7 +294,12 @@ def _refuse_other_sites(request: Request) -> None:
         raise Forbidden("This gateway has no keys, so it answers no request from another origin. Set PERDURE_API_KEYS.")
 
 
-def _refuse_other_origins(request: Request) -> None:
+def refuse_other_origins(request: Request) -> None:
+    """Refuse a request that a page of another origin has sent.
+
+    Raises:
+        Forbidden: `Origin` is not the gateway's own.
+    """
     origin = request.headers.get("origin")
     foreign = origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
     if foreign or _is_from_another_site(request):

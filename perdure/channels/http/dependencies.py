@@ -57,8 +57,8 @@ _PAGE = 100
 _MOST_EXAMINED = 500
 """The most waiting calls of which one request asks `may_approve`."""
 
-_CALLER = "perdure.caller"
-"""The key in `request.scope` under which `caller_of` keeps the caller."""
+CALLER = "perdure.caller"
+"""The key in `request.scope` of the caller, once `caller_of` or the console has authenticated it."""
 
 
 async def caller_of(request: Request) -> Caller:
@@ -68,10 +68,10 @@ async def caller_of(request: Request) -> Caller:
         Unauthorized, RateLimited, Forbidden: as `Gateway.caller`.
         RateLimited: the user has too many open requests.
     """
-    caller: Caller | None = request.scope.get(_CALLER)
+    caller: Caller | None = request.scope.get(CALLER)
     if caller is None:
         gateway: Gateway = request.app.state.gateway
-        caller = request.scope[_CALLER] = await gateway.caller(request)
+        caller = request.scope[CALLER] = await gateway.caller(request)
         resources_of(request).enter_context(gateway.requests.taken(caller.user))
     return caller
 

@@ -22,6 +22,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.channels.http.limits.reading import UNREAD_S, Reader, Unread
+from perdure.observe.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,20 @@ class CutsOffUnread:
                 await self._app(scope, receive, send_in_pieces)
             except Unread:
                 log.warning("a client has read too little of its response: the response is cut off")
+
+
+class Traced:
+    """Makes the span of the client, which a header names, the current one. Added only while turns are traced."""
+
+    def __init__(self, app: ASGIApp, traces: Traces) -> None:
+        self._app = app
+        self._traces = traces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application within the span."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        with self._traces.joined(headers):
+            await self._app(scope, receive, send)
 
 
 def unescaped(segment: str) -> str:

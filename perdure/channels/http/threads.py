@@ -16,6 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -49,6 +51,7 @@ class Threads:
         """Run `work` in a thread; returns its result or raises its error. A cancelled caller's result is dropped."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
+        work = partial(copy_context().run, work)
         self._unfinished += 1
         self._submitted += 1
         if self._unfinished > len(self._threads):

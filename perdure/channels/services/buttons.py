@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -31,13 +32,13 @@ class Chat:
 
 
 class Buttons:
-    """Makes and checks tokens. `secret` is `Settings.signing_key`, the same in all processes."""
+    """Makes tokens with the first of `secrets`, and accepts those of all of them (`Settings.signing_keys`)."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        self._keys = [hmac.digest(secret, _PURPOSE, hashlib.sha256) for secret in secrets]
 
     def token(self, decision: Literal["approve", "deny"], turn_id: UUID, call_id: str, chat: Chat) -> str:
-        return f"{decision[0]}{_text(turn_id.bytes)}{self._mac(decision, turn_id, call_id, chat)}"
+        return f"{decision[0]}{_text(turn_id.bytes)}{_mac(self._keys[0], decision, turn_id, call_id, chat)}"
 
     def turn_of(self, token: str) -> tuple[Literal["approve", "deny"], UUID] | None:
         """The decision and the turn's id in a token; `None` if the token is malformed.
@@ -55,12 +56,15 @@ class Buttons:
     def is_for(self, token: str, call_id: str, chat: Chat) -> bool:
         """Whether the token was made for this call, chat and person."""
         named = self.turn_of(token)
-        return named is not None and hmac.compare_digest(token[1 + _ID_CHARS :], self._mac(*named, call_id, chat))
+        return named is not None and any(
+            hmac.compare_digest(token[1 + _ID_CHARS :], _mac(key, *named, call_id, chat)) for key in self._keys
+        )
 
-    def _mac(self, decision: str, turn_id: UUID, call_id: str, chat: Chat) -> str:
-        parts = (decision, str(turn_id), call_id, chat.channel, chat.chat, chat.external_id)
-        text = "".join(f"{len(part)}:{part}" for part in parts)
-        return _text(hmac.digest(self._key, text.encode(), hashlib.sha256)[:_MAC_BYTES])
+
+def _mac(key: bytes, decision: str, turn_id: UUID, call_id: str, chat: Chat) -> str:
+    parts = (decision, str(turn_id), call_id, chat.channel, chat.chat, chat.external_id)
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return _text(hmac.digest(key, text.encode(), hashlib.sha256)[:_MAC_BYTES])
 
 
 def _text(raw: bytes) -> str:

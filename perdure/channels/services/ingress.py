@@ -111,7 +111,7 @@ class Ingress:
         self._runtime = runtime
         self._channel = channel
         self._tenant = tenant
-        self._buttons = Buttons(runtime.settings.signing_key())
+        self._buttons = Buttons(runtime.settings.signing_keys())
         self._indicators = Indicators(runtime, channel)
         self._caught_up: set[str] = set()
         """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""

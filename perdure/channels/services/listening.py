@@ -49,6 +49,11 @@ class Listening:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether all threads run. A thread ends only with `stop`, or by a fault."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def stop(self, within_s: float) -> bool:
         """Request a stop and wait up to `within_s` seconds for each thread; returns whether all threads have ended."""
         self._stop.set()

@@ -20,8 +20,10 @@ def order(article: str, pieces: int, context: ToolContext) -> str:
         pieces: How many.
         context: Has the id of the effect.
     """
-    with Path(os.environ[ORDERS]).open("a", encoding="utf-8") as orders:
-        orders.write(f"{context.effect_id} {pieces} {article}\n")
+    path, line = Path(os.environ[ORDERS]), f"{context.effect_id} {pieces} {article}\n"
+    if not path.exists() or line not in path.read_text(encoding="utf-8"):
+        with path.open("a", encoding="utf-8") as orders:
+            orders.write(line)
     return f"{pieces} of {article} are ordered"
 
 

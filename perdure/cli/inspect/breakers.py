@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, write_fields, write_json, write_table
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def list_(*, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("breakers.reset", "name")
 def reset(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="As `perdure breakers list` prints it: llm:openai:gpt-5.")

@@ -15,7 +15,8 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table
+from perdure.cli.audited import audited
+from perdure.cli.display import MOST_LISTED, AsJson, progress, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, write_whole
 from perdure.errors import PerdureError, Unavailable
@@ -50,6 +51,7 @@ ActionName = Literal["remove", "merge", "archive", "spare"]
 
 
 @commands.command("import")
+@audited("cases.import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="One case per line; -: stdin.")],
     *,
@@ -103,7 +105,7 @@ def export(
 @commands.command("list")
 def list_(
     after: Annotated[str, typer.Option(help="Only cases whose id is greater.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most cases to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most cases to list.")] = 100,
     tenant: connecting.OnlyTenant = None,
     bank: OfBank = None,
     *,
@@ -183,6 +185,7 @@ def search(
 
 
 @commands.command("prune")
+@audited("cases.prune", when=lambda given: bool(given["apply"]))
 def prune_(
     *,
     apply: Annotated[bool, typer.Option("--apply", help="Apply the plan; without it nothing changes.")] = False,
@@ -212,7 +215,7 @@ def prune_(
 @of_runs.callback()
 def list_runs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="The most runs to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most runs to list.")] = 20,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -255,6 +258,7 @@ def show_run(
 
 
 @commands.command()
+@audited("cases.approve", "run_id")
 def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
     """Approve the plan of a run, and apply it.
 
@@ -271,6 +275,7 @@ def approve(run_id: RunId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("cases.reject", "run_id")
 def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
     """Reject the plan of a run. No part of the plan is applied."""
     from perdure.casebank.runs import state
@@ -283,6 +288,7 @@ def reject(run_id: RunId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("cases.restore", "case_id")
 def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
     """Make an archived case active again. The pruning policy then spares it for some days."""
     from perdure.casebank import archive
@@ -294,6 +300,7 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("cases.share", "case_id")
 def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
     """Let a case enter the prompts of all users of its bank.
 
@@ -308,6 +315,7 @@ def share(case_id: CaseId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("cases.unshare", "case_id")
 def unshare(case_id: CaseId, *, as_json: AsJson = False) -> None:
     """Let a case enter only its author's prompts."""
     from perdure.casebank import sharing

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_json, write_table, write_text
+from perdure.cli.audited import audited
+from perdure.cli.display import MOST_LISTED, AsJson, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 commands = typer.Typer(help="Replies sent to URLs, chats and tasks.", no_args_is_help=True)
@@ -22,11 +23,14 @@ _COLUMNS = ("delivery_id", "turn_id", "user_id", "target", "status", "attempts",
 @commands.command("list")
 def list_(
     status: Annotated[Status | None, typer.Option(help="Only deliveries with this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most deliveries to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most deliveries to list.")] = 100,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List deliveries, newest first. A failed delivery is a dead letter."""
+    """List deliveries, newest first. A failed delivery is a dead letter.
+
+    With --status pending, those that are due next come first.
+    """
     from perdure.turns.outbox import list_deliveries
 
     with connecting.database() as database:
@@ -39,6 +43,7 @@ def list_(
 
 
 @commands.command()
+@audited("deliveries.resend", "delivery_id", ("failed", "to"))
 def resend(
     delivery_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The delivery's id.")] = None,
     *,

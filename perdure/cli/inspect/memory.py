@@ -17,6 +17,7 @@ import typer
 
 from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
@@ -127,6 +128,7 @@ def show(
 
 
 @commands.command()
+@audited("memories.correct", "memory_id")
 def correct(
     memory_id: MemoryId,
     content: Annotated[str, typer.Argument(metavar="CONTENT", help="The right words, up to 1,000 characters.")],
@@ -180,6 +182,7 @@ def _shown(memory: dict[str, Any]) -> dict[str, Any]:
 
 
 @commands.command()
+@audited("memories.consolidate", "session", ("retry_failed",))
 def consolidate(
     session: Annotated[
         str | None, typer.Option(help="Consolidate only this ended session, even if it was abandoned.")
@@ -296,6 +299,7 @@ def export(
 
 
 @commands.command()
+@audited("memories.forget", "memory_id", ("everything",), names_user=lambda given: not given["everything"])
 def forget(
     memory_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="The id of a memory, as `list` or `search` prints it.")

@@ -13,6 +13,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, progress, write_fields, write_json
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, opened_bytes, write_whole
@@ -28,6 +29,7 @@ Origin = Literal["chatgpt", "claude"]
 
 
 @commands.command("import")
+@audited("messages.import")
 def import_(
     file: Annotated[
         Path,

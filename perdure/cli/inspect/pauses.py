@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 
@@ -20,12 +22,17 @@ Agent = Annotated[str | None, typer.Option(help="Of this agent.")]
 _COLUMNS = ("tenant", "user_id", "agent", "paused_at")
 
 
+def _begins(given: Mapping[str, Any]) -> bool:
+    return not given["dry_run"] and any(given[part] for part in ("tenant", "user", "agent"))
+
+
 class _Parts(TypedDict):
     tenant: str | None
     user: UserKey | None
     agent: str | None
 
 
+@audited("pauses.begin", notes=("tenant", "agent"), when=_begins)
 def pause(
     tenant: Tenant = None,
     user: User = None,
@@ -59,6 +66,7 @@ def pause(
         write_text(f"{turns} unsettled turns {'would wait' if dry_run else 'wait, unless they are running'}")
 
 
+@audited("pauses.end", notes=("tenant", "agent"))
 def resume(tenant: Tenant = None, user: User = None, agent: Agent = None, *, as_json: AsJson = False) -> None:
     """End a pause: what has waited runs."""
     from perdure.turns import pauses

@@ -11,6 +11,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, write_json, write_table
 
 commands = typer.Typer(help="Scheduled work.", no_args_is_help=True)
@@ -65,6 +66,7 @@ def list_(
 
 
 @commands.command("add")
+@audited("schedules.add")
 def add(
     text: Annotated[str, typer.Argument(help="The text to send to the agent.")],
     *,
@@ -98,6 +100,7 @@ def add(
 
 
 @commands.command("pause")
+@audited("schedules.pause", "schedule_id", ("resume",))
 def pause(
     schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")],
     *,
@@ -118,6 +121,7 @@ def pause(
 
 
 @commands.command("remove")
+@audited("schedules.remove", "schedule_id")
 def remove(
     schedule_id: Annotated[str, typer.Argument(help="The id of a user's schedule.")], *, as_json: AsJson = False
 ) -> None:

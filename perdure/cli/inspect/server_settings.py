@@ -14,6 +14,7 @@ from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
 from perdure.errors import Unavailable
 from perdure.network.tls import unverified
+from perdure.observe.disks import disk_states
 from perdure.observe.servers import NEARLY_FULL, RedisServer
 from perdure.redis import connect, remedy, where
 from perdure.servers.redis import is_of
@@ -28,6 +29,8 @@ _CHECKED = Statement(
     writes=False,
 )
 
+
+_SIZE = Statement("doctor.size", "SELECT pg_database_size(current_database()) AS size_bytes", writes=False)
 
 _OF_REDIS = ("maxmemory-policy", "appendonly", "slowlog-log-slower-than")
 
@@ -49,6 +52,7 @@ def findings(settings: Settings, database: Database) -> Iterator[Finding]:
         Unavailable: a server cannot be reached.
     """
     yield from _postgres(database)
+    yield from _disks(settings, database)
     yield from _redis(settings)
     yield from _connections(settings)
 
@@ -74,6 +78,14 @@ def _postgres(database: Database) -> Iterator[Finding]:
         yield Finding(
             "PostgreSQL", quoting, "the server's log quotes users' messages; erasing a user does not remove them", fix
         )
+
+
+def _disks(settings: Settings, database: Database) -> Iterator[Finding]:
+    for each in disk_states(settings, database.run(_SIZE, {})[0].size_bytes):
+        if each.fill > NEARLY_FULL:
+            where, text = "PostgreSQL", f"{each.fill * 100:.0f} % of {each.of} are used"
+            fix = "Enlarge the disk, or shorten PERDURE_RETENTION__*_DAYS."
+            yield Finding(where, text, "a full disk stops PostgreSQL, and no message is accepted", fix)
 
 
 def _connections(settings: Settings) -> Iterator[Finding]:

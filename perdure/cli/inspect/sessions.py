@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_fields, write_json, write_table
+from perdure.cli.audited import audited
+from perdure.cli.display import MOST_LISTED, AsJson, write_fields, write_json, write_table
 from perdure.cli.inspect import snapshots
 
 commands = typer.Typer(help="Conversations and their transcripts.", no_args_is_help=True)
@@ -35,7 +36,7 @@ _COLUMNS = (
 def list_(
     user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
     tenant: connecting.OnlyTenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most sessions to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most sessions to list.")] = 100,
     *,
     given_up: Annotated[
         bool, typer.Option("--given-up", help="Only sessions whose consolidation was abandoned, with its error.")
@@ -100,6 +101,23 @@ def show(
 
 
 @commands.command()
+def export(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
+    turns: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most turns to export, newest first.")] = 100,
+) -> None:
+    """Print the settled turns of a session as a bundle for tests.
+
+    `perdure.testing.recorded` replays them. Each turn is as `perdure turns export` prints it.
+    """
+    from perdure.turns.recording import record_session
+
+    wanted = connecting.parse_id(session_id, "session")
+    with connecting.runtime() as runtime:
+        write_json(record_session(runtime, wanted, turns))
+
+
+@commands.command()
+@audited("sessions.end", "session_id")
 def end(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
     reason: Annotated[str, typer.Option(help="The reason to record.")] = "requested on the command line",
@@ -121,6 +139,7 @@ def end(
 
 
 @commands.command()
+@audited("sessions.fork", "session_id")
 def fork(
     session_id: Annotated[str, typer.Argument(metavar="ID", help="The session's id.")],
     tick: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.errors import Failure
 from perdure.cli.files import write_whole
 from perdure.errors import InvalidRequest
@@ -42,6 +43,7 @@ def export(
 
 
 @commands.command("import")
+@audited("snapshots.import", "session")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The exported file; -: stdin.")],
     session: Annotated[str | None, typer.Option(help="Refuse a snapshot of any other session.")] = None,

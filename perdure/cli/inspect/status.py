@@ -11,19 +11,22 @@ import typer
 from perdure.cli import connecting
 from perdure.cli.display import AsJson, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import FAILED
+from perdure.cli.finite import finite
 
 if TYPE_CHECKING:
     from perdure.observe.readings import Source
     from perdure.observe.status import Fault
 
 _SHOWN = 20
+_YEAR_S = 366 * 86_400
 
 
 def status(
     *,
     as_json: AsJson = False,
     stuck_after: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Show sessions whose oldest turn is older.")
+        float,
+        typer.Option(min=0, max=_YEAR_S, callback=finite, metavar="SECONDS", help="Show sessions that wait longer."),
     ] = 60,
 ) -> None:
     """Show what works and what does not.
@@ -84,6 +87,7 @@ def _write(found: dict[str, Any]) -> None:
         ("Processes", ("kind", "name", "release", "state", "seen", "queues"), list(map(_process, found["processes"]))),
         ("Backlog", ("what", "number", "oldest"), _amounts(found)),
         ("Budgets of today", ("tenant", "user", "spent_usd", "limit_usd"), found["budgets"]),
+        ("Disks", ("name", "used_bytes", "size_bytes"), found["disks"]),
         ("Redis", ("name", "memory_bytes", "limit_bytes", "policy"), found["redis"]),
         (
             "Sessions without a result",

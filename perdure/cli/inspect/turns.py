@@ -12,7 +12,8 @@ from uuid import UUID
 import typer
 
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_fields, write_json, write_table, write_text
+from perdure.cli.audited import audited
+from perdure.cli.display import MOST_LISTED, AsJson, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def list_(
     tenant: connecting.OnlyTenant = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only turns of this session.")] = None,
     status: Annotated[Status | None, typer.Option(help="Only turns with this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most turns to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most turns to list.")] = 100,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -85,7 +86,7 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
         "error": turn["error"] and f"{turn['error']['code']}: {turn['error']['message']}",
         "delayed": turn["delayed"] and f"{turn['delayed']['code']}: {turn['delayed']['message']}",
         "waiting_for": turn["waiting_for"] and _awaited(turn["waiting_for"]),
-        "usage": turn["usage"] and [f"{count} {name}" for name, count in turn["usage"].items()],
+        "usage": [f"{count} {name}" for name, count in (turn["usage"] or {}).items() if count is not None],
         "pending_approvals": [
             f"{_pending_call(each)}, approver: {each['approver']}" for each in turn["pending_approvals"]
         ],
@@ -181,8 +182,9 @@ def replay(
 ) -> None:
     """Run an exported turn again, and show where it departs.
 
-    No server is needed, and no tool runs: the recorded results answer the calls. The agents are those of
-    PERDURE_AGENTS. The exit status is 1 if the turn departs.
+    Of an exported session, each turn runs after the recorded turns before it. No server is needed, and no tool runs:
+    the recorded results answer the calls. The agents are those of PERDURE_AGENTS. The exit status is 1 if a turn
+    departs.
     """
     from perdure.assembly import load_agents
     from perdure.errors import SettingsError
@@ -196,29 +198,35 @@ def replay(
         found = recorded(bundle)
     except (OSError, SettingsError) as error:
         raise Failure(f"{bundle}: {error}", WRONG_USAGE) from error
-    name = agent or found.bundle["agent"]
-    own = agents.find(name)
-    if own is None:
-        raise Failure(
-            f"PERDURE_AGENTS is {settings.agents}, which has no agent {name!r}: --agent names one", WRONG_USAGE
-        )
-    try:
-        made = found.replay(own, model=model, settings=settings, agents=list(agents))
-    except ScriptExhausted as error:
-        raise Failure(
-            f"the turn departs: {error}".replace("pass replay(…, model=…)", "name one with --model")
-        ) from error
+    departs, shown, said = False, list[dict[str, Any]](), list[str]()
+    for turn in found.turns:
+        name = agent or turn.bundle["agent"]
+        own = agents.find(name)
+        if own is None:
+            raise Failure(
+                f"PERDURE_AGENTS is {settings.agents}, which has no agent {name!r}: --agent names one", WRONG_USAGE
+            )
+        try:
+            made = turn.replay(own, model=model, settings=settings, agents=list(agents))
+        except ScriptExhausted as error:
+            raise Failure(
+                f"the turn departs: {error}".replace("pass replay(…, model=…)", "name one with --model")
+            ) from error
+        departs = departs or bool(made.difference)
+        kept = {"departs": bool(made.difference), **asdict(made.difference), "not_recorded": list(made.not_recorded)}
+        shown.append({**kept, "not_reproduced": list(turn.not_reproduced)})
+        said += [f"turn {turn.bundle['turn_id']}:"] if len(found.turns) > 1 else []
+        said += [str(made.difference), *(f"not recorded: {each}" for each in made.not_recorded)]
     if as_json:
-        departs = {"departs": bool(made.difference), **asdict(made.difference)}
-        write_json({**departs, "not_recorded": list(made.not_recorded), "not_reproduced": list(found.not_reproduced)})
+        write_json(shown if len(found.turns) > 1 else shown[0])
     else:
-        lines = [str(made.difference), *(f"not recorded: {each}" for each in made.not_recorded)]
-        write_text("\n".join(lines))
-    if made.difference:
+        write_text("\n".join(said))
+    if departs:
         raise typer.Exit(1)
 
 
 @commands.command()
+@audited("turns.cancel", "turn_id", ("tenant", "agent"))
 def cancel(
     turn_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The turn's id.", show_default=False)] = None,
     user: Annotated[str | None, typer.Option(help="All unsettled turns of this user.")] = None,
@@ -269,6 +277,7 @@ def _cancel_all(user: str | None, tenant: str | None, agent: str | None, *, dry_
 
 
 @commands.command()
+@audited("turns.retry", "turn_id")
 def retry(turn_id: TurnId, *, as_json: AsJson = False) -> None:
     """Try a failed or cancelled turn again.
 
@@ -290,6 +299,7 @@ def retry(turn_id: TurnId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("turns.decide", "turn_id", ("approve", "call_id"))
 def approve(
     turn_id: TurnId,
     call_id: CallId,
@@ -308,6 +318,7 @@ def approve(
 
 
 @commands.command()
+@audited("turns.decide", "turn_id", ("deny", "call_id"))
 def deny(turn_id: TurnId, call_id: CallId, *, as_json: AsJson = False) -> None:
     """Deny a tool call that waits for approval.
 
@@ -317,6 +328,7 @@ def deny(turn_id: TurnId, call_id: CallId, *, as_json: AsJson = False) -> None:
 
 
 @commands.command()
+@audited("turns.answer", "turn_id", ("call_id",))
 def answer(
     turn_id: TurnId,
     call_id: CallId,
@@ -357,7 +369,7 @@ def _keep_list() -> None:
 def list_approvals(
     user: Annotated[str | None, typer.Option(help="Only calls of this user.")] = None,
     tenant: connecting.OnlyTenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most calls to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The most calls to list.")] = 100,
     *,
     as_json: AsJson = False,
 ) -> None:

@@ -43,7 +43,7 @@ def usage(
     with connecting.opened() as (settings, database):
         found = usage_of(database, settings, load_agents(settings), since=begin, by=by)
     rows = [_row(by, *key, used) for key, used in found.items()]
-    rows.sort(key=lambda row: row["day"] if by == "day" else (-row["_cost"], -row["input_tokens"]))
+    rows.sort(key=lambda row: row["day"] if by == "day" else (-row["_cost"], -(row["input_tokens"] or 0)))
     for row in rows:
         del row["_cost"]
     if as_json:

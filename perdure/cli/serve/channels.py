@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
 
 from perdure.cli.errors import WRONG_USAGE, Failure
+from perdure.observe.alive import alive_file, touch
 
 if TYPE_CHECKING:
     from perdure.channels.services.listening import Listening
 
 _STOP_WITHIN_S = 20.0
 _LOOK_S = 0.2
+_LOOKS_A_TOUCH = 100
 
 
 def channels() -> None:
@@ -48,7 +52,7 @@ def channels() -> None:
                 "PERDURE_SLACK__APP_TOKEN, or PERDURE_TELEGRAM__TOKEN without PERDURE_TELEGRAM__WEBHOOK_SECRET.",
                 WRONG_USAGE,
             )
-        _run(listening)
+        _run(listening, alive_file(settings.data_dir, "channels"))
     finally:
         stopped = listening.stop(_STOP_WITHIN_S)
         for _, ingress in ingresses:
@@ -60,7 +64,7 @@ def channels() -> None:
     raise typer.Exit(0 if stopped else 1)
 
 
-def _run(listening: Listening) -> None:
+def _run(listening: Listening, alive: Path) -> None:
     """Listen until SIGINT, SIGTERM or SIGHUP."""
     stopping = False
 
@@ -71,5 +75,9 @@ def _run(listening: Listening) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     listening.start()
-    while not stopping:
+    for look in itertools.count():
+        if stopping:
+            return
+        if look % _LOOKS_A_TOUCH == 0 and listening.is_alive:
+            touch(alive)
         time.sleep(_LOOK_S)

@@ -11,16 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.display import AsJson, write_fields, write_json
 from perdure.cli.errors import WRONG_USAGE, Failure
+from perdure.cli.finite import finite
 
 
+@audited("drain", notes=("end_sessions", "resume"))
 def drain(
     *,
     end_sessions: Annotated[bool, typer.Option("--end-sessions", help="Also end every session.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Open the intake again.")] = False,
     within: Annotated[
-        float | None, typer.Option(min=0, help="Seconds to wait for quiet; default: computed from the settings.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Seconds to wait for quiet; default: computed from the settings."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,6 @@ This module imports only what it needs to accept a message, because imports take
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from perdure.cli import collection, connecting
 from perdure.cli.connecting import Tenant
 from perdure.cli.display import AsJson, write_json, write_text
 from perdure.cli.errors import FAILED, WRONG_USAGE, Failure
+from perdure.cli.finite import finite
 from perdure.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25
 """Seconds between two checks whether the reply is delayed."""
-
-
-def _finite(seconds: float | None) -> float | None:
-    if seconds is not None and not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is not a finite number of seconds.")
-    return seconds
 
 
 User = Annotated[str, typer.Option(help="The id of the user who sends.")]
@@ -56,7 +50,7 @@ def send(
     session: Annotated[str | None, typer.Option(help="A session's id; by default the user's live session.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent; by default the session's.")] = None,
     wait: Annotated[
-        float | None, typer.Option(min=0, callback=_finite, help="Wait this long for the reply, and print it.")
+        float | None, typer.Option(min=0, callback=finite, help="Wait this long for the reply, and print it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

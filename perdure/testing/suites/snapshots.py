@@ -34,10 +34,11 @@ VERSIONS = st.builds(
     Version, st.integers(0, 2**53 - 1) | st.integers(0, 3), st.integers(0, 2**53 - 1) | st.integers(0, 3)
 )
 
-# Suppresses two of hypothesis's health checks. All examples of a test use one store, which is safe because each example
-# has its own session. All subclasses use one database of failed examples.
+# Suppresses three of hypothesis's health checks. All examples of a test use one store, which is safe because each
+# example has its own session. All subclasses use one database of failed examples. On a busy machine, drawing is slow.
 over_one_store = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors], max_examples=20
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, HealthCheck.too_slow],
+    max_examples=20,
 )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 from uuid import UUID
@@ -29,6 +29,8 @@ class TaskCall:
     expires_s: float
     effect_id: UUID
     part: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers of the task's message."""
 
 
 class TaskSent(Enum):

@@ -43,7 +43,8 @@ from perdure.models.adapted import event_loop
 from perdure.testing import Scripted, ask, call
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.lease.claim import Ran, Unequipped
-from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, chunk
+from tests.models.endpoints import model_of
+from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Step, chunk
 from tests.turns.harness import Harness
 
 
@@ -350,10 +351,49 @@ def test_a_response_that_ended_early_is_no_reply(
     assert not streams or "".join(seen) == "Done."
 
 
-def test_a_reply_that_a_filter_stopped_fails_the_turn(harness: Harness, server: OpenAIServer, paid: list[int]) -> None:
-    server.script(Answer("I", (Call("pay", '{"amount": 1}'),), finish_reason="content_filter"))
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(Answer("I", (Call("pay", '{"amount": 1}'),), finish_reason="content_filter"), id="a filter"),
+        pytest.param(
+            Chunks([chunk([{"index": 0, "delta": {"refusal": "I can't."}, "finish_reason": "stop"}])]), id="a refusal"
+        ),
+    ],
+)
+def test_a_reply_that_a_filter_stopped_fails_the_turn(
+    harness: Harness, server: OpenAIServer, paid: list[int], step: Step
+) -> None:
+    """pydantic-ai counts a refusal in the model's own words as filtered, too."""
+    server.script(step)
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], paid) == ("failed", "CONTENT_FILTERED", [])
+
+
+DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
+
+
+@pytest.mark.parametrize("model", ["its own", "perdure's"])
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (None, None),
+        ({}, {"cached_tokens": None, "reasoning_tokens": None}),
+        (DETAILS, {"cached_tokens": 0, "reasoning_tokens": 0}),
+    ],
+    ids=["none", "without details", "zeros"],
+)
+def test_usage_that_no_server_reported_is_unknown(  # noqa: PLR0917 (three fixtures and a table)
+    harness: Harness, server: OpenAIServer, paid: list[int], usage: Any, expected: Any, model: str
+) -> None:
+    """pydantic-ai has 0 for each count that a server did not report. A 0 that it did report stays."""
+    if model == "perdure's":
+        harness.agents = Agents([adapt(PydanticAgent(name="assistant"))])
+        harness.any_model = model_of(server)
+    counts = {"prompt_tokens": 11, "completion_tokens": 7}
+    server.script(Answer("Done.", usage=None if usage is None else {**counts, **usage}))
+    found = harness.ask()["usage"]
+    assert found == (None if expected is None else {"input_tokens": 11, "output_tokens": 7, **expected})
+    assert paid == []
 
 
 def test_limits_of_usage_count_the_turn_over_all_workers(harness: Harness) -> None:

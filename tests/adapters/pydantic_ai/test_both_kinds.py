@@ -448,7 +448,7 @@ def test_a_draining_worker_finishes_the_tools_and_parks_the_turn(harness: Harnes
     first = threading.Thread(target=runner.run, args=(sent.session_id,), daemon=True)
     first.start()
     assert bench.entered.wait(PATIENCE_S)
-    runner.keeper.drain()
+    runner.keeper.begin_shutdown()
     bench.gate.set()
     first.join(PATIENCE_S)
     assert harness.turn(sent.turn_id)["status"] == "parked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from tests.tools import mcp_server
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
+SERVER = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(mcp_server.__file__)))} stdio"
 
-def _equip(harness: Harness) -> None:
+
+def _equip(harness: Harness, command: str = f"exec {SERVER}") -> None:
     # Every test process imports this file, and these imports take a second.
     from fastmcp.client.transports import StdioTransport  # noqa: PLC0415
     from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
 
-    transport = StdioTransport(sys.executable, [str(Path(mcp_server.__file__)), "stdio"], keep_alive=False)
-    harness.agents = Agents([adapt(PydanticAgent(name="assistant", toolsets=[MCPToolset(transport)]))])
+    transport = StdioTransport("sh", ["-c", command], keep_alive=False)
+    harness.agents = Agents([adapt(PydanticAgent(name="assistant", toolsets=[MCPToolset(transport, init_timeout=60)]))])
 
 
 def _rows(harness: Harness) -> list[tuple[str, str, str]]:
@@ -50,3 +53,19 @@ def test_a_server_that_dies_within_a_call(harness: Harness) -> None:
     assert _rows(harness) == [("die", "unsafe", "unknown")]
     [result] = harness.sql("SELECT content FROM messages WHERE role = 'tool'")
     assert result.content.endswith(UNKNOWN_OUTCOME)
+
+
+@pytest.mark.long
+def test_a_server_that_cannot_be_reached(harness: Harness, tmp_path: Path) -> None:
+    """The run needs its tools, so the attempt fails, and the next one finds the server."""
+    _equip(harness, f"test -e {shlex.quote(str(tmp_path / 'up'))} && exec {SERVER}")
+    harness.script(calls(("add", {"a": 1, "b": 2})), says("done"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
+    assert (turn["status"], turn["attempts"], turn["steps"]) == ("parked", 1, 0)
+    (tmp_path / "up").touch()
+    harness.move(60)
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    assert _rows(harness) == [("add", "unsafe", "done")]

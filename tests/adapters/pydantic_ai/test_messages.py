@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelRequest,
     ModelResponse,
     TextPart,
@@ -80,6 +81,19 @@ def test_rows_of_an_earlier_release() -> None:
     assert results.parts[0].content == {"seen": [1]}
 
 
+def test_a_file_of_a_tool() -> None:
+    """The reference to a file becomes its bytes, or its description."""
+    file = {"kind": "perdure-file", "file_id": "f", "description": "[image: …]", "media_type": "image/png"}
+    part = {"part_kind": "tool-return", "tool_name": "look", "content": ["seen", file], "tool_call_id": "c"}
+    stored = Opaque("pydantic-ai", "2.68.0", {"requests": [{"kind": "request", "parts": [part]}]})
+    rows = [*ROWS[:2], Entry(TURN, Role.TOOL, "seen", tool_call_id="c_2", opaque=stored)]
+    for data in (b"\xff\xfe", None):
+        *_, results = messages.history([rows], strictly=TURN, data=lambda _, found=data: found)  # type: ignore[misc]
+        assert isinstance(results.parts[0], ToolReturnPart)
+        text, found = cast("list[object]", results.parts[0].content)
+        assert (text, found.data if isinstance(found, BinaryContent) else found) == ("seen", data or "[image: …]")
+
+
 def test_rows_without_pydantic_ais_parts() -> None:
     """Rows of perdure's own agents are rebuilt from their text and calls; results keep the ids of their calls."""
     bare = [Entry(row.turn_id, row.role, row.content, row.tool_calls, row.tool_call_id) for row in ROWS]
@@ -121,7 +135,9 @@ def test_the_names_of_stored_members(harness: Harness, bench: Bench) -> None:
 def test_text_that_postgresql_refuses() -> None:
     """NUL and lone surrogates are replaced in the stored JSON."""
     row = messages.with_requests(
-        Entry(TURN, Role.TOOL, "x"), [ModelRequest(parts=[UserPromptPart("a\x00b")], instructions="secret")]
+        Entry(TURN, Role.TOOL, "x"),
+        [ModelRequest(parts=[UserPromptPart("a\x00b")], instructions="secret")],
+        lambda records: records,
     )
     assert row.opaque is not None
     [stored] = row.opaque.parts["requests"]

@@ -243,6 +243,7 @@ def test_a_crash_at_every_commit(harness: Harness, bench: Bench, moment: Literal
         _bring(harness, turn)
         run()
         turn = harness.turn(sent.turn_id)
-    assert (turn["status"], turn["reply"]["text"]) == ("done", "done")
+    assert turn["status"] == "done", turn
+    assert turn["reply"]["text"] == "done"
     assert _results(harness) == [UNKNOWN_OUTCOME if in_doubt else "4006381"]
     assert bench.counts.get("scan", 0) <= 1

@@ -40,7 +40,7 @@ class Installation:
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
         self.channels = configured.channels(runtime.settings, runtime.clock)
-        self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_key()))}
+        self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_keys()))}
         self._ingresses: list[Ingress] = []
         self._waker = waker
         self._runner = Runner(runtime, owner="test")

@@ -15,7 +15,7 @@ from tests.turns.scripted import Scripted, calls, says
 
 def test_a_button_is_for_one_call_chat_and_person() -> None:
     """A button is valid for one call, chat and person. A changed token is refused."""
-    buttons, turn_id = Buttons(b"secret"), uuid4()
+    buttons, turn_id = Buttons([b"secret"]), uuid4()
     chat = Chat("discord", "21", "11")
     token = buttons.token("approve", turn_id, "call-1", chat)
     assert len(token) <= 64
@@ -25,7 +25,8 @@ def test_a_button_is_for_one_call_chat_and_person() -> None:
         assert not buttons.is_for(token, "call-1", other)
     assert not buttons.is_for(token, "call-2", chat)
     assert not buttons.is_for(f"d{token[1:]}", "call-1", chat)
-    assert not Buttons(b"another").is_for(token, "call-1", chat)
+    assert not Buttons([b"another"]).is_for(token, "call-1", chat)
+    assert Buttons([b"another", b"secret"]).is_for(token, "call-1", chat), "while a key is replaced"
     for odd in ("", "a", token[:-1], f"{token}x", "é" * 45, "x" * 45):
         assert buttons.turn_of(odd) is None
 
@@ -85,6 +86,6 @@ def test_a_call_that_staff_approves_has_no_buttons(installation: Installation, s
     assert "Approve" not in str(request)
     [row] = installation.sql("SELECT turn_id, reply_to FROM turns")
     chat = Chat(name, row.reply_to["place"]["chat"], row.reply_to["asker"])
-    token = Buttons(installation.runtime.settings.signing_key()).token("approve", row.turn_id, "call_0", chat)
+    token = Buttons(installation.runtime.settings.signing_keys()).token("approve", row.turn_id, "call_0", chat)
     handle(pressed(name, token, "11", "21"))
     assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == ["asked"]

@@ -35,7 +35,7 @@ from tests.channels.slack_server import SlackServer
 def test_a_reply_that_was_cut_off_says_so(
     installation: Installation, discord: DiscordServer, slack: SlackServer, name: str
 ) -> None:
-    carrier = ChatCarrier({name: installation.channels[name]}, Buttons(b""))
+    carrier = ChatCarrier({name: installation.channels[name]}, Buttons([b""]))
     target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
     for reason in ("stop", "length"):
         body = json.dumps({"reply": {"text": "Once upon", "stop_reason": reason}}).encode()
@@ -52,7 +52,7 @@ def test_a_long_reply_is_sent_in_parts_once(
 ) -> None:
     """If the second part of a reply fails, the next attempt does not repeat the first part."""
     channel = installation.channels[name]
-    carrier = ChatCarrier({name: channel}, Buttons(b""))
+    carrier = ChatCarrier({name: channel}, Buttons([b""]))
     words = " ".join(str(number) for number in range(2_000))
     body = json.dumps({"reply": {"text": words}}).encode()
     target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
@@ -80,7 +80,7 @@ def test_discord_deduplicates_for_another_worker(installation: Installation, dis
     """A second worker that repeats a delivery uses the same nonce, so Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for _ in range(2):
-        carrier = ChatCarrier(installation.channels, Buttons(b""))
+        carrier = ChatCarrier(installation.channels, Buttons([b""]))
         carrier.carry({"channel": "discord", "place": {"chat": "21"}}, body, "one delivery")
     assert len(discord.sent) == 1
 
@@ -146,7 +146,7 @@ def test_a_services_pause_holds_back_only_its_delivery(
 ) -> None:
     """A service may ask for a pause in one chat only. A breaker that is open holds back all chats of its service."""
     breakers = Breakers(BreakerSettings(failure_threshold=1, cooldown_s=60), MovedClock())
-    carrier = ChatCarrier(installation.channels, Buttons(b""), breakers if guarded else None)
+    carrier = ChatCarrier(installation.channels, Buttons([b""]), breakers if guarded else None)
     target = {"channel": "slack", "place": {"chat": "D1"}}
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     slack.fail("chat.postMessage", 429, "ratelimited", times=9, Retry_After="7")
@@ -228,7 +228,7 @@ def test_a_restored_message_is_answered_in_its_chat(installation: Installation, 
 
 def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
     """A malformed target, for example from another release, fails permanently, because no attempt can succeed."""
-    carrier = ChatCarrier(installation.channels, Buttons(b""))
+    carrier = ChatCarrier(installation.channels, Buttons([b""]))
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
         with pytest.raises(Undeliverable):
@@ -240,7 +240,7 @@ def test_a_failing_service_opens_its_breaker(installation: Installation, servers
     """Repeated failures of a service open its breaker, and attempts stop. Refusals by a chat are not failures."""
     clock = MovedClock()
     breakers = Breakers(BreakerSettings(failure_threshold=2, cooldown_s=60), clock)
-    carrier = ChatCarrier(installation.channels, Buttons(b""), breakers)
+    carrier = ChatCarrier(installation.channels, Buttons([b""]), breakers)
     body = json.dumps({"reply": {"text": "hello"}}).encode()
     target = {"channel": name, "place": {"chat": "21"}}
     server: Any = servers.discord if name == "discord" else servers.slack

@@ -97,7 +97,7 @@ def _bare(text: str) -> str:
 def test_escapes_are_counted(installation: Installation, discord: DiscordServer) -> None:
     """Text of the greatest length that grows by its escapes takes two messages, not one that is refused."""
     text = ("<@1>" * 20 + "word " * 400)[:1_990]
-    carrier = ChatCarrier(installation.channels, Buttons(b""))
+    carrier = ChatCarrier(installation.channels, Buttons([b""]))
     carrier.carry({"channel": "discord", "place": {"chat": "21"}}, json.dumps({"reply": {"text": text}}).encode(), "k")
     assert len(discord.sent) == 2
     assert all(len(each["content"]) <= 2_000 for each in discord.sent)
@@ -125,7 +125,7 @@ def test_a_refused_form_is_sent_plainly_and_else_reported(
         discord.fail("/messages", 400, {"code": 50035, "message": "Invalid Form Body"}, times=refusals)
     else:
         slack.fail("chat.postMessage", 200, "invalid_blocks", times=refusals)
-    carrier = ChatCarrier(installation.channels, Buttons(b""))
+    carrier = ChatCarrier(installation.channels, Buttons([b""]))
     target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
     body = json.dumps({"reply": {"text": "see **this**"}}).encode()
     if refusals == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited
 from perdure.channels.http.dependencies import TheAdministrator, TheGateway
 from perdure.channels.http.schemas.answer import WITH_KEY, problems
 from perdure.channels.http.schemas.breakers import Breaker, BreakerList
@@ -21,7 +22,12 @@ async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
     return BreakerList(breakers=[Breaker.model_validate(each.to_dict()) for each in breakers])
 
 
-@router.post("/{name:path}/reset", response_description="The breaker, now closed.", responses=problems(404))
+@router.post(
+    "/{name:path}/reset",
+    response_description="The breaker, now closed.",
+    responses=problems(404),
+    dependencies=[audited("breakers.reset", "name")],
+)
 async def reset(name: str, gateway: TheGateway, _admin: TheAdministrator) -> Breaker:
     """Close a breaker for the whole fleet: it admits calls again, and the turns parked for it resume.
 

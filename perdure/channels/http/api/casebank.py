@@ -12,6 +12,7 @@ from perdure.access.tenants import UserKey, user_of
 from perdure.casebank import sharing
 from perdure.casebank.search import EVERYBODY, FoundCase, Within
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.dependencies import TheAdministrator, TheCaller, TheGateway, TheUsers, Users
 from perdure.channels.http.schemas.answer import WITH_EMBEDDING, WITH_KEY, problems
@@ -75,7 +76,12 @@ async def search(
 
 
 # Callers choose the ids of cases, so an id may contain slashes.
-@router.post("/cases/{case_id:path}/share", response_description="Shared.", responses=problems(404, 409))
+@router.post(
+    "/cases/{case_id:path}/share",
+    response_description="Shared.",
+    responses=problems(404, 409),
+    dependencies=[audited("cases.share", "case_id")],
+)
 async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> SharedCase:
     """Share one user's case with all users of its bank in the same tenant."""
     name = parameters.parse_name(case_id, "case")
@@ -83,7 +89,12 @@ async def share(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> 
     return SharedCase(case_id=name, shared_at=at.isoformat())
 
 
-@router.delete("/cases/{case_id:path}/share", response_description="No longer shared.", responses=problems(404, 409))
+@router.delete(
+    "/cases/{case_id:path}/share",
+    response_description="No longer shared.",
+    responses=problems(404, 409),
+    dependencies=[audited("cases.unshare", "case_id")],
+)
 async def unshare(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> UnsharedCase:
     """Stop sharing a case. Afterwards, only the prompts of the case's author may contain the case."""
     name = parameters.parse_name(case_id, "case")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
 
 from perdure.access.tenants import UserKey, user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
@@ -39,11 +40,17 @@ async def list_(
     return await gateway.in_thread(partial(_list, gateway.runtime, user, limit, archived=archived))
 
 
-@router.patch("/{conversation}", response_description="The conversation as it is now.", responses=problems(*WITH_BODY))
+@router.patch(
+    "/{conversation}",
+    response_description="The conversation as it is now.",
+    responses=problems(*WITH_BODY),
+    dependencies=[audited("conversations.change")],
+)
 async def change(
     conversation: parameters.ConversationPath,
     changes: Annotated[ChangeConversation, Body()],
     *,
+    request: Request,
     gateway: TheGateway,
     caller: TheCaller,
     users: TheUsers,
@@ -56,6 +63,7 @@ async def change(
     search in other conversations finds its messages.
     """
     user = users.key(_user(user_id, caller.user))
+    describe(request, user=user)
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))
 
 

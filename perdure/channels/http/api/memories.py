@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Depends, Response
 
 from perdure.access.tenants import user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.parameters import parse_id
@@ -71,7 +72,12 @@ async def read(memory_id: TheMemory, gateway: TheGateway) -> MemoryWithSources:
     )
 
 
-@router.patch("/{memory_id}", response_description="The new memory.", responses=problems(*WITH_BODY, 409))
+@router.patch(
+    "/{memory_id}",
+    response_description="The new memory.",
+    responses=problems(*WITH_BODY, 409),
+    dependencies=[audited("memories.correct", "memory_id")],
+)
 async def correct(memory_id: TheMemory, changes: Annotated[CorrectMemory, Body()], gateway: TheGateway) -> Memory:
     """Correct a memory. The answer is a new memory, which supersedes this one."""
     return await gateway.in_thread(partial(_correct, gateway.runtime, memory_id, changes.content))
@@ -82,6 +88,7 @@ async def correct(memory_id: TheMemory, changes: Annotated[CorrectMemory, Body()
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
     response_description="Forgotten.",
+    dependencies=[audited("memories.forget", "memory_id")],
 )
 async def forget_(memory_id: TheMemory, gateway: TheGateway) -> Response:
     """Forget a memory. No memory is extracted from its source messages again. The messages stay."""

@@ -7,9 +7,10 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Request
 
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers, Users, require_session
@@ -33,10 +34,17 @@ async def search(query: Search, gateway: TheGateway, users: TheUsers) -> SearchR
 
 
 @router.post(
-    "/consolidate", status_code=HTTPStatus.ACCEPTED, response_description="Requested.", responses=problems(404)
+    "/consolidate",
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="Requested.",
+    responses=problems(404),
+    dependencies=[audited("memories.consolidate")],
 )
 async def consolidate(
-    wanted: Annotated[Consolidate, Body(default_factory=Consolidate)], gateway: TheGateway, caller: TheCaller
+    wanted: Annotated[Consolidate, Body(default_factory=Consolidate)],
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
 ) -> ConsolidationRequested:
     """Request the consolidation of one ended session or, without an id, of a batch of pending sessions.
 
@@ -48,6 +56,7 @@ async def consolidate(
         await gateway.in_thread(partial(gateway.runtime.wake.consolidation, None))
         return ConsolidationRequested(session_id=None)
     session_id = parameters.parse_id(wanted.session_id, "session")
+    describe(request, note=f"session {session_id}")
     await gateway.in_thread(partial(_consolidate, gateway, caller, session_id))
     return ConsolidationRequested(session_id=session_id)
 

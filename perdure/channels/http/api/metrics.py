@@ -17,7 +17,7 @@ from perdure.errors import Unavailable
 from perdure.models import endpoints
 from perdure.models.protocol import name_of
 from perdure.observe.exposition import MEDIA_TYPE, Exposition
-from perdure.observe.readings import Latest, Source
+from perdure.observe.readings import Latest
 from perdure.runtime import Runtime
 
 router = APIRouter(tags=["health"], responses=problems(*WITH_KEY))
@@ -28,13 +28,13 @@ _TIMEOUT_S = 10.0
 _EXAMPLE = 'perdure_sessions_due{priority="5"} 3.0\n'
 
 
-def lookup(runtime: Runtime, source: Source) -> Lookup[bytes]:
+def lookup(runtime: Runtime, latest: Latest) -> Lookup[bytes]:
     """The text of the metrics."""
-    made = cache(lambda: _exposition(runtime, source))
+    made = cache(lambda: _exposition(runtime, latest))
     return Lookup(lambda: made().text(), _TIMEOUT_S)
 
 
-def _exposition(runtime: Runtime, source: Source) -> Exposition:
+def _exposition(runtime: Runtime, latest: Latest) -> Exposition:
     settings = runtime.settings
     named = [
         settings.model,
@@ -42,7 +42,6 @@ def _exposition(runtime: Runtime, source: Source) -> Exposition:
         *(agent.asked_model(settings.model) for agent in runtime.agents),
     ]
     models = {endpoints.canonical(name_of(each), settings) for each in named}
-    latest = Latest(source.read, runtime.clock, settings.metrics.every_s)
     agents = {agent.name for agent in runtime.agents}
     return Exposition(latest, agents, models)
 

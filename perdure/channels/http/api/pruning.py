@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 
 from perdure.casebank import archive
 from perdure.casebank.runs import state
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheAdministrator, TheGateway
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
-from perdure.channels.http.schemas.casebank import DryRun, NoMembers, Pruned, PruningProgress, PruningRun, Restored
+from perdure.channels.http.schemas.casebank import (
+    DryRun,
+    NoMembers,
+    Pruned,
+    PruningProgress,
+    PruningRun,
+    ReportLine,
+    Restored,
+)
 
 router = APIRouter(prefix="/consolidation", tags=["casebank"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
@@ -27,6 +37,10 @@ _ADMINISTRATOR = "an admin key"
 _DEFAULT_WAIT_S = 10.0
 _DEFAULT_LIMIT = 20
 
+OfAction = Annotated[
+    Literal["remove", "merge", "archive", "spare"] | None, Query(description="Only cases with this action.")
+]
+AfterLine = Annotated[int, Query(ge=-1, le=2**31 - 1, description="Only lines with a greater `position`.")]
 Empty = Annotated[NoMembers, Body(default_factory=NoMembers)]
 
 
@@ -41,6 +55,7 @@ Empty = Annotated[NoMembers, Body(default_factory=NoMembers)]
         },
         **problems(*WITH_BODY, 409),
     },
+    dependencies=[audited("cases.prune")],
 )
 async def run(
     _body: Empty,
@@ -90,12 +105,34 @@ async def read(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmini
     return await gateway.json_response(partial(state.read_run, gateway.runtime.database, _parse_id(run_id)))
 
 
+@router.get(
+    "/runs/{run_id}/report",
+    response_model=list[ReportLine],
+    response_description="The lines, in the order in which the plan is applied.",
+    responses=problems(400, 404),
+)
+async def report(
+    run_id: parameters.IdPath,
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    *,
+    action: OfAction = None,
+    after: AfterLine = -1,
+    limit: parameters.RunLimit = _DEFAULT_LIMIT,
+) -> Response:
+    """Read a run's plan with the texts of its cases, and of duplicates next to each other."""
+    parsed, database = _parse_id(run_id), gateway.runtime.database
+    lines = partial(state.read_report, database, parsed, action=action, after=after, most=limit)
+    return await gateway.json_response(lambda: [_shown(each) for each in lines()])
+
+
 @router.post(
     "/runs/{run_id}/approve",
     response_model=PruningRun,
     status_code=HTTPStatus.ACCEPTED,
     response_description="Decided; the run as it is now.",
     responses=problems(404, 409),
+    dependencies=[audited("cases.approve", "run_id")],
 )
 async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """Approve a plan that waits for approval; a worker then applies it."""
@@ -108,6 +145,7 @@ async def approve(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdm
     status_code=HTTPStatus.ACCEPTED,
     response_description="Decided; the run as it is now.",
     responses=problems(404, 409),
+    dependencies=[audited("cases.reject", "run_id")],
 )
 async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Response:
     """Reject a plan that waits for approval; no case is changed."""
@@ -115,7 +153,12 @@ async def reject(run_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdmi
 
 
 # Callers choose the ids of cases, so an id may contain slashes.
-@router.post("/restore/{case_id:path}", response_description="Restored.", responses=problems(404))
+@router.post(
+    "/restore/{case_id:path}",
+    response_description="Restored.",
+    responses=problems(404),
+    dependencies=[audited("cases.restore", "case_id")],
+)
 async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -> Restored:
     """Make an archived case active again, with the data that it had when it was archived.
 
@@ -158,6 +201,10 @@ async def _decide(gateway: Gateway, decide: Callable[..., None], run_id: UUID) -
         return state.read_run(gateway.runtime.database, run_id)
 
     return await gateway.json_response(decide_and_read, HTTPStatus.ACCEPTED)
+
+
+def _shown(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in line.items()}
 
 
 def _parse_id(text: str) -> UUID:

@@ -7,10 +7,11 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Depends, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 
 from perdure.access.tenants import UserKey, user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.gateway import Gateway
@@ -42,8 +43,9 @@ TheSchedule = Annotated[UUID, Depends(_schedule)]
     status_code=HTTPStatus.CREATED,
     response_description="The schedule.",
     responses=problems(*WITH_BODY, 404, 409),
+    dependencies=[audited("schedules.add")],
 )
-async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Schedule:
+async def add(body: NewScheduleBody, request: Request, gateway: TheGateway, users: TheUsers) -> Schedule:
     """Schedule a text that is sent to the agent as a message from the user.
 
     The text is sent once, at the time `at`, or repeatedly, at the times of the expression `cron`. Times without an
@@ -51,26 +53,38 @@ async def add(body: NewScheduleBody, gateway: TheGateway, users: TheUsers) -> Sc
     the gap. If a local time occurs twice, the text is sent at the first occurrence. An expression of intervals, such as
     `*/15 * * * *`, follows the clocks instead: no interval is skipped.
     """
-    return await gateway.in_thread(partial(_add, gateway.runtime, users.key(body.user_id), body))
+    user = users.key(body.user_id)
+    describe(request, user=user)
+    return await gateway.in_thread(partial(_add, gateway.runtime, user, body))
 
 
 @router.get("", response_description="The schedules, the next due first.", responses=problems(404))
 async def list_(
     gateway: TheGateway, caller: TheCaller, users: TheUsers, user_id: parameters.Owner = None
 ) -> list[Schedule]:
-    """List a user's schedules. With a user token, `user_id` is the token's user by default."""
+    """List a user's schedules. With a user token, `user_id` is the token's user by default.
+
+    With an admin key without a tenant, `user_id` may be omitted: the list then covers all users, up to a limit.
+    """
     named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
-    if named is None:
+    if named is None and not users.all_users:
         raise Forbidden("Name a user_id: only a user token implies one.")
-    found = await gateway.in_thread(partial(reminders.list_reminders, gateway.runtime.database, users.key(named)))
+    user = None if named is None else users.key(named)
+    found = await gateway.in_thread(partial(reminders.list_reminders, gateway.runtime.database, user))
     return [Schedule.model_validate(each) for each in found]
 
 
 @router.patch(
-    "/{schedule_id}", response_description="The schedule as it is now.", responses=problems(*WITH_BODY, 404, 409)
+    "/{schedule_id}",
+    response_description="The schedule as it is now.",
+    responses=problems(*WITH_BODY, 404, 409),
+    dependencies=[audited("schedules.pause", "schedule_id")],
 )
-async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], gateway: TheGateway) -> Schedule:
+async def change(
+    schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Body()], request: Request, gateway: TheGateway
+) -> Schedule:
     """Pause a schedule, or resume it. Times that pass during the pause are skipped."""
+    describe(request, note="paused" if changes.paused else "resumed")
     runtime = gateway.runtime
     changed = await gateway.in_thread(
         partial(reminders.pause, runtime.database, runtime.clock, runtime.settings, schedule_id, paused=changes.paused)
@@ -84,6 +98,7 @@ async def change(schedule_id: TheSchedule, changes: Annotated[ChangeSchedule, Bo
     response_class=Response,
     response_description="Removed.",
     responses=problems(404),
+    dependencies=[audited("schedules.remove", "schedule_id")],
 )
 async def remove(schedule_id: TheSchedule, gateway: TheGateway) -> Response:
     """Remove a schedule."""

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from perdure.access.tenants import user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheSession, TheUsers, Users
@@ -79,6 +80,7 @@ async def read(session_id: TheSession, gateway: TheGateway) -> Session:
     status_code=HTTPStatus.ACCEPTED,
     response_description="Requested; the session as it is now.",
     responses=problems(*WITH_BODY, 404, 409),
+    dependencies=[audited("sessions.end", "session_id")],
 )
 async def end(
     session_id: TheSession, given: Annotated[EndSession, Body(default_factory=EndSession)], gateway: TheGateway
@@ -95,6 +97,7 @@ async def end(
     status_code=HTTPStatus.CREATED,
     response_description="The copy; messages with its `session_id` go to it.",
     responses=problems(*WITH_BODY, 404, 409, 429),
+    dependencies=[audited("sessions.fork", "session_id")],
 )
 async def fork(
     session_id: TheSession, given: Annotated[ForkSession, Body(default_factory=ForkSession)], gateway: TheGateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -14,12 +14,23 @@ from fastapi.responses import StreamingResponse
 
 from perdure.access.tenants import user_key, user_of
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
-from perdure.channels.http.dependencies import TheCaller, TheGateway, TheTurn, TheUsers, decide_as, waiting_for_user
+from perdure.channels.http.dependencies import (
+    TheAdministrator,
+    TheCaller,
+    TheGateway,
+    TheTurn,
+    TheUsers,
+    decide_as,
+    waiting_for_user,
+)
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
+from perdure.channels.http.schemas.operating import ListedTurn, Timeline
 from perdure.channels.http.schemas.turns import (
+    Accepted,
     CallResultBody,
     DecisionBody,
     FeedbackBody,
@@ -30,12 +41,16 @@ from perdure.channels.http.schemas.turns import (
 from perdure.channels.http.stream import sse
 from perdure.errors import Forbidden
 from perdure.events.event import EventId
+from perdure.runtime import Runtime
 from perdure.turns.calls.outside import answer
 from perdure.turns.calls.waiting import list_waiting
 from perdure.turns.cancel import cancel as cancel_turn
+from perdure.turns.costs import cost_of
 from perdure.turns.feedback import give_feedback
+from perdure.turns.inbox.again import retry as try_again
 from perdure.turns.prompts import read_prompts
-from perdure.turns.reading import SETTLED, read_turn
+from perdure.turns.reading import SETTLED, list_turns, read_turn
+from perdure.turns.timeline import read_timeline
 
 LastEventId = Annotated[
     str | None,
@@ -59,12 +74,19 @@ _CONCEALED: dict[str, Any] = {
 router = APIRouter(
     prefix="/turns/{turn_id}", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY, 404)
 )
+listed = APIRouter(prefix="/turns", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 waiting = APIRouter(prefix="/approvals", tags=["turns"], route_class=StrictRoute, responses=problems(*WITH_KEY))
 
 _DEFAULT_LIMIT = 100
 
 Step = Annotated[int | None, Query(ge=1, le=1_000, description="Only the model call with this number, from 1.")]
 
+OfUser = Annotated[parameters.User | None, Query(description="Only turns of this user.")]
+OfSession = Annotated[UUID | None, Query(description="Only turns of this session.")]
+OfStatus = Annotated[
+    Literal["done", "failed", "cancelled"] | None, Query(description="Only turns that ended in this way.")
+]
+TurnLimit = Annotated[int, Query(ge=1, le=1_000, description="At most this many turns.")]
 Named = Annotated[parameters.User | None, Query(description="Only calls of this user.")]
 After = Annotated[UUID | None, Query(description="The position in the list, from the header `Link` of a response.")]
 Limit = Annotated[int, Query(ge=1, le=1_000, description="At most this many calls.")]
@@ -125,11 +147,52 @@ async def prompt(turn_id: TheTurn, gateway: TheGateway, caller: TheCaller, step:
     return Prompts.model_validate(found)
 
 
+@router.get("/timeline", response_description="The timeline.")
+async def timeline(turn_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Timeline:
+    """Read what happened when in a turn: steps, calls, waits, decisions, and workers that took it over."""
+    parsed = parameters.parse_id(turn_id, "turn")
+    return await gateway.in_thread(partial(_timeline, gateway.runtime, parsed))
+
+
+@router.post(
+    "/retry",
+    status_code=HTTPStatus.ACCEPTED,
+    response_description="The new turn.",
+    responses=problems(409),
+    dependencies=[audited("turns.retry", "turn_id")],
+)
+async def retry(turn_id: parameters.IdPath, gateway: TheGateway, _admin: TheAdministrator) -> Accepted:
+    """Accept the messages of a failed or cancelled turn again. A repeated request returns the same new turn."""
+    gateway.admit()
+    parsed = parameters.parse_id(turn_id, "turn")
+    accepted = await gateway.in_thread(partial(try_again, gateway.runtime, parsed))
+    return Accepted.model_validate(accepted, from_attributes=True)
+
+
+@listed.get("", response_description="The turns, the newest first.", responses=problems(400))
+async def list_turns_(
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    users: TheUsers,
+    *,
+    user_id: OfUser = None,
+    session_id: OfSession = None,
+    status: OfStatus = None,
+    limit: TurnLimit = _DEFAULT_LIMIT,
+) -> list[ListedTurn]:
+    """List turns. `GET /v1/sessions/live` lists the sessions whose turns are not settled."""
+    key = None if user_id is None else users.key(user_id)
+    whose = partial(list_turns, gateway.runtime.database, user=key, tenant=users.tenant if key is None else None)
+    found = await gateway.in_thread(partial(whose, session_id=session_id, status=status, limit=limit))
+    return [ListedTurn.model_validate(each) for each in found]
+
+
 @router.post(
     "/cancel",
     status_code=HTTPStatus.ACCEPTED,
     response_description="Requested. The body is the turn's current state.",
     response_model_exclude_unset=True,
+    dependencies=[audited("turns.cancel", "turn_id")],
 )
 async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     """Cancel a turn: at once if it has not begun, else at its next safe point. A settled turn is unchanged."""
@@ -142,13 +205,17 @@ async def cancel(turn_id: TheTurn, gateway: TheGateway) -> Turn:
     response_description="Decided. The body is the turn's current state.",
     response_model_exclude_unset=True,
     responses=problems(*WITH_BODY, 409),
+    dependencies=[audited("turns.decide", "turn_id")],
 )
-async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: TheGateway, caller: TheCaller) -> Turn:
+async def approval(
+    turn_id: parameters.IdPath, decision: DecisionBody, request: Request, gateway: TheGateway, caller: TheCaller
+) -> Turn:
     """Approve or deny the call `call_id` of `pending_approvals`. If `arguments` are given, they replace the model's.
 
     If the call's `approver` is `staff`, a user token gets 403: a key decides, or a user whom the application's
     `may_approve` allows it. To a user of another turn than the user's own, the response shows only the turn's status.
     """
+    describe(request, note=f"{decision.decision} {decision.call_id}")
     decided, is_own = await decide_as(gateway, caller, parameters.parse_id(turn_id, "turn"), decision)
     turn = await gateway.in_thread(partial(_read, gateway, decided))
     return (
@@ -166,6 +233,7 @@ async def approval(turn_id: parameters.IdPath, decision: DecisionBody, gateway: 
     response_description="Recorded. The body is the turn's current state.",
     response_model_exclude_unset=True,
     responses=problems(*WITH_BODY, 409),
+    dependencies=[audited("turns.answer", "turn_id")],
 )
 async def results(turn_id: TheTurn, given: CallResultBody, gateway: TheGateway) -> Turn:
     """Bring the result of the call `call_id` of `pending_calls`, or the error with which it failed.
@@ -231,6 +299,12 @@ async def _after(gateway: Gateway, turn_id: UUID, act: Callable[[], object]) -> 
         return _read(gateway, turn_id)
 
     return await gateway.in_thread(act_and_read)
+
+
+def _timeline(runtime: Runtime, turn_id: UUID) -> Timeline:
+    found = read_timeline(runtime.database, turn_id)
+    spent = cost_of(runtime.database, turn_id, runtime.settings, runtime.agents)
+    return Timeline.model_validate({**found, "cost_usd": None if spent is None else f"{spent.normalize():f}"})
 
 
 def _read(gateway: Gateway, turn_id: UUID) -> Turn:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 
 from perdure.channels.http import parameters
+from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.auth import KeyKind
 from perdure.channels.http.body import StrictRoute
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
@@ -33,7 +34,8 @@ async def export(user_id: parameters.UserPath, request: Request, gateway: TheGat
     return await gateway.json_in_chunks(joined(export_text(runtime.database, runtime.clock, runtime.redis_memory, key)))
 
 
-@_users.delete("/{user_id}", response_description="Erased.")
+# The record of an erasure does not name the user, or the erasure would delete it.
+@_users.delete("/{user_id}", response_description="Erased.", dependencies=[audited("users.erase")])
 async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUsers) -> Erased:
     """Erase a user's messages and everything derived from them. The answer has the number of erased rows by table.
 
@@ -43,8 +45,13 @@ async def erase(user_id: parameters.UserPath, gateway: TheGateway, users: TheUse
     return Erased(user_id=user_id, **asdict(erased))
 
 
-@_tokens.post("/tokens", status_code=HTTPStatus.CREATED, response_description="The token.")
-async def mint(wanted: NewToken, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> Token:
+@_tokens.post(
+    "/tokens",
+    status_code=HTTPStatus.CREATED,
+    response_description="The token.",
+    dependencies=[audited("tokens.mint")],
+)
+async def mint(wanted: NewToken, request: Request, gateway: TheGateway, caller: TheCaller, users: TheUsers) -> Token:
     """Mint a token that gives a browser or a phone access to one user's data only.
 
     The token expires after `ttl_s` seconds. A new `PERDURE_SECRET_KEY` revokes all tokens.
@@ -52,6 +59,7 @@ async def mint(wanted: NewToken, gateway: TheGateway, caller: TheCaller, users: 
     if caller.kind is KeyKind.USER:
         raise Forbidden("A user token cannot mint tokens: use a service key.")
     user = users.key(wanted.user_id)
+    describe(request, user=user)
     token, expires_at = await gateway.in_thread(partial(gateway.keys.tokens.mint, user, wanted.ttl_s))
     return Token(token=token, expires_at=expires_at.isoformat())
 

@@ -370,14 +370,17 @@ def chat_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens") or 0},
-        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens") or 0},
+        "prompt_tokens_details": {"cached_tokens": used.get("cached_tokens")},
+        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning_tokens")},
         **_estimated(used),
     }
 
 
 def response_usage(used: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Tokens in the format of the Responses API; `None` if the answer is not complete."""
+    """Tokens in the format of the Responses API; `None` if the answer is not complete.
+
+    The format requires all counts, and typed clients refuse `null`: those that no server reported are 0.
+    """
     if used is None:
         return None
     read, written = used.get("input_tokens", 0), used.get("output_tokens", 0)

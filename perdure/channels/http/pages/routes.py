@@ -1,4 +1,7 @@
-"""Serves the web chat's files. A request for a file needs no key; the requests that the page sends need one."""
+"""Serves the files of the web chat and of the console.
+
+A request for a file needs no key; the requests that a page sends need one, or a session of the console.
+"""
 
 from __future__ import annotations
 
@@ -43,36 +46,43 @@ class _File:
 
 
 @router.get("/")
-async def page(request: Request) -> Response:
+async def chat(request: Request) -> Response:
     """The web chat. If an application that mounts the gateway authenticates users, the page contains the user's id."""
     gateway: Gateway = request.app.state.gateway
     if gateway.authenticate is None:
-        return _respond(request, "chat.html")
+        return respond(request, "chat", "chat.html")
     caller = await gateway.caller(request)
     user = escape("" if caller.user is None else user_of(caller.user))
-    content = _files()["chat.html"].content.decode().replace("<title>", f'<meta name="user" content="{user}">\n<title>')
+    content = (
+        _files("chat")["chat.html"].content.decode().replace("<title>", f'<meta name="user" content="{user}">\n<title>')
+    )
     return Response(content, headers={**_HEADERS, "cache-control": "no-store"}, media_type=_TYPES[".html"])
 
 
 @router.get("/chat/{name}")
 async def file(name: str, request: Request) -> Response:
     """A script, the style sheet or the icon of the web chat."""
-    return _respond(request, name)
+    return respond(request, "chat", name)
 
 
 @cache
-def _files() -> dict[str, _File]:
-    """All files by name, read once per process."""
+def _files(of: str) -> dict[str, _File]:
+    """All files of a page by name, read once per process."""
     found = {}
-    for path in sorted(_DIRECTORY.iterdir()):
+    for path in sorted((_DIRECTORY / of).iterdir()):
         content = path.read_bytes()
         etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         found[path.name] = _File(content, _TYPES[path.suffix], etag)
     return found
 
 
-def _respond(request: Request, name: str) -> Response:
-    found = _files().get(name)
+def respond(request: Request, of: str, name: str) -> Response:
+    """The file `name` of the page `of`.
+
+    Raises:
+        NotFound: the page has no such file.
+    """
+    found = _files(of).get(name)
     if found is None:
         raise NotFound("There is no such route.")
     headers = {**_HEADERS, "etag": found.etag}

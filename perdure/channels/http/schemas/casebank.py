@@ -196,3 +196,50 @@ class UnsharedCase(Answer):
 
     case_id: str
     shared_at: None
+
+
+class ReportLine(Answer):
+    """A case in a run's plan, with its text. `keeper_…` is the case that absorbs a duplicate's uses.
+
+    `outcome` is null until the line is applied; `outcome_rule` and `outcome_reason` say why it was spared then.
+    """
+
+    model_config = examples(
+        {
+            "position": 0,
+            "action": "merge",
+            "case_id": "case-17",
+            "rule": "duplicate",
+            "reason": "similarity 0.98 to case-4, which has more uses",
+            "keeper_id": "case-4",
+            "similarity": 0.98,
+            "usage_count": 3,
+            "success_rate": 66.7,
+            "last_accessed_at": None,
+            "outcome": None,
+            "outcome_rule": None,
+            "outcome_reason": None,
+            "query": "reset the router",
+            "response_text": "Hold the button for ten seconds.",
+            "keeper_query": "how do I reset the router",
+            "keeper_response_text": "Hold the reset button for ten seconds.",
+        }
+    )
+
+    position: int
+    action: Literal["remove", "merge", "archive", "spare"]
+    case_id: str
+    rule: str
+    reason: str
+    keeper_id: str | None
+    similarity: float | None
+    usage_count: int
+    success_rate: float | None
+    last_accessed_at: Instant | None
+    outcome: str | None
+    outcome_rule: str | None
+    outcome_reason: str | None
+    query: str | None
+    response_text: str | None
+    keeper_query: str | None
+    keeper_response_text: str | None

@@ -1,0 +1,186 @@
+"""Files that tools of adapted agents return, such as images: `BinaryContent`, `ImageUrl` and `DocumentUrl`.
+
+Each is stored as a file of the user, like a `perdure.File` (`files.results`), when its tool returns; a URL is read
+then, so what the model is sent later never changes. The row of the call's result names the files in its text. What
+pydantic-ai writes to JSON has, in place of the bytes, a reference:
+
+    {"kind": "perdure-file", "file_id": …, "description": LINE, and the members of the `BinaryContent` but `data`}
+
+These names are stored data: a test pins them. A model request has the bytes of the files that fit into the prompt, and
+the descriptions of the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from pydantic_ai.messages import BinaryContent
+
+from perdure.access.tenants import UserKey
+from perdure.database.engine import as_json
+from perdure.errors import InvalidRequest, NotFound, RateLimited, TooLarge, loggable
+from perdure.files.kinds import IMAGES, PDF
+from perdure.files.results import File, named_in
+from perdure.files.store import Call, Files
+
+log = logging.getLogger(__name__)
+
+STORED = "perdure-file"
+
+_BINARY = "binary"
+_URLS = {"image-url": IMAGES, "document-url": (PDF,)}
+"""The kinds of URLs that are read, with the types of the files that they may lead to."""
+
+
+class ResultFiles:
+    """The files in the results of a turn's tools. Threads of calls may share it."""
+
+    def __init__(self, files: Files, user: UserKey, session_id: UUID) -> None:
+        self._files = files
+        self._user = user
+        self._session_id = session_id
+        self._stored: dict[bytes, dict[str, Any]] = {}
+        """The references, by the hash of the bytes."""
+
+    def take(self, payload: dict[str, Any], effect_id: UUID) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Store the files of a `CallToolResult`, given as JSON values.
+
+        Returns it with the bytes of all files, those at URLs included, and with references to them. A URL that cannot
+        be read stays one.
+
+        Raises:
+            PerdureError: a file cannot be stored.
+        """
+        stored: dict[bytes, dict[str, Any]] = {}
+        taken = _replaced(payload, partial(self._taken, effect_id=effect_id, stored=stored))
+        self._stored.update(stored)
+        return taken, _replaced(taken, partial(_reference, stored))
+
+    def _taken(self, item: Mapping[str, Any], effect_id: UUID, stored: dict[bytes, dict[str, Any]]) -> Any:
+        found = self._read(item) if item["kind"] in _URLS else item
+        data = None if found is None else _data_of(found)
+        if found is None or data is None:
+            return item
+        item, name = found, found.get("identifier")
+        if name == BinaryContent(data, media_type=item["media_type"]).identifier:
+            name = None  # pydantic-ai made it of the data
+        line = self._files.attach(self._user, Call(effect_id, self._session_id), File(data, name, item["media_type"]))
+        [(file_id, _)] = named_in(line)
+        kept = {member: value for member, value in item.items() if member != "data"}
+        stored[sha256(data).digest()] = {**kept, "kind": STORED, "file_id": str(file_id), "description": line}
+        return item
+
+    def _read(self, item: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The file at a URL, as a binary item; `None` if it cannot be read, or is of another kind."""
+        if not isinstance(item.get("url"), str):
+            return None
+        try:
+            with self._files.spool() as content:
+                self._files.fetching.fetch(item["url"], self._user, content)
+                media_type = content.kind(item.get("media_type")).media_type
+                data = b"".join(content.pieces(2**20))
+        except (InvalidRequest, TooLarge, RateLimited) as error:
+            log.info("a file that a tool returned stays a URL: %s", loggable(error))
+            return None
+        if media_type not in _URLS[item["kind"]]:
+            return None
+        kept = {member: item.get(member) for member in ("vendor_metadata", "identifier")}
+        return {"kind": _BINARY, "data": base64.urlsafe_b64encode(data).decode(), "media_type": media_type, **kept}
+
+    def referring(self, value: Any) -> Any:
+        """JSON values with references in place of the bytes of the files that are stored."""
+        return _replaced(value, partial(_reference, self._stored))
+
+    def restored(self, value: Any) -> Any:
+        """JSON values of a call's recorded result with the bytes of its files."""
+        return filled(value, self._data)
+
+    def _data(self, reference: Mapping[str, Any]) -> bytes | None:
+        row = self._files.rows([file_id := UUID(reference["file_id"])]).get(file_id)
+        if row is None or row.user_id != self._user:
+            return None
+        try:
+            data = self._files.read(row)
+        except NotFound:  # deleted in between
+            return None
+        self._stored[sha256(data).digest()] = dict(reference)
+        return data
+
+
+def described(value: Any) -> Any:
+    """JSON values with the descriptions of the files that they refer to. A list of files and texts becomes a text."""
+    found = filled(value, lambda _: None)
+    if isinstance(value, list) and any(_is_reference(each) for each in value):
+        return "\n".join(each if isinstance(each, str) else as_json(each) for each in found)
+    return found
+
+
+def filled(value: Any, data: Callable[[Mapping[str, Any]], bytes | None]) -> Any:
+    """JSON values with the bytes of the files that they refer to. `data` returns `None` for those to describe."""
+
+    def binary(item: Mapping[str, Any]) -> Any:
+        if not _is_reference(item):
+            return item
+        found = data(item)
+        if found is None:
+            return item["description"]
+        members = {member: value for member, value in item.items() if member not in {"file_id", "description"}}
+        return {**members, "kind": _BINARY, "data": base64.urlsafe_b64encode(found).decode()}
+
+    return _replaced(value, binary)
+
+
+def descriptions(value: Any) -> list[str]:
+    """The descriptions of the files that JSON values refer to."""
+    found: list[str] = []
+
+    def note(item: Mapping[str, Any]) -> Any:
+        found.extend([item["description"]] if _is_reference(item) else [])
+        return item
+
+    _replaced(value, note)
+    return found
+
+
+def _replaced(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """JSON values with what `replace` returns for each object of the `_KINDS`."""
+    if isinstance(value, list):
+        return [_replaced(each, replace) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("kind") in _KINDS:
+        return replace(value)
+    return {member: _replaced(each, replace) for member, each in value.items()}
+
+
+_KINDS = frozenset({STORED, _BINARY, *_URLS})
+
+
+def _is_reference(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and item.get("kind") == STORED
+        and isinstance(item.get("file_id"), str)
+        and isinstance(item.get("description"), str)
+    )
+
+
+def _reference(stored: Mapping[bytes, dict[str, Any]], item: Mapping[str, Any]) -> Any:
+    data = _data_of(item)
+    return item if data is None else stored.get(sha256(data).digest(), item)
+
+
+def _data_of(item: Mapping[str, Any]) -> bytes | None:
+    """The bytes of a binary item; `None` if a tool's own data looks like one."""
+    if item.get("kind") != _BINARY or not isinstance(item.get("media_type"), str):
+        return None
+    try:
+        return base64.urlsafe_b64decode(item.get("data", None))
+    except (TypeError, ValueError):
+        return None
