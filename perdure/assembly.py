@@ -160,8 +160,8 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     with suppress(*(() if asks_embedder else (MissingKey,))):
         check_embedder(settings.embedder, settings, clock)
     resolve(settings.snapshots, settings, Database(_NO_DATABASE), _NO_REDIS).close()
-    JUDGES.find(settings.memory.judge)
-    RERANKERS.find(settings.memory.reranker)
+    JUDGES.check(settings.memory.judge)
+    RERANKERS.check(settings.memory.reranker)
     if settings.files.url is not None:
         objects.check(settings.files.url)
 

@@ -323,8 +323,8 @@ class MemorySettings(_Group):
     """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept.
 
     Without `budget_tools`, the budget of an agent's tools is a share of its model's window. `judge` decides what a new
-    statement is to the known memories: `guard` (rules), `model`, or the name of another package's entry point.
-    `reranker` orders what recall has found: `none`, `model`, or the name of an entry point.
+    statement is to the known memories: `guard` (rules), `model`, `cross-encoder:NAME`, or the name of another package's
+    entry point. `reranker` orders what recall has found: `none`, `model`, `cross-encoder:NAME`, or an entry point.
     """
 
     working_turns: Count = 20

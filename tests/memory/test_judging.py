@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from perdure.clock import MovedClock
-from perdure.errors import ContentFiltered, SettingsError
+from perdure.errors import ContentFiltered, ProviderError, SettingsError
 from perdure.memory.consolidation.candidates import Decision
 from perdure.memory.consolidation.judging import (
+    EntailmentJudge,
     Judge,
     ModelJudge,
     Pair,
@@ -19,6 +23,7 @@ from perdure.memory.consolidation.judging import (
     resolve_judge,
     settle,
 )
+from perdure.models.cross_encoders import CrossEncoder
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import ModelCall
 from perdure.settings import Settings
@@ -130,6 +135,57 @@ def test_a_model_as_the_judge_reinforces_no_contradiction() -> None:
     assert judge.judge([Pair("I have 2 cats.", "I have 3 cats.")], ModelCall(MovedClock(), 60)) == [UNKNOWN]
 
 
+class Entailing:
+    """A cross-encoder that gives the scores of a table, by the texts of a pair."""
+
+    labels = ("contradiction", "entailment", "neutral")
+
+    def __init__(self, **table: Sequence[float]) -> None:
+        self._table = table
+
+    def scores(self, pairs: Sequence[tuple[str, str]], call: ModelCall) -> list[list[float]]:
+        assert call.remaining() > 0
+        return [[*self._table[f"{one}{other}"]] for one, other in pairs]
+
+
+CONTRADICTS, ENTAILS, NEUTRAL, UNSURE = (4.0, 0.0, 0.0), (0.0, 4.0, 0.0), (0.0, 0.0, 4.0), (1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "found"),
+    [
+        (ENTAILS, ENTAILS, SAME),
+        (ENTAILS, NEUTRAL, UNKNOWN),
+        (CONTRADICTS, CONTRADICTS, CHANGES),
+        (CONTRADICTS, NEUTRAL, UNKNOWN),
+        (NEUTRAL, NEUTRAL, UNRELATED),
+        (UNSURE, UNSURE, UNKNOWN),
+        (CONTRADICTS, UNSURE, UNKNOWN),
+    ],
+)
+def test_a_cross_encoder_decides_if_it_is_sure_in_both_directions(
+    forward: Sequence[float], backward: Sequence[float], found: Relation
+) -> None:
+    """A statement that entails another one may say more, and is not the same."""
+    judge = EntailmentJudge(lambda: cast("CrossEncoder", Entailing(ab=forward, ba=backward)))
+    assert judge.judge([Pair("a", "b")], ModelCall(MovedClock(), 60)) == [found]
+
+
+def test_a_cross_encoder_reinforces_no_contradiction() -> None:
+    """The rules outrank it, as they outrank a model."""
+    pair = Pair("I have 2 cats.", "I have 3 cats.")
+    both = {f"{pair.earlier}{pair.later}": ENTAILS, f"{pair.later}{pair.earlier}": ENTAILS}
+    judge = EntailmentJudge(lambda: cast("CrossEncoder", Entailing(**both)))
+    assert judge.judge([pair], ModelCall(MovedClock(), 60)) == [UNKNOWN]
+
+
+def test_a_cross_encoder_without_the_labels_is_refused() -> None:
+    """A reranker's model has one score, which says nothing about entailment."""
+    other = SimpleNamespace(labels=("label_0",))
+    with pytest.raises(ProviderError, match=r"PERDURE_MEMORY__JUDGE .* label_0: accepted: .*entailment"):
+        EntailmentJudge(lambda: cast("CrossEncoder", other)).judge([MET], ModelCall(MovedClock(), 60))
+
+
 def test_a_judge_is_chosen_by_its_setting(settings: Settings) -> None:
     """`guard` needs no judge. An unknown name stops the program with the accepted ones."""
 
@@ -139,7 +195,11 @@ def test_a_judge_is_chosen_by_its_setting(settings: Settings) -> None:
 
     assert chosen("guard") is None
     assert isinstance(chosen("model"), ModelJudge)
-    with pytest.raises(SettingsError, match="PERDURE_MEMORY__JUDGE is 'nobody': accepted: guard, model"):
+    assert isinstance(chosen("cross-encoder:mini"), EntailmentJudge)
+    with pytest.raises(
+        SettingsError,
+        match="PERDURE_MEMORY__JUDGE is 'nobody': accepted: guard, model, cross-encoder:NAME",
+    ):
         chosen("nobody")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from perdure.database.engine import Database
 from perdure.errors import ContentFiltered, ProviderError, SettingsError
 from perdure.memory.recall.reranking import (
     MOST_RERANKED,
+    CrossEncoderReranker,
     ModelReranker,
     Reranker,
     resolve_reranker,
@@ -123,6 +125,47 @@ def test_nothing_to_order_is_not_asked_about(database: Database, clock: MovedClo
     assert model.requests == []
 
 
+class Overlapping:
+    """A cross-encoder that counts the words that a text shares with the question."""
+
+    labels = ("label_0",)
+
+    def scores(self, pairs: Sequence[tuple[str, str]], call: ModelCall) -> list[list[float]]:
+        assert call.remaining() > 0
+        return [[float(len({*one.split()} & {*other.split()}))] for one, other in pairs]
+
+
+def test_a_cross_encoder_puts_the_highest_score_first(database: Database, clock: MovedClock) -> None:
+    """It is loaded at the first recall that has something to order. Equal scores keep their order."""
+    import_conversation(database, clock, [*BOATS, "Dora is the name of my boat?"])
+    loaded: list[Overlapping] = []
+
+    def load() -> Any:
+        loaded.append(Overlapping())
+        return loaded[-1]
+
+    recall = _recall(database, clock, CrossEncoderReranker(load))
+    assert recall.search(UserKey("ana"), "zebras", 4) == []
+    assert loaded == []
+    found = recall.search(UserKey("ana"), QUESTION, 5)
+    assert found[0].content == "Dora is the name of my boat?"
+    plain = [each.id for each in _recall(database, clock, None).search(UserKey("ana"), QUESTION, 5)]
+    assert [each.id for each in found[1:]] == [each for each in plain if each != found[0].id]
+
+
+def test_a_cross_encoder_that_cannot_be_loaded_leaves_the_order(
+    database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the setting and the way out."""
+    import_conversation(database, clock, BOATS)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    named = _named(Settings(_env_file=None), "cross-encoder:mini")
+    recall = _recall(database, clock, resolve_reranker(named, OfflineModel))
+    plain = _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)
+    assert recall.search(UserKey("ana"), QUESTION, 4) == plain
+    assert "PERDURE_MEMORY__RERANKER is 'cross-encoder:mini': it needs the extra" in caplog.text
+
+
 def _named(settings: Settings, name: str) -> Settings:
     return settings.model_copy(update={"memory": settings.memory.model_copy(update={"reranker": name})})
 
@@ -153,6 +196,15 @@ def test_an_unknown_name_stops_the_program_at_its_start(settings: Settings, sett
     """The message has the accepted names."""
     memory = settings.memory.model_copy(update={setting: "nobody"})
     with pytest.raises(SettingsError, match=f"PERDURE_MEMORY__{setting.upper()} is 'nobody': accepted: .*model"):
+        assembly.check(settings.model_copy(update={"memory": memory}))
+
+
+@pytest.mark.parametrize("setting", ["judge", "reranker"])
+def test_a_missing_extra_stops_the_program_at_its_start(settings: Settings, setting: str) -> None:
+    """The library of cross-encoders needs PyTorch, and is not installed for tests."""
+    memory = settings.memory.model_copy(update={setting: "cross-encoder:mini"})
+    wanted = rf"PERDURE_MEMORY__{setting.upper()} is 'cross-encoder:mini': .*pip install 'perdure\[sentence-tr"
+    with pytest.raises(SettingsError, match=wanted):
         assembly.check(settings.model_copy(update={"memory": memory}))
 
 

@@ -12,9 +12,10 @@ the one that the statement repeats, changes or ends. A `Judge` compares texts, a
 
 So neither opinion alone reinforces a contradiction or ends an unrelated memory, and where they disagree both statements
 stay. Statements of the same words are the same, whatever the model says. `PERDURE_MEMORY__JUDGE` selects the judge:
-`guard` are the rules of `perdure.text.statements`; `model` asks the summary model about the pairs that the rules cannot
-decide. Other packages add judges through entry points of the group `perdure.judges`; each entry point is a function of
-the settings and the summary model that returns a `Judge`.
+`guard` are the rules of `perdure.text.statements`. About the pairs that the rules cannot decide, `model` asks the
+summary model, and `cross-encoder:NAME` a model of entailment in this process. Other packages add judges through entry
+points of the group `perdure.judges`; each entry point is a function of the settings and the summary model that returns
+a `Judge`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import exp
 from typing import Protocol
 
-from perdure.errors import ContentFiltered, InvalidResponse
+from perdure.errors import ContentFiltered, InvalidResponse, ProviderError
 from perdure.memory.consolidation.candidates import Decision, comparison_key
+from perdure.models.cross_encoders import CROSS_ENCODERS, CrossEncoder, load
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.plugins import Choice
 from perdure.settings import Settings
@@ -33,10 +37,14 @@ from perdure.text.contradiction import difference
 from perdure.text.json_replies import values_in, without_fence
 from perdure.text.statements import SEVERAL, SINGLE, USER, Relation, differ, is_compared, overlap, read, relate
 
-JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"))
+JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"), CROSS_ENCODERS)
 
 _NEAR = 0.6
 """The similarity of statements that may be the same although they have no word in common."""
+
+_ENTAILS, _CONTRADICTS, _NEUTRAL = "entailment", "contradiction", "neutral"
+_SURE = 0.8
+"""The least probability of a label that decides. Unsure answers are common between statements of different things."""
 
 _PROMPT = """You compare pairs of statements about a person, each an earlier and a later one. For each pair answer:
 same: the later statement says the same in other words. changes: the later statement makes the earlier one untrue, as a
@@ -162,11 +170,56 @@ class ModelJudge:
         words = lists[-1] if lists else []
         if len(words) != len(pairs) or not all(isinstance(each, str) and each in set(Relation) for each in words):
             return unknown
-        # rules outrank a model's "same": a contradiction is never reinforced
-        return [
-            Relation.UNKNOWN if found is Relation.SAME and difference(each.earlier, each.later) else found
-            for each, found in zip(pairs, map(Relation, words), strict=True)
+        return _reviewed(pairs, [Relation(each) for each in words])
+
+
+class EntailmentJudge:
+    """Asks a cross-encoder whether each statement of a pair entails the other one.
+
+    `encoder` loads the model, at the first use.
+    """
+
+    def __init__(self, encoder: Callable[[], CrossEncoder]) -> None:
+        self._encoder = encoder
+
+    def judge(self, pairs: Sequence[Pair], call: ModelCall) -> Sequence[Relation]:
+        """The model reads each pair in both directions. A label decides if the model is sure of it in both.
+
+        Raises:
+            CallAborted: `call` was aborted.
+            PerdureError: the model cannot be loaded, has no such labels or failed, or the time is over.
+        """
+        encoder = self._encoder()
+        if not {_ENTAILS, _CONTRADICTS, _NEUTRAL} <= {*encoder.labels}:
+            raise ProviderError(
+                f"{JUDGES.variable} names a cross-encoder with the labels {', '.join(encoder.labels)}: "
+                f"accepted: one with {_ENTAILS}, {_CONTRADICTS} and {_NEUTRAL}",
+                transient=False,
+            )
+        both = [texts for each in pairs for texts in ((each.earlier, each.later), (each.later, each.earlier))]
+        labels = [_sure_label(encoder.labels, each) for each in encoder.scores(both, call)]
+        relations = {_ENTAILS: Relation.SAME, _CONTRADICTS: Relation.CHANGES, _NEUTRAL: Relation.UNRELATED}
+        found = [
+            relations.get(one, Relation.UNKNOWN) if one == other else Relation.UNKNOWN
+            for one, other in zip(labels[::2], labels[1::2], strict=True)
         ]
+        return _reviewed(pairs, found)
+
+
+def _sure_label(labels: Sequence[str], scores: Sequence[float]) -> str:
+    """The label whose probability is at least `_SURE`; empty if there is none."""
+    highest = max(scores)
+    weights = [exp(each - highest) for each in scores]
+    best = max(range(len(weights)), key=weights.__getitem__)
+    return labels[best] if weights[best] >= _SURE * sum(weights) else ""
+
+
+def _reviewed(pairs: Sequence[Pair], found: Sequence[Relation]) -> list[Relation]:
+    """Rules outrank a model's "same": a contradiction is never reinforced."""
+    return [
+        Relation.UNKNOWN if each is Relation.SAME and difference(pair.earlier, pair.later) else each
+        for pair, each in zip(pairs, found, strict=True)
+    ]
 
 
 def resolve_judge(settings: Settings, model: Model) -> Judge | None:
@@ -178,4 +231,6 @@ def resolve_judge(settings: Settings, model: Model) -> Judge | None:
     factory: JudgeFactory | None = JUDGES.load(settings.memory.judge)
     if factory is not None:
         return factory(settings, model)
+    if (encoder := JUDGES.of_scheme(settings.memory.judge)) is not None:
+        return EntailmentJudge(partial(load, encoder, JUDGES.variable))
     return ModelJudge(model) if settings.memory.judge == "model" else None

@@ -2,25 +2,27 @@
 
 Recall scores a text by its words and its vector, and never reads it beside the question. A reranker does, for the best
 `MOST_RERANKED` texts. It takes the time of a call for each recall, so none is the default. `PERDURE_MEMORY__RERANKER`
-selects it: `model` asks the summary model. Other packages add rerankers, such as cross-encoders, through entry points
-of the group `perdure.rerankers`; each entry point is a function of the settings and of a function that returns the
-summary model, and returns a `Reranker`.
+selects it: `model` asks the summary model, `cross-encoder:NAME` runs a model in this process. Other packages add
+rerankers through entry points of the group `perdure.rerankers`; each entry point is a function of the settings and of a
+function that returns the summary model, and returns a `Reranker`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from perdure.errors import InvalidResponse
+from perdure.models.cross_encoders import CROSS_ENCODERS, CrossEncoder, load
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.plugins import Choice
 from perdure.settings import Settings
 from perdure.text.json_replies import values_in, without_fence
 from perdure.text.untrusted import cut
 
-RERANKERS = Choice("PERDURE_MEMORY__RERANKER", "perdure.rerankers", ("none", "model"))
+RERANKERS = Choice("PERDURE_MEMORY__RERANKER", "perdure.rerankers", ("none", "model"), CROSS_ENCODERS)
 MOST_RERANKED = 30
 """The most texts that one recall gives a reranker."""
 
@@ -71,6 +73,23 @@ class ModelReranker:
         return [each - 1 for each in lists[-1]]
 
 
+class CrossEncoderReranker:
+    """Scores each text beside the question. `encoder` is called at the first use, and loads the model."""
+
+    def __init__(self, encoder: Callable[[], CrossEncoder]) -> None:
+        self._encoder = encoder
+
+    def rank(self, question: str, texts: Sequence[str], call: ModelCall) -> Sequence[int]:
+        """All positions, by their scores.
+
+        Raises:
+            CallAborted: `call` was aborted.
+            PerdureError: the model cannot be loaded or failed, or the time is over.
+        """
+        scores = self._encoder().scores([(question, text) for text in texts], call)
+        return sorted(range(len(texts)), key=lambda at: -scores[at][0])
+
+
 def resolve_reranker(settings: Settings, model: Callable[[], Model]) -> Reranker | None:
     """The reranker that `PERDURE_MEMORY__RERANKER` names; `None` for `none`.
 
@@ -80,4 +99,6 @@ def resolve_reranker(settings: Settings, model: Callable[[], Model]) -> Reranker
     factory: RerankerFactory | None = RERANKERS.load(settings.memory.reranker)
     if factory is not None:
         return factory(settings, model)
+    if (encoder := RERANKERS.of_scheme(settings.memory.reranker)) is not None:
+        return CrossEncoderReranker(partial(load, encoder, RERANKERS.variable))
     return ModelReranker(model) if settings.memory.reranker == "model" else None

@@ -10,7 +10,8 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import SettingsError
-from perdure.models.embedders.in_process import BATCH, InProcessEmbedder
+from perdure.models.embedders.in_process import InProcessEmbedder
+from perdure.models.in_process import BATCH
 
 
 def load(model: str, clock: Clock, timeout_s: float) -> InProcessEmbedder:
