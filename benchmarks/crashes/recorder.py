@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from signal import SIGKILL, SIGSTOP, Signals
 from typing import Any
 
 from benchmarks.crashes.script import Phase, Unit
+from perdure.servers.loopback import Loopback
 
 _LOOK_S = 0.05
 
@@ -63,21 +64,12 @@ class Recorder:
         self._requested: str | None = None
         self.killed_at: float | None = None
         self._closed = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = Loopback(partial(_Handler, self))
+        self.url = self._server.url
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> AbstractContextManager[None]:
         """Serve requests during the block."""
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._closed.set()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
+        return self._server.serving(self._closed.set)
 
     # --- the harness's side ---------------------------------------------------------------
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from perdure.certify.arguments import derive
 from perdure.certify.certification import Scenario
 from perdure.models.protocol import ToolCall
+from perdure.servers.loopback import Loopback
 from perdure.text.patterns import compiled
 
 ENDPOINT = "certify"
@@ -43,8 +44,8 @@ class ScenarioModel:
         self._scenarios: dict[int, Scenario] = {}
         self._calls: Counter[int] = Counter()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._server = Loopback(partial(_Handler, self))
+        self.url = f"{self._server.url}/v1"
 
     def play(self, case: int, scenario: Scenario) -> None:
         """Reply to the messages of a case."""
@@ -54,17 +55,9 @@ class ScenarioModel:
         """How often the model was asked about a case."""
         return self._calls[case]
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> AbstractContextManager[None]:
         """Serve requests during the block."""
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
+        return self._server.serving()
 
     def reply(self, request: Mapping[str, Any]) -> tuple[Sequence[ToolCall], str]:
         """The calls of the next reply, or its text."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from queue import Queue
 from typing import Any
+
+from perdure.servers.loopback import Loopback
 
 CALL = {"name": "order", "arguments": '{"article": "ink", "pieces": 2}'}
 ANSWER = (
@@ -62,21 +64,12 @@ class SlowModel:
         self.asker = asker
         self.seen: Queue[Seen] = Queue()
         self.closing = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._server = Loopback(partial(_Handler, self))
+        self.url = f"{self._server.url}/v1"
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> AbstractContextManager[None]:
         """Serve requests during the block."""
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.closing.set()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
+        return self._server.serving(self.closing.set)
 
 
 class _Handler(BaseHTTPRequestHandler):
