@@ -22,7 +22,7 @@ TEST_PROCESSES ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 PYTEST_ARGS ?=
 # The packages of which `make coverage` requires 95 %.
 COVERED := turns sessions memory casebank
-# `make check` runs the tests here that use a database a second time with unprepared statements, as behind a pooler.
+# `make exhaustive` runs the tests here that use a database a second time with unprepared statements, as behind a pooler.
 UNPREPARED := tests/turns tests/sessions tests/memory tests/casebank tests/users tests/schedules \
 	tests/adapters/pydantic_ai/test_both_kinds.py
 # Write bytecode even if the environment forbids it: otherwise each test process compiles all modules again.
@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help up demo test check coverage lint types imports dead-code docs format bench chaos browser install clean
+.PHONY: help up demo test check exhaustive coverage lint types imports dead-code docs format bench chaos browser install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -48,7 +48,12 @@ demo: .venv/embedded.installed ## kill a worker in the middle of an answer, and 
 test: .venv/test.installed ## run the tests, except the longest, on throw-away servers
 	$(PYTEST) -m "not chaos and not long and not browser" $(PYTEST_ARGS)
 
-check: .venv/dev.installed lint types imports dead-code ## run all checks and all tests, as continuous integration does
+check: .venv/dev.installed lint types imports dead-code ## run all checks and most tests, as continuous integration does
+	.ci/clients
+	.ci/helm
+	.ci/again env $(PYTEST) -m "not chaos and not exhaustive and not browser" $(PYTEST_ARGS)
+
+exhaustive: .venv/dev.installed ## run every test with every variant, also with the oldest pydantic-ai: 40 minutes
 	.ci/clients
 	.ci/helm
 	.ci/again env $(PYTEST) $(PYTEST_ARGS)
@@ -56,7 +61,7 @@ check: .venv/dev.installed lint types imports dead-code ## run all checks and al
 	.ci/oldest .ci/again env $(PYTEST) -m "not long" tests/adapters $(PYTEST_ARGS)
 	.ci/oldest .ci/again env $(PYTEST) tests/models/adapted tests/models/test_tolerance_of_all.py $(PYTEST_ARGS)
 
-check: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
+check exhaustive: TEST_PROCESSES = $(shell echo $$(($(CORES) < 4 ? $(CORES) * 2 : 8)))
 
 # Measures without the processes that tests start and kill. A package under 95 % fails.
 coverage: .venv/dev.installed ## measure which branches the tests run

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ _SECONDS = {"processes": 3.0, "servers": 2.0, "examples": 2.0, "cli": 1.0}
 """Seconds for one test in each folder with processes, to order the files. A test in another folder takes 0.1 s."""
 
 _LONG_SECONDS = 4.0
-"""Seconds for one test with the mark `long` that is not a mere variant."""
+"""Seconds for one test with the mark `long` or `exhaustive` that is not a mere variant."""
 
 _LONGEST_SECONDS = {"cli/test_schema.py": 90.0, "cli/test_up.py": 60.0, "turns/test_plans.py": 30.0}
 """Seconds for one test with this mark in the files that have few tests and take long."""
@@ -52,8 +52,8 @@ _LONGEST_SECONDS = {"cli/test_schema.py": 90.0, "cli/test_up.py": 60.0, "turns/t
 _shared = pytest.StashKey[Path]()
 
 # Examples have no deadline, because a slow machine would exceed it. Each test has its own timeout.
-hypothesis.settings.register_profile("perdure", deadline=None, max_examples=150)
-hypothesis.settings.register_profile("brief", deadline=None, max_examples=15)
+for name, most in (("test", 15), ("check", 50), ("exhaustive", 150)):
+    hypothesis.settings.register_profile(name, deadline=None, max_examples=most)
 
 # Background jobs of a shell script ignore SIGINT. A process that a test starts would inherit this from the test, and
 # ignore the test's SIGINT.
@@ -66,19 +66,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the test processes' shared directory and hypothesis's profile. `make test` runs fewer examples."""
+    """Choose the test processes' shared directory and hypothesis's profile, which is named like a target of `make`."""
     given = getattr(config, "workerinput", {}).get("shared")
     config.stash[_shared] = Path(given or tempfile.mkdtemp(prefix="perdure-"))
     if given is None:
         # A client with TLS reads all trusted authorities, which takes 20 ms. No test connects to a public server, so
         # one authority is enough. The test processes and the processes that tests start inherit the variable.
         os.environ["SSL_CERT_FILE"] = str(Authority(config.stash[_shared], "nobody").file)
-    hypothesis.settings.load_profile("brief" if _is_brief(config) else "perdure")
-
-
-def _is_brief(config: pytest.Config) -> bool:
-    """Whether pytest leaves out the long tests, as in `make test`."""
-    return "not long" in config.option.markexpr
+    left_out = config.option.markexpr
+    profile = "test" if "not long" in left_out else "check" if "not exhaustive" in left_out else "exhaustive"
+    hypothesis.settings.load_profile(profile)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -154,40 +151,56 @@ class RecordingWaker:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the files that take longest first. If one ran last, the other test processes would be idle.
+    """Mark the tests that only `make check` or `make exhaustive` runs, and run the files that take longest first.
 
-    A long test has four times the time limit of others, since a busy machine slows it most. A test with many variants
-    counts as long, except for one of them, unless the test itself says which variants are long.
+    If one of these files ran last, the other test processes would be idle. A long test has four times the time limit of
+    others, since a busy machine slows it most.
 
     With `--unprepared`, no test runs that uses no database, since none of its statements could be prepared.
     """
-    seconds: dict[Path, float] = {}
     variants: dict[str, list[pytest.Item]] = {}
-    chosen = set()
-    brief = _is_brief(config)
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        variants.setdefault(test, []).append(item)
-        long = item.get_closest_marker("long") is not None
-        seconds[item.path] = seconds.get(item.path, 0.0) + _estimated(item, long=long, brief=brief)
-        if long:
-            chosen.add(test)
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
-    for test, given in variants.items():
-        for item in given[1:] if test not in chosen else ():
-            item.add_marker(pytest.mark.long)
+        variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    long = {item for item in items if item.get_closest_marker("long") or item.get_closest_marker("exhaustive")}
+    for item in long:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
+    for given in variants.values():
+        _mark_variants(given)
+    seconds: dict[Path, float] = {}
+    left_out = [each for each in ("long", "exhaustive") if f"not {each}" in config.option.markexpr]
+    for item in items:
+        if not any(item.get_closest_marker(each) for each in left_out):
+            seconds[item.path] = seconds.get(item.path, 0.0) + _estimated(item, long=item in long)
     if config.getoption("unprepared"):
         needless = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=needless)
         items[:] = [item for item in items if item not in set(needless)]
-    items.sort(key=lambda item: -seconds[item.path])
+    items.sort(key=lambda item: -seconds.get(item.path, 0.0))
 
 
-def _estimated(item: pytest.Item, *, long: bool, brief: bool) -> float:
-    """The seconds that the test may take: 0 if `make test`, which is brief, leaves it out."""
+def _mark_variants(variants: Sequence[pytest.Item]) -> None:
+    """Mark a test's variants, unless the test itself says which of them are long.
+
+    `make test` runs the first variant, and `make check` the last one and the one in the middle, too, if the test uses a
+    database, else all. If the test is long itself, `make check` runs only the first variant.
+    """
+    marked = [each for each in variants if each.get_closest_marker("long") or each.get_closest_marker("exhaustive")]
+    if len(marked) in (0, len(variants)):
+        uses_database = "databases" in getattr(variants[0], "fixturenames", ())
+        chosen = {0} if marked else {0, len(variants) // 2, len(variants) - 1}
+        for number, each in enumerate(variants[1:], start=1):
+            is_left_out = number not in chosen and (marked or uses_database)
+            each.add_marker(pytest.mark.exhaustive if is_left_out else pytest.mark.long)
+    for each in variants:
+        if each.get_closest_marker("exhaustive"):
+            each.add_marker(pytest.mark.long)
+
+
+def _estimated(item: pytest.Item, *, long: bool) -> float:
+    """The seconds that the test may take. `long`: it is long, and no mere variant."""
     if long:
-        return 0.0 if brief else _LONGEST_SECONDS.get(f"{item.path.parent.name}/{item.path.name}", _LONG_SECONDS)
+        return _LONGEST_SECONDS.get(f"{item.path.parent.name}/{item.path.name}", _LONG_SECONDS)
     return _SECONDS.get(item.path.parent.name, 0.1)
 
 

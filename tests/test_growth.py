@@ -94,7 +94,7 @@ def size(harness: Harness) -> int:
     return int(bytes_)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_year_ends_at_the_size_of_its_half(harness: Harness) -> None:
     """No table grows in the second half of the year but the users'. What is younger than the retention is kept."""

@@ -90,7 +90,7 @@ class Planted(System):
         yield Turns(place.recorder.request, {})
 
 
-@pytest.mark.long  # it starts servers and a worker for each point
+@pytest.mark.exhaustive  # it starts servers and a worker for each point
 def test_a_worker_is_killed_at_a_point_and_its_turn_is_recorded() -> None:
     """The planted system repeats all that happened before the kill: the counts follow from the points alone."""
     points = [*(POINTS[at] for at in (1, 3, 4, 7, 10, 11))]

@@ -76,7 +76,7 @@ def crowded(database: Database) -> dict[str, np.ndarray[Any, Any]]:
     ("few", "indexed"),
     [(500, True), (500, False), (search.INDEX_FROM, False), (search.INDEX_FROM, True)],
 )
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_user_among_many_finds_the_nearest(
     database: Database, crowded: dict[str, Any], few: int, *, indexed: bool
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_case_restored_while_a_run_plans_to_archive_it_stays(filled: Database,
 # --- killed, resumed and concurrent runs --------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_run_killed_anywhere_is_resumed_and_nothing_is_done_twice(
     database: Database, database_url: str, clock: MovedClock, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def _kinds(certificate: Certificate) -> dict[str, list[Kind]]:
     }
 
 
+@pytest.mark.long
 def test_a_repeated_effect_is_found_with_its_shortest_schedule(liars: Path) -> None:
     """A worker is killed after the effect; the other one repeats the call, as the declaration allows."""
     found = certify("tests.certify.liars", tools=["order"], choose=_at("order.acted-1", flush=False))
@@ -57,7 +58,7 @@ def test_a_repeated_effect_is_found_with_its_shortest_schedule(liars: Path) -> N
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_each_planted_lie_is_found() -> None:
     """A pure tool that writes is found without a kill. Each probe is asked after the kill that shows its lie."""
     wanted = ("look_up", "pay", "send")
@@ -71,7 +72,7 @@ def test_each_planted_lie_is_found() -> None:
     assert pure.schedule == 'liar calls look_up({"article": "text"})'
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_honest_tools_pass_with_a_flush_of_redis() -> None:
     """A booking is repeated without a second effect; an unsafe call is probed, or its outcome is unknown."""
     found = certify(
@@ -97,7 +98,7 @@ def test_a_fault_of_perdure_is_told_from_those_of_the_tools(monkeypatch: pytest.
 EXAMPLES = [("examples/evaluation", "triage"), ("", "perdure.builtin"), ("", "perdure.cli.demo.shop")]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("directory", "module"), EXAMPLES)
 def test_nothing_is_found_in_what_is_shipped(directory: str, module: str, tmp_path: Path) -> None:
     """The kill is the one after which a call is repeated."""
@@ -111,7 +112,7 @@ def test_nothing_is_found_in_what_is_shipped(directory: str, module: str, tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_example_of_the_document_is_found(tmp_path: Path) -> None:
     """The files of docs/certify.md, saved under the names in their first lines."""
     for block in re.findall(r"^```python\n(.*?)^```$", read("docs/certify.md"), re.MULTILINE | re.DOTALL):

@@ -105,6 +105,7 @@ def test_without_a_session_nothing_is_shown_or_changed(
     assert rows() == before
 
 
+@pytest.mark.long
 def test_without_the_csrf_token_nothing_is_changed(
     console: TestClient, rows: Callable[[], dict[str, int]], say: Callable[..., dict[str, Any]]
 ) -> None:
@@ -262,6 +263,7 @@ def _request(path: str, route: object, ana: Ana) -> tuple[str, Any] | None:
             return None
 
 
+@pytest.mark.long
 def test_each_changing_route_is_recorded(tenants: Tenants) -> None:
     """An admin key's request to a changing route leaves a record, and one of a service key none."""
     recorded, wrong = set(), []
@@ -301,6 +303,7 @@ def test_a_record_names_the_operator_the_target_and_the_user(
     assert older == [signed_in]
 
 
+@pytest.mark.long
 def test_an_erasure_erases_the_records_of_the_user(tenants: Tenants) -> None:
     """What operators did with a user's data goes with the user; that a user was erased stays recorded, without a name.
 

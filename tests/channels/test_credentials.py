@@ -118,6 +118,7 @@ def test_no_route_answers_a_bad_credential(tenants: Tenants, clock: MovedClock) 
     assert tenants.kept(ana) == before
 
 
+@pytest.mark.long
 def test_no_route_shows_another_users_things(tenants: Tenants) -> None:
     """A user's token gets the same answer for another user's things as for unknown ones, and 403 for the rest."""
     ana = tenants.anas["acme"]

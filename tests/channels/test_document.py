@@ -111,6 +111,7 @@ def test_no_query_parameter_is_null(document: dict[str, Any]) -> None:
     assert [place for place, schema in schemas.items() if "type" not in schema] == []
 
 
+@pytest.mark.long
 def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -> None:
     """If keys are configured, the document requires a key on every route except the health checks.
 

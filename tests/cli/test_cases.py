@@ -148,7 +148,7 @@ def test_the_command_runs_as_a_process(perdure: Perdure) -> None:
     assert "UUID" in wrong.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_progress_bar_moves(perdure: Perdure, environment: Environment, database: Database, tmp_path: Path) -> None:
     """If stderr is a terminal, `cases prune` shows a progress bar while it applies a plan."""
     for number in range(40):

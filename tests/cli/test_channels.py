@@ -23,6 +23,7 @@ def discord() -> Iterator[DiscordServer]:
     made.close()
 
 
+@pytest.mark.long
 def test_a_message_is_answered_by_the_processes(
     perdure: Perdure, environment: Environment, discord: DiscordServer
 ) -> None:

@@ -147,7 +147,7 @@ def test_requests_get_503_while_all_connections_are_busy(runtime: Runtime) -> No
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_five_thousand_upgrades(runtime: Runtime) -> None:
     """After 5,000 upgrades without a key, refused, unanswered or abandoned, no connection counts any more."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -51,6 +51,7 @@ def left_in(directory: Path) -> list[str]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_answer_arrives_from_the_other_worker(demo: subprocess.Popen[str], directories: Path) -> None:
     """A worker is killed after it has begun the answer. The other one gives it, and the order is placed once."""
     printed = " ".join(demo.communicate(timeout=240)[0].split())
@@ -68,6 +69,7 @@ def test_the_answer_arrives_from_the_other_worker(demo: subprocess.Popen[str], d
     assert left_in(directories) == []
 
 
+@pytest.mark.exhaustive
 def test_a_signal_ends_everything(demo: subprocess.Popen[str], directories: Path) -> None:
     """Ctrl-C in the middle stops all processes and removes the directory."""
     assert demo.stdout is not None

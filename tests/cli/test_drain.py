@@ -23,7 +23,7 @@ def _report(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_drained_fleet_is_quiet_until_it_is_resumed(perdure: Perdure, working: BaseProcess) -> None:
     """A message that is accepted during a drain waits for `--resume`. Its session does not end before `--resume`."""
     assert perdure("send", "what is 12*7+5?", "--wait", "30").returncode == 0

@@ -123,6 +123,7 @@ def test_flower_requires_a_password_that_is_generated_once(
     assert ((tmp_path / "data" / "flower.password").stat().st_mode & 0o777) == 0o600
 
 
+@pytest.mark.long
 def test_the_operators_credentials_and_host_names_apply(flower: Start, tmp_path: Path, output: Path) -> None:
     """The operator's credentials replace the generated password, and the operator's host names are accepted."""
     port = free_port()

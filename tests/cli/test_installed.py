@@ -94,6 +94,7 @@ def test_the_wheel_installs_one_name(wheel: Path) -> None:
     assert "perdure/migrations/env.py" in modules
 
 
+@pytest.mark.exhaustive
 def test_an_installed_perdure_runs_next_to_an_applications_modules(
     installation: Path, application: Path, nowhere: Environment
 ) -> None:

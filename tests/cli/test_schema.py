@@ -45,7 +45,7 @@ def working(perdure: Perdure) -> Iterator[None]:
         process.join()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_gateway_keeps_to_its_document(environment: Environment, tmp_path: Path) -> None:
     """Each response of the gateway matches its OpenAPI document."""
     perdure = Perdure(environment, tmp_path, "tests.cli.unthrottled:main")

@@ -166,7 +166,7 @@ def test_streams_reserve_memory_while_they_have_events(runtime: Runtime, databas
         assert [frame.get("code") for frame in frames] == [None, None, "RATE_LIMITED"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", ["/v1/sessions/{}/messages", "/v1/turns/{}/events"])
 def test_slow_users_do_not_keep_others_from_reading(runtime: Runtime, database_url: str, path: str) -> None:
     """Users who have read nothing of their responses for a second make room, however many they are."""
@@ -195,7 +195,7 @@ def test_the_process_has_a_bound_on_unsent_bytes(runtime: Runtime, database_url:
         wait_until(lambda: len(served.server.server_state.connections) <= 2, "most are reset", PATIENCE_S)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_unread_transcripts_take_little_memory(perdure: Perdure, database_url: str) -> None:
     """Unread transcripts of 20 MB each do not grow the gateway, and their connections end."""
     session_id, _ = long_transcript(database_url, 2_000, _SIZE)

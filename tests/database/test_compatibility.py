@@ -69,6 +69,7 @@ def test_a_release_uses_its_own_schema_and_none_before_it(empty: URL, release: D
         require(release)
 
 
+@pytest.mark.long
 def test_a_release_uses_the_schema_of_the_next_one_and_leaves_it_alone(
     empty: URL, engine: Engine, release: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from perdure.database.indexes import build_index
 from perdure.errors import Unavailable
 from perdure.memory import embedding
 from tests.databases import engine_of
+from tests.turns.harness import until
 
 PATIENCE_S = 30.0
 
@@ -31,6 +32,7 @@ WAITING = """
 
 LOCK_TIMEOUT_MS = 100
 
+BUILDING = "SELECT count(*) FROM pg_stat_progress_create_index WHERE datname = current_database()"
 DROPPING = """
     SELECT pid FROM pg_stat_activity
     WHERE query LIKE 'DROP INDEX CONCURRENTLY%%' AND state = 'active' AND datname = current_database()
@@ -129,6 +131,7 @@ def test_remains_of_a_build_are_dropped_once(
                 assert built.is_alive()
             connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (pid,))
             built.join(PATIENCE_S)
+        until(lambda: not connection.exec_driver_sql(BUILDING).scalar(), "the killed server process ends")
         assert ("memory_vectors_1_idx", False) in [tuple(row) for row in connection.exec_driver_sql(INDEXES)]
         caplog.set_level("INFO")
         for _ in range(2):

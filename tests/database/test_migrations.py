@@ -66,7 +66,7 @@ def _downgrade(empty: URL, revision: str) -> None:
     command.downgrade(config(empty), revision)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("releases", ["this one", "this one and the next one"])
 def test_up_and_down_and_up_again(empty: URL, engine: Engine, tmp_path: Path, releases: str) -> None:
     """Each downgrade restores the former tables, and a second upgrade gives the same tables as the first."""

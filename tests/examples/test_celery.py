@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.examples.conftest import QUEUES, Example
 from tests.processes.faults import wait_until
 
 EXAMPLE = "celery"
 
 
+@pytest.mark.long
 def test_a_task_of_the_shop_gets_the_agents_reply(example: Example) -> None:
     """One task sends a question, and another task receives the reply, as in the README."""
     example.environment["PERDURE_REPLY_TASKS"] = "shop.answer@celery"

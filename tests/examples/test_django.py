@@ -132,7 +132,7 @@ def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) 
             assert ana.get(f"/agents/v1/turns/{turn}").status_code == 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_models_work_in_a_child_process_and_in_commands(shop: Example, database: Database) -> None:
     """A turn that has ended two workers runs in a child process; a command imports the agents, too."""
     shop.environment |= {

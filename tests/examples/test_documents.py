@@ -143,6 +143,7 @@ def shop_role(databases: Databases, database: Database) -> Iterator[None]:
     databases.administer("DROP ROLE shop")
 
 
+@pytest.mark.exhaustive
 def test_the_document_on_the_openai_routes(reader: Reader) -> None:
     """Both snippets print the answer. The commands that start Open WebUI need its package."""
     asking, calling, *commands = snippets("docs/openai.md")
@@ -156,6 +157,7 @@ def test_the_document_on_the_openai_routes(reader: Reader) -> None:
     assert brought == ["It rains."], "the model gets the result of the client's tool"
 
 
+@pytest.mark.exhaustive
 def test_the_documents_on_sending_and_on_files(reader: Reader, shop_role: None) -> None:
     """The application sends a text, then a file; the console uploads one; a tool makes one."""
     sending, granting = snippets("docs/sending.md")
@@ -196,6 +198,7 @@ def _pictures(body: Wire) -> int:
     return sum(part["type"] == "image_url" for content in contents for part in content)
 
 
+@pytest.mark.exhaustive
 def test_the_document_on_your_own_application(reader: Reader) -> None:
     """The application of the first snippet runs with its workers and beat; its gateway is mounted in two frameworks."""
     installing, *commands, mounting, in_django, approving = snippets("docs/in-your-application.md")

@@ -21,7 +21,7 @@ def file_settings(directory: Path) -> FileSettings:
     return FileSettings(url=f"file://{directory}", row_bytes=2**20)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_killed_at_each_commit(
     harness: Harness, database_url: str, directory: Path, stored: Callable[[], dict[str, int]], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def test_the_set_is_large_enough() -> None:
     assert all(counted[language, kind] >= 2 for language, _ in counted for kind in kinds), counted
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("decide", "superseded", "merged"),
     [

@@ -389,7 +389,7 @@ STORIES = {"echo": (story, Echo), "deciding": (french_story, Deciding)}
 """Sessions whose statements the rules compare, and sessions that only the model's decisions tell apart."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STORIES)
 def test_killed_anywhere_and_run_again_gives_the_same_memories(archive: Archive, name: str) -> None:
     """After a crash before or after any commit, a second run gives the same memories as a run without a crash."""

@@ -471,7 +471,7 @@ class _Slow(HashEmbedder):
         return super().embed(texts, call)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_vectors_are_stored_at_every_statement_of_an_erasure(
     harness: Harness, redis_memory: RedisMemory, everything: Callable[[str], dict[str, int]], monkeypatch: Any

@@ -122,7 +122,7 @@ def test_plans(filled: Connection, mode: str) -> None:
             assert "Seq Scan on m" not in plan, (statement.name, plan)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: Database) -> None:
     """For any user, the vector index finds 20 of the user's rows.
 

@@ -51,7 +51,7 @@ def archive(harness: Harness, settings: Settings) -> Archive:
     return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [Bad, OfflineModel], ids=["bad model", "offline"])
 def test_the_same_small_talk_does_not_pile_up(archive: Archive, make: Callable[[], Model]) -> None:
     """After 120 and after 180 sessions of three variants there are as many memories, current and in all.

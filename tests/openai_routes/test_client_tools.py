@@ -115,6 +115,7 @@ def test_a_chat_goes_on_with_the_results(sdk: openai.OpenAI, model: Scripted, ru
     assert len({first.id, second.id, third.id}) == 3
 
 
+@pytest.mark.long
 def test_the_same_results_twice_do_nothing_twice(sdk: openai.OpenAI, model: Scripted, running: Runtime) -> None:
     """A repeated request gets the same answer: the calls again, or what followed. The first result counts."""
     model.lines = [calls(PARIS), says("Take one.")]
@@ -128,6 +129,7 @@ def test_the_same_results_twice_do_nothing_twice(sdk: openai.OpenAI, model: Scri
     assert model.requests[-1].messages[-1].content == "wet"
 
 
+@pytest.mark.long
 def test_a_stream_ends_with_the_calls(sdk: openai.OpenAI, model: Scripted) -> None:
     """The chunks have the text, then each call with its index, then the reason."""
     model.lines = [calls(PARIS, OSLO), says("Take one.")]
@@ -241,6 +243,7 @@ def test_a_client_that_ends_its_run_with_a_call(
     assert sdk.responses.retrieve(waiting.id).output_text == "Hello."
 
 
+@pytest.mark.long
 def test_results_of_two_turns_are_refused(sdk: openai.OpenAI, model: Scripted, running: Runtime) -> None:
     """A request goes on with one turn. A result of another turn that waits is not ignored, and nothing is recorded."""
     model.lines = [calls(PARIS), calls(OSLO)]
@@ -492,6 +495,7 @@ def test_a_reply_without_a_text_has_its_reason(sdk: openai.OpenAI, model: Script
     assert sdk.responses.retrieve(made.id).status == "incomplete"
 
 
+@pytest.mark.long
 def test_forms_that_servers_have_refused(sdk: openai.OpenAI, model: Scripted) -> None:
     """Clients send back null and empty contents, parts in place of texts, and items that only other servers know."""
     model.lines = [calls(PARIS), says("Take one.")]

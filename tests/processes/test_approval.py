@@ -35,6 +35,7 @@ def database_url(server: PostgresServer) -> str:
     return server.url
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
 def test_an_approval_waits_across_a_restart_of_everything(
     installation: Installation, perdure: Perdure, server: PostgresServer, agent: str

@@ -91,7 +91,7 @@ def test_a_worker_continues_when_a_key_is_broken(installation: Installation, cli
     assert "Unrecoverable" not in worker.logs()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_repairs_the_keys_of_publishers(installation: Installation, client: Any) -> None:
     """A running worker renames a broken binding, although only publishers read bindings."""
     installation.worker().ready()
@@ -119,7 +119,7 @@ def test_keys_of_another_program_stay_as_they_are(installation: Installation, cl
     assert "Traceback" not in worker.logs()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_queue_is_consumed_again_when_its_key_is_free(installation: Installation, client: Any) -> None:
     """A running worker consumes a queue again after another program's key with the queue's name is removed."""
     worker = installation.worker()

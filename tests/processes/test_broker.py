@@ -83,7 +83,7 @@ def test_messages_are_accepted_while_redis_is_unavailable(
     assert [worker.pid for worker in installation.workers if worker.container.status == "running"] == pids
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_silent_redis_hangs_no_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """Workers time out if Redis is unresponsive but keeps connections open, and recover when Redis responds again."""
     installation.settled(installation.accept("before").turn_id)

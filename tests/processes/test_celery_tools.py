@@ -86,7 +86,7 @@ def _answer(installation: Installation, text: str) -> str:
     return reply
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, application: Worker) -> None:
     """The model gets a result if a task succeeds, fails, returns no JSON, stores no result, is unknown or is slow.
 
@@ -119,7 +119,7 @@ def test_every_outcome_of_a_task_reaches_the_model(installation: Installation, a
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_progress_of_a_task_is_streamed_within_a_second(
     installation: Installation, application: Worker, perdure: Perdure
 ) -> None:
@@ -208,7 +208,7 @@ def test_the_queued_task_of_a_turn_that_ends_is_not_begun(installation: Installa
     assert installation.faults.effects("report: unwanted") == []
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_over_rabbitmq(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path
 ) -> None:
@@ -280,7 +280,7 @@ def _status(installation: Installation, turn_id: UUID) -> str:
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
-        pytest.param(kind, place, marks=[] if (kind, str(place)) == ALWAYS else pytest.mark.long)
+        pytest.param(kind, place, marks=[] if (kind, str(place)) == ALWAYS else pytest.mark.exhaustive)
         for kind in ("report", "charge")
         for place in BOUNDARIES
     ],

@@ -91,6 +91,7 @@ def test_a_process_that_ends_removes_its_notes(
     installation.check()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_leaves_one_note(
     installation: Installation, telegram: TelegramServer, perdure: Perdure
 ) -> None:

@@ -22,6 +22,7 @@ TOOL: Any = {"type": "function", "function": {"name": OF_CLIENT, "parameters": {
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
+@pytest.mark.exhaustive
 def test_results_are_used_once_over_every_kill(
     database_url: str, redis_server: RedisContainer, model_server: ModelServer, tmp_path: Path
 ) -> None:

@@ -83,12 +83,14 @@ def test_the_sdk_of_openai(url: str, installation: Installation) -> None:
     _check(installation, 4)
 
 
+@pytest.mark.exhaustive
 def test_langchain(url: str, installation: Installation) -> None:
     """A tool of `bind_tools` is called and its result used in one turn."""
     assert _run_script("langchain", url) == {"called": answer_to(CALL, f"rain for {CALL}"), "output": "Paris"}
     _check(installation, 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["chat", "responses"])
 def test_openai_agents(url: str, installation: Installation, kind: str) -> None:
     """A `function_tool`, and a handoff to another agent of the client, are each one turn."""
@@ -106,6 +108,7 @@ def test_pydantic_ai(url: str, installation: Installation, kind: str) -> None:
     _check(installation, 4)
 
 
+@pytest.mark.exhaustive
 def test_litellm(url: str, installation: Installation) -> None:
     """The user, whose member litellm drops, arrives by metadata or by a header."""
     found = _run_script("lite_llm", url)
@@ -114,6 +117,7 @@ def test_litellm(url: str, installation: Installation) -> None:
     _check(installation, 6, "local", "ann", "bob")
 
 
+@pytest.mark.exhaustive
 def test_llm(url: str, installation: Installation, tmp_path: Path) -> None:
     """The command `llm`, streamed and whole, with a conversation that it continues.
 

@@ -35,7 +35,7 @@ def database_url(server: PostgresServer) -> str:
     return server.url
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "number",
     [

@@ -64,7 +64,7 @@ def _answer(text: str) -> str:
 
 @pytest.mark.parametrize(
     "place",
-    [each if str(each) == ALWAYS else pytest.param(each, marks=pytest.mark.long) for each in BOUNDARIES],
+    [each if str(each) == ALWAYS else pytest.param(each, marks=pytest.mark.exhaustive) for each in BOUNDARIES],
     ids=str,
 )
 def test_after_a_kill_each_agent_answers_once(installation: Installation, place: Place) -> None:
@@ -80,7 +80,7 @@ def test_after_a_kill_each_agent_answers_once(installation: Installation, place:
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_twelve_delegating_turns_of_one_user_take_three_times_a_childs_time(installation: Installation) -> None:
     """At the default limits, which let ten turns of a user run. Each turn asks two agents."""
     _worker(installation)

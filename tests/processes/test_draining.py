@@ -47,7 +47,7 @@ class Draining:
         return report
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_fleet_amid_a_model_call_and_a_tool_is_drained(installation: Installation, perdure: Perdure) -> None:
     """In a drain, workers abort a model call, await a tool and begin no turn. After `--resume`, all turns finish."""
     gate = installation.model_server.gate("hello")

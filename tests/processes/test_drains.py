@@ -54,7 +54,7 @@ def _received(installation: Installation) -> int:
     return lines // 2  # received, succeeded
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_backlog_takes_few_wake_ups(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """While all threads are busy, `ENOUGH` wake-ups wait. They lead to the answers to all messages."""
     slow, release = _busy(installation)

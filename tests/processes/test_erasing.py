@@ -334,7 +334,7 @@ def in_files(directory: Path, word: str, excluded: tuple[str, ...] = EXCLUDED) -
     return found
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 def test_an_erasure_leaves_no_text_of_the_user(
     installation: Installation, server: PostgresServer, perdure: Perdure, data: Path, tmp_path: Path

@@ -112,6 +112,7 @@ def test_provider_down(stack: Stack) -> None:
     assert "llm:openai:test" in stack.shows("breakers", "warning", "PerdureBreakerOpen")
 
 
+@pytest.mark.exhaustive
 def test_redis_full(stack: Stack) -> None:
     """Redis refuses writes, so no turn is woken."""
     stack.plant("redis", "PerdureRedisRefusesWrites")
@@ -124,6 +125,7 @@ def test_redis_full(stack: Stack) -> None:
             redis.config_set("maxmemory", "0")
 
 
+@pytest.mark.exhaustive
 def test_redis_evicting(stack: Stack) -> None:
     """Redis discards keys. Turns are still answered, since their rows are in PostgreSQL."""
     stack.plant("redis", "PerdureRedisEvicts")
@@ -140,6 +142,7 @@ def test_redis_evicting(stack: Stack) -> None:
     assert turn["status"] == "done"
 
 
+@pytest.mark.exhaustive
 def test_no_worker(stack: Stack) -> None:
     """The only worker is killed."""
     stack.plant("workers", "PerdureNoWorker")
@@ -147,6 +150,7 @@ def test_no_worker(stack: Stack) -> None:
     assert "No worker runs turns" in stack.shows("workers", "down", "PerdureNoWorker")
 
 
+@pytest.mark.exhaustive
 def test_hung_worker(stack: Stack) -> None:
     """One of two workers stands still. The other one answers."""
     other = stack.installation.worker()
@@ -158,6 +162,7 @@ def test_hung_worker(stack: Stack) -> None:
     assert turn["status"] == "done"
 
 
+@pytest.mark.exhaustive
 def test_beat_dead(stack: Stack) -> None:
     """Beat is killed. The workers' sweepers fire the slots."""
     beat = stack.perdure.start("beat")
@@ -172,6 +177,7 @@ def test_beat_dead(stack: Stack) -> None:
     assert "No beat runs" in stack.shows("beat", "warning", "PerdureBeatGone")
 
 
+@pytest.mark.exhaustive
 def test_disk_nearly_full(stack: Stack) -> None:
     """The database grows to over 90 % of what its disk has room for."""
     stack.plant("disk", "PerdureDiskNearlyFull")
@@ -183,6 +189,7 @@ def test_disk_nearly_full(stack: Stack) -> None:
     assert "PERDURE_DATABASE_CAPACITY_GB" in stack.findings()
 
 
+@pytest.mark.exhaustive
 def test_backlog(stack: Stack) -> None:
     """The only thread of the fleet waits for a model, and another user's turn waits for the thread."""
     stack.installation.model_server.latencies["slow"] = 2 * WITHIN_S
@@ -202,6 +209,7 @@ def test_deliveries_failing(stack: Stack, receiver: Receiver) -> None:
     assert "tried again" in stack.shows("deliveries", "warning", "PerdureDeliveriesFail")
 
 
+@pytest.mark.exhaustive
 def test_consolidation_failing(stack: Stack) -> None:
     """The model fails at each request to extract memories. Later, it answers text that is no JSON."""
     stack.installation.model_server.extracted = Status(500, message="no memory")
@@ -218,6 +226,7 @@ def test_consolidation_failing(stack: Stack) -> None:
     wait_until(lambda: "PerdureConsolidationsGivenUp" in stack.prometheus.active(), "the session is abandoned")
 
 
+@pytest.mark.exhaustive
 def test_clock_skew(stack: Stack) -> None:
     """The clock of one worker's machine is a minute ahead."""
     stack.plant("clock", "PerdureClockSkew")
@@ -226,6 +235,7 @@ def test_clock_skew(stack: Stack) -> None:
     assert "ahead of PostgreSQL's" in stack.shows("clock", "warning", "PerdureClockSkew")
 
 
+@pytest.mark.exhaustive
 def test_long_transaction(stack: Stack) -> None:
     """A program of the same role leaves a transaction open."""
     stack.plant("database", "PerdureLongTransaction")

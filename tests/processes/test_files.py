@@ -60,7 +60,9 @@ def _part(data: bytes) -> dict[str, Any]:
     ("agent", "where", "place"),
     [
         pytest.param(
-            *case, marks=() if (*case[:2], str(case[2])) == ALWAYS else pytest.mark.long, id="-".join(map(str, case))
+            *case,
+            marks=() if (*case[:2], str(case[2])) == ALWAYS else pytest.mark.exhaustive,
+            id="-".join(map(str, case)),
         )
         for case in CASES
     ],

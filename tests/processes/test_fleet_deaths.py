@@ -39,7 +39,7 @@ def _answered_after(installation: Installation, prefix: str, deaths: int) -> flo
     return time.monotonic() - began
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 def test_a_fleet_that_dies_twice_answers_as_soon_as_one_that_dies_once(installation: Installation) -> None:
     """After the second death, one turn of each process runs in a child process. The other turns are not suspected."""

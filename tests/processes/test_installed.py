@@ -94,7 +94,7 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_malformed_item_does_not_end_the_applications_worker(installation: Installation, shop: Shop) -> None:
     """An application's worker drops malformed items in perdure's queues, as perdure's own workers do."""
     worker = shop.perdures()
@@ -190,6 +190,7 @@ def test_a_prefork_worker_of_the_applications_queues_is_unaffected(installation:
 THEIRS = ("users", "sessions", "messages", "alembic_version")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("minutes", "long_s", "countdown_s"),
     [

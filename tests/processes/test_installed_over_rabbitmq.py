@@ -17,7 +17,7 @@ from tests.processes.test_installed import (  # noqa: F401 (collected)
     test_another_worker_continues_a_killed_workers_turn,
 )
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(200)]
 
 
 @pytest.fixture

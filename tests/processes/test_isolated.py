@@ -39,7 +39,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
     """At the time limit, the process is killed and the turn fails without another attempt."""
     worker, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
@@ -56,7 +56,7 @@ def test_the_time_limit_fails_the_turn(installation: Installation) -> None:
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_cancellation_ends_the_process(installation: Installation) -> None:
     """A cancellation kills the process, because the process itself cannot notice the cancellation."""
     _, accepted, child = held(installation)
@@ -69,7 +69,7 @@ def test_a_cancellation_ends_the_process(installation: Installation) -> None:
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_requested_end_waits_for_the_time_limit(installation: Installation) -> None:
     """A request to end the session does not kill the process. The session ends after the turn has timed out."""
     _, accepted, child = held(installation, PERDURE_TURN__TIMEOUT_S=str(TIMEOUT_S))
@@ -83,7 +83,7 @@ def test_a_requested_end_waits_for_the_time_limit(installation: Installation) ->
     wait_until(lambda: installation.query("SELECT 1 FROM sessions WHERE ended_at IS NOT NULL"), "the session ends")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_erasure_of_its_user_ends_the_process(installation: Installation) -> None:
     """An erasure of the user kills the process, because the process holds the user's texts."""
     worker, _, child = held(installation)

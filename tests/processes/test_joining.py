@@ -43,7 +43,7 @@ def _cases(places: list[Place], *more: str) -> list[Any]:
     of_first = [(place, first) for place in places]
     of_others = [(place, agent) for agent in others for place in places]
     return [
-        pytest.param(place, agent, id=f"{agent}-{place}", marks=() if is_always else pytest.mark.long)
+        pytest.param(place, agent, id=f"{agent}-{place}", marks=() if is_always else pytest.mark.exhaustive)
         for place, agent in [*of_first, *of_others]
         for is_always in [str(place) in ALWAYS and agent == first]
     ]

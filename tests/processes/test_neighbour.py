@@ -79,7 +79,7 @@ def accepted(installation: Installation, text: str) -> bool:
     return bool(installation.query("SELECT 1 FROM inbox WHERE text = %(text)s", text=text))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_slow_tasks_of_an_application_run_once(
     installation: Installation, neighbour: Neighbour, client: Any, operator: Celery
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_slow_tasks_of_an_application_run_once(
     assert neighbour.runs() == {"late": 1, "quick": 1}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_neither_application_sees_the_workers_of_the_other(
     installation: Installation, neighbour: Neighbour, operator: Celery
 ) -> None:
@@ -126,7 +126,7 @@ def _heartbeats(app: Celery) -> set[str]:
     return {name.partition("@")[0] for name in names}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_task_in_a_queue_of_the_same_name_waits_for_its_application(
     assert neighbour.runs() == {"quick": 3}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_backlog_of_unknown_tasks_delays_no_other_queue(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:

@@ -42,7 +42,7 @@ def test_new_workers_answer_for_a_new_agent(installation: Installation) -> None:
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_turns_wait_for_the_first_new_worker(installation: Installation) -> None:
     """While only an old worker runs, it does not spin on the turns. The first new worker soon answers them."""
     directory = installation.directory

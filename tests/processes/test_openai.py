@@ -264,7 +264,7 @@ def test_a_front_ends_title_request_is_no_turn(
     assert _turns(installation) == 0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_stopping_gateway_ends_a_stream_with_an_error(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:

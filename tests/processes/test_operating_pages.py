@@ -96,6 +96,7 @@ def _answers(installation: Installation, text: str, within_s: float = 60) -> Non
     assert turn["reply"]["text"] == answer_to(text)
 
 
+@pytest.mark.exhaustive
 def test_a_dump_is_restored_into_an_empty_redis(installation: Installation, cluster: Cluster) -> None:
     """A turn that was accepted when the dump was made is answered by the restored installation, as is a new one."""
     shell = _shell(installation, cluster)
@@ -131,6 +132,7 @@ def test_a_dump_is_restored_into_an_empty_redis(installation: Installation, clus
     connection.close()
 
 
+@pytest.mark.exhaustive
 def test_a_point_in_time_is_reached(installation: Installation, cluster: Cluster) -> None:
     """What was accepted before the time is there, and runs again. What was accepted after it is not."""
     directory = cluster.directory
@@ -163,6 +165,7 @@ def test_a_point_in_time_is_reached(installation: Installation, cluster: Cluster
     assert (str(before.turn_id) in found, str(after.turn_id) in found) == (True, False)
 
 
+@pytest.mark.exhaustive
 def test_secrets_have_two_values_at_once(installation: Installation, cluster: Cluster) -> None:
     """Both passwords work until the old one is removed. The made values are accepted."""
     shell = _shell(installation, cluster, OLD="the old password", NEW="the new password", PGUSER="postgres")
@@ -197,6 +200,7 @@ def test_secrets_have_two_values_at_once(installation: Installation, cluster: Cl
     assert [each.strip().splitlines()[-1] == "PONG" for each in said] == [True, True, False, True]
 
 
+@pytest.mark.exhaustive
 def test_an_upgrade(installation: Installation, cluster: Cluster) -> None:
     """The commands work beside a worker that runs, and it still answers afterwards."""
     installation.worker().ready()
@@ -212,6 +216,7 @@ def test_an_upgrade(installation: Installation, cluster: Cluster) -> None:
     _answers(installation, "after the upgrade")
 
 
+@pytest.mark.exhaustive
 def test_a_failover_of_postgresql(installation: Installation, cluster: Cluster) -> None:
     """No process is restarted. What was committed before the primary was lost is there, and what comes later runs."""
     standby = cluster.directory / "two"
@@ -237,6 +242,7 @@ def test_a_failover_of_postgresql(installation: Installation, cluster: Cluster) 
     assert worker.container.status == "running"
 
 
+@pytest.mark.exhaustive
 def test_an_empty_redis_replaces_a_lost_one(installation: Installation, cluster: Cluster) -> None:
     """A turn that was accepted without a Redis is answered when an empty one has its address."""
     installation.worker().ready()

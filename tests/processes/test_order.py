@@ -13,7 +13,7 @@ from tests.processes.model_server import answer_to
 MESSAGES = 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_messages_sent_at_once_are_answered_in_the_order_accepted(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:

@@ -35,6 +35,7 @@ def gateway(perdure: Perdure) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.exhaustive
 def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
     installation: Installation, perdure: Perdure, gateway: str
 ) -> None:

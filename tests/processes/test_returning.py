@@ -67,7 +67,7 @@ def _talking(installation: Installation, text: str) -> Iterator[subprocess.Popen
         chat.communicate()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_returning_user_is_remembered(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """After a quit, the next session's prompt contains a summary of the previous session.

@@ -75,7 +75,7 @@ class Load:
                 return
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 def test_a_rolling_restart_delays_a_reply_only_by_the_repeated_call(
     installation: Installation, receiver: Receiver

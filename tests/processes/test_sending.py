@@ -48,7 +48,7 @@ def run(installation: Installation, text: str, then: str) -> list[dict[str, Any]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_commit_wakes_a_worker(installation: Installation) -> None:
     """The sender's commit wakes a worker, so the turn is answered without a sweep."""
     installation.worker(**PATIENT).container.ready()
@@ -59,7 +59,7 @@ def test_the_commit_wakes_a_worker(installation: Installation) -> None:
     assert installation.query("SELECT item FROM public.orders") == [("tea",)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -> None:
     """If the sender dies before the wake-up, the sweeper routes the message. Sending again gives the same turn."""
     worker = installation.worker()

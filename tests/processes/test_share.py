@@ -31,7 +31,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
     return cluster
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_flood_leaves_threads_for_others_and_survives_a_dead_worker(
     celery_setup: CeleryTestSetup, installation: Installation
 ) -> None:

@@ -52,7 +52,7 @@ def _isolated(installation: Installation, text: str = "hello") -> Accepted:
     return accepted
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_process_that_cannot_start_uses_an_attempt(installation: Installation, tmp_path: Path, failure: str) -> None:
@@ -95,7 +95,7 @@ def _application(installation: Installation, directory: Path) -> Worker:
     return installation.workers[-1]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(180)
 def test_the_process_sets_its_application_up(installation: Installation, tmp_path: Path) -> None:
     """A turn in a process of its own is answered, although the agents' module needs Django's models."""
@@ -107,7 +107,7 @@ def test_the_process_sets_its_application_up(installation: Installation, tmp_pat
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
 def test_a_worker_imports_no_optional_library_that_it_does_not_need(
     installation: Installation, tmp_path: Path, agent: str

@@ -85,7 +85,7 @@ def test_wrong_arguments_fail_with_a_code_and_a_message(
     assert len(installation.query("SELECT 1 FROM inbox")) == 0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_repeated_submissions_survive_killed_workers(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A worker is killed, and the sender repeats its submissions with the same ids. Each message becomes one turn."""
     texts = {f"task-{number}": f"message {number}" for number in range(MESSAGES)}

@@ -23,7 +23,7 @@ def celery_worker_cluster(installation: Installation) -> CeleryWorkerCluster:
     return cluster
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_hundreds_of_turns_wait_at_once(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """A waiting turn costs no more than a thread and a MiB of memory."""
     (worker,) = installation.workers

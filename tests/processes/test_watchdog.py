@@ -121,7 +121,7 @@ def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installat
     assert "is killed: no thread of it has run" in worker.logs()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_paused_worker_is_killed(installation: Installation) -> None:
     """If a worker, but not its watchdog, is paused for longer than the limit, the watchdog kills the worker."""
     worker = watched(installation)
@@ -130,7 +130,7 @@ def test_a_paused_worker_is_killed(installation: Installation) -> None:
     assert worker.container.wait(timeout_s=LIMIT_S + SLACK_S) == -signal.SIGKILL
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdure: Perdure) -> None:
     """`/readyz` names a killed worker in its body. The status stays 200, because the gateway itself is ready."""
     worker = watched(installation)
@@ -165,7 +165,7 @@ def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None
     assert not kills(installation)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_unresponsive_redis_kills_no_worker(installation: Installation) -> None:
     """If Redis is unresponsive, the watchdog kills no worker, because the worker's Python threads still run."""
     worker = watched(installation)

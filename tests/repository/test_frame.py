@@ -39,7 +39,7 @@ def test_the_readme_names_the_two_commands(command: str) -> None:
     assert command in read("README.md")
 
 
-@pytest.mark.parametrize("target", ["up", "test", "check", "coverage", "bench", "chaos", "clean", "help"])
+@pytest.mark.parametrize("target", ["up", "test", "check", "exhaustive", "coverage", "bench", "chaos", "clean", "help"])
 def test_make_has_the_documented_targets(target: str) -> None:
     """The documented make targets exist, each with a one-line help text."""
     assert re.search(rf"^{target}:.*## \w", read("Makefile"), re.MULTILINE)
@@ -51,7 +51,7 @@ def test_continuous_integration_runs_make_check() -> None:
 
     assert run.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in run
-    assert re.search(r"^exec make check\b", run, re.MULTILINE)
+    assert re.search(r'^exec make "\$\{1:-check\}" ', run, re.MULTILINE)
 
 
 def test_the_workflow_runs_the_same_script() -> None:
@@ -59,6 +59,14 @@ def test_the_workflow_runs_the_same_script() -> None:
     workflow = yaml.safe_load(read(".github/workflows/check.yml"))
 
     assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["check"]["steps"]]
+
+
+def test_every_test_runs_each_night() -> None:
+    """`make check` leaves out most variants of the longest tests."""
+    workflow = yaml.safe_load(read(".github/workflows/exhaustive.yml"))
+
+    assert "schedule" in workflow[True]  # YAML 1.1 reads the key `on` as a truth value
+    assert "bash .ci/run exhaustive" in [step.get("run") for step in workflow["jobs"]["exhaustive"]["steps"]]
 
 
 def test_the_workflow_lints_before_its_long_jobs() -> None:

@@ -274,7 +274,7 @@ for _name, _path in modules():
 PATTERNS = {f"{number}: {pattern.source[:40]}": pattern for number, pattern in enumerate(patterns.REGISTERED)}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_no_pattern_over_text_from_outside_backtracks() -> None:
     """Only the modules of `MAY_IMPORT_RE` import `re`. With `re`, one message could block a worker by backtracking."""
     assert {name for name, module in sources().items() if "re" in imported(module)} == set(MAY_IMPORT_RE)

@@ -73,7 +73,7 @@ def pyright(path: Path) -> list[str]:
     return [program("node"), str(package("pyright") / "index.js"), "--pythonpath", sys.executable, str(path)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_a_checker_finds_planted_mistakes(checker: Callable[[Path], list[str]], tmp_path: Path) -> None:
     """Each line with a mistake has an error, and no other line has one, but for the function of a wrong decorator."""

@@ -48,7 +48,7 @@ def all_slots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "KEPT_DAYS", 365)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("zone", "begin", "changing", "sundays"),
     [
@@ -153,7 +153,7 @@ def test_after_a_weekend_of_downtime_the_newest_slot_of_each_is_caught_up(clock:
     assert fleet.settled() == {name: slots[-1:] for name, slots in fleet.slots(friday, clock.now()).items()}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_clock_set_back_runs_no_slot_twice(clock: MovedClock, runtime_in: Any) -> None:
     """After the clock is set back, no slot runs again, although beats and the sweeper fire slots again."""
     begin = clock.now()

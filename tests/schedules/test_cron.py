@@ -123,6 +123,7 @@ def fields(draw: st.DrawFn) -> tuple[str, set[int], set[int]]:
     return f"{minute} {hour} * * *", minutes, hours
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     st.sampled_from([(zone, day) for zone, days in CHANGES.items() for day in days]),

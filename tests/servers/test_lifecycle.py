@@ -70,6 +70,7 @@ def test_a_started_server_is_found_until_it_is_stopped(module: ModuleType, direc
     assert not process.is_running()
 
 
+@pytest.mark.long
 def test_a_shared_server_is_stopped_by_its_last_user(module: ModuleType, directory: Path) -> None:
     """A second `start` only joins the running server. The server runs until its last user calls `stop`."""
     first, second = module.start(directory), module.start(directory)

@@ -174,7 +174,7 @@ def test_a_turn_has_the_keys_of_the_contract(harness: Harness) -> None:
     assert done["reply"] == {"text": "8", "format": "text", "stop_reason": "stop"}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_tenants_sessions_are_found_by_an_index(harness: Harness) -> None:
     """Listing a tenant's sessions reads none of the other tenants' sessions."""
     harness.sql(

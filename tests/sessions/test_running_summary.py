@@ -119,7 +119,7 @@ def test_nothing_of_a_turn_that_is_not_remembered_is_summarised(talking: Harness
     assert SECRET not in row.summary
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("summarises", [True, False], ids=["summaries", "extracts"])
 def test_a_session_of_300_turns_knows_its_first_ones(harness: Harness, *, summarises: bool) -> None:
     """With the built-in model's summaries as well as with extracts, within the limit of a summary."""

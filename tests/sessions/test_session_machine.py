@@ -348,7 +348,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.harness.database.observe = None
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_random_sequences_keep_to_the_table(environment: Environment) -> None:
     """Random triggers and crashes cause only changes of state in the table of transitions, and each session ends."""

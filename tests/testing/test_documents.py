@@ -44,6 +44,7 @@ def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
     """The README's test passes with the README's agent."""
     for block in blocks("README.md"):
@@ -56,7 +57,7 @@ def test_the_readmes_test_passes_for_the_readmes_agent(tmp_path: Path) -> None:
     assert "1 passed" in ran.stdout
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_tests_in_the_document_on_testing_pass(tmp_path: Path) -> None:
     """The tests in docs/testing.md pass together, in one file."""
     (tmp_path / "test_document.py").write_text("\n".join(blocks("docs/testing.md")), encoding="utf-8")

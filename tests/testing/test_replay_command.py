@@ -81,7 +81,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(bundle: Path) -> None:
     assert "this is no recorded turn" in _replay(bundle).stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_turns_of_an_exported_session(harness: Harness, tmp_path: Path) -> None:
     """Each is shown with its id, and one that departs is enough for the status 1."""
     harness.agents = Agents([Agent("cashier", "You pay.", [pay], max_steps=2)])
@@ -105,7 +105,7 @@ def test_the_turns_of_an_exported_session(harness: Harness, tmp_path: Path) -> N
     assert [each["departs"] for each in json.loads(departed.stdout)] == [True, True]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_turn_is_recorded_from_its_installation(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its id, or as `perdure.send` returned it. A turn that is not settled is refused in a sentence."""
     url = harness.database.engine.url.render_as_string(hide_password=False)

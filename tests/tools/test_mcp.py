@@ -136,6 +136,7 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
         found.parse("")
 
 
+@pytest.mark.long
 def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:
     """The server's process gets none of perdure's environment variables, because the server is not trusted."""
     names = rig.tool(local, "environment").call({}, context()).split()
@@ -281,7 +282,7 @@ def test_a_lost_server_is_waited_for_once(rig: Rig, tmp_path: Path) -> None:
     assert "once:add" in Agent("a", "x", tools=[server]).toolset(rig.connections).names
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_repeated_failures_open_a_servers_breaker(local: McpServer) -> None:
     """Repeated failures open the breaker of all the server's tools. A later success closes the breaker."""
     rig = Rig(failure_threshold=2)
@@ -334,7 +335,7 @@ def test_a_server_that_does_not_start_is_waited_for_once(caplog: pytest.LogCaptu
         rig.connections.close()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_server_over_http_is_called_again_after_an_outage(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """While an HTTP server cannot be reached, calls fail without being sent. After its restart, calls succeed again."""
     with closing(socket.socket()) as probe:

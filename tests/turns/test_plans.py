@@ -181,7 +181,7 @@ def test_each_statement_of_a_turn_uses_an_index_and_reads_few_rows(large: Harnes
             assert rows_read(nodes) <= MORE_ROWS.get(statement.name, MOST_ROWS), (statement.name, outline(nodes))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_turns_are_listed_by_index(large: Harness) -> None:
     """A list of unsettled turns reads all unsettled turns. Any other list reads about as many rows as it returns."""
     large.sql(

@@ -63,7 +63,7 @@ def test_it_wakes_neither_running_nor_settled_turns(harness: Harness) -> None:
     assert _round(harness) == []
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_it_backs_off(harness: Harness) -> None:
     """While no worker claims a session, the pause between its wake-ups doubles each time, up to 320 seconds."""
     _lost(harness)
@@ -219,7 +219,7 @@ def test_a_session_without_an_isolation_slot_is_woken_within_a_minute(harness: H
     assert len(seen) < 40, "the session backs off"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_session_with_many_messages_is_swept_like_any_other(harness: Harness) -> None:
     """New messages whose wake-ups are lost do not reset the back-off of their session."""
     harness.waker.away = True

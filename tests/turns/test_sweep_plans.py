@@ -127,13 +127,13 @@ def large(settings: Settings, clock: MovedClock, database: Database, waker: Reco
     return made
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_round_reads_no_more_than_its_limit(large: Harness) -> None:
     """With 10,000 sessions, each statement of a round reads at most 1,400 rows and scans no table sequentially."""
     _check(large, BACKLOGS)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
     """With 10,000 queued sessions, each statement that admits sessions reads at most 1,400 rows.
 
@@ -142,7 +142,7 @@ def test_admitting_reads_no_more_than_the_places(large: Harness) -> None:
     _check(large, SHARES)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_idle_sessions_are_found_by_their_last_activity(large: Harness) -> None:
     """With 10,000 open sessions, the task that ends idle ones reads only these."""
     _check(large, IDLE)

@@ -93,7 +93,7 @@ def _prompt(made: Sequence[Sequence[Entry]]) -> tuple[Message, ...]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @given(transcripts())
 def test_every_prompt_is_one_that_a_provider_accepts(made: list[list[Entry]]) -> None:
     """A provider accepts each prompt, whatever the model wrote and whatever was cut to fit the token budget."""

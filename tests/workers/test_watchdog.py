@@ -121,7 +121,7 @@ def test_a_report_that_fails_does_not_prevent_the_kill(tmp_path: Path) -> None:
     assert "the kill of first was not reported" in ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_log_that_is_not_read_does_not_prevent_the_kill() -> None:
     """The worker is killed even if its stderr, to which the watchdog also writes, is a full pipe."""
     read, write = os.pipe()

@@ -193,3 +193,4 @@ def test_an_album_of_telegram_is_answered_together(runtime: Runtime, telegram: T
         ).all()
     assert [tuple(each) for each in found] == [(3, ["Which one?", "", ""]), (1, [""])]
     ingress.close()
+    channel.close()

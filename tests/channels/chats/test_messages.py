@@ -48,6 +48,7 @@ def test_discord_shows_typing_until_the_turn_is_settled(
     assert set(discord.typing) == {"21"}
 
 
+@pytest.mark.long
 def test_slack_is_answered(installation: Installation, slack: SlackServer) -> None:
     """A private message over Socket Mode is acknowledged after the message is committed. The user gets a reply."""
     with installation.listening("slack"):

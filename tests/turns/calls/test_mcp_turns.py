@@ -111,6 +111,7 @@ def test_tools_of_a_server_that_do_not_fit_are_named_and_found(
     assert "library:shelf_d7" in record.getMessage()
 
 
+@pytest.mark.long
 def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
     """`requires_approval` applies to MCP tools. Recording a decision needs no connection to the MCP server."""
     harness.script(calls(("local:add", {"a": 101, "b": 1}), ("local:key", {})), says("done"))
@@ -152,7 +153,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
     assert "local:die" in {schema.name for schema in harness.model.requests[1].tools}, "its tools are still offered"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,7 +143,7 @@ def test_an_interrupted_tools_result_enters_no_transcript(harness: Harness) -> N
     assert harness.sql("SELECT status FROM tool_effects")[0].status == "unknown"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_merged_turn_is_no_longer_than_the_longest_message(harness: Harness) -> None:
     """A merged turn has at most `guard.max_chars` characters.
 

@@ -448,7 +448,7 @@ def test_waiting_for_a_message_that_joins_another_turn(harness: Harness, applica
     assert result(second, timeout=5).turn_id == first.turn_id
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("table", ["sessions", "unrouted"])
 def test_a_locked_row_delays_no_other_user(harness: Harness, application: Engine, table: str) -> None:
     """If a message's session or row is locked, for example by an erasure, the sweep continues with other messages."""

@@ -177,7 +177,7 @@ def test_a_session_whose_wake_up_was_refused_keeps_its_place(harness: Harness) -
     assert sent[MOST].session_id in _round(harness)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_waiting_sessions_are_not_woken(harness: Harness) -> None:
     """While three turns run for twenty minutes, no waiting session is woken or claimed, and none gets a strike."""
     running = _claimed(harness, MOST)

@@ -333,7 +333,7 @@ def test_the_number_of_returning_turns_grows_while_the_model_answers(parking: Ha
     assert [each for group in returned for each in group] == parked
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_number_of_returning_turns_stops_growing_at_the_rate_of_the_model(parking: Harness) -> None:
     """A model that answers 40 turns a second gets a second's turns at once, although more turns wait."""
     parked = _park(parking, 150)
