@@ -1,6 +1,6 @@
 """Under attack, ordinary users wait only a little longer, no turn is lost, and no worker needs a restart.
 
-`make chaos` spreads the attacks over a minute. `make exhaustive` runs them within ten seconds, and does not check the delay.
+`make chaos` spreads the attacks over a minute. `make exhaustive` runs them within ten seconds, without checking delays.
 The attackers' process has a low priority, because real attackers would use other machines. In this test, the attackers
 share two cores with the workers, PostgreSQL, Redis and the ordinary users.
 """
