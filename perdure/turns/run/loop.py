@@ -15,12 +15,13 @@ The tenure has the session's fence. It goes only to code that reads or writes un
 A process may be killed at any point. Everything that another worker needs is committed before the loop goes on: a
 model's reply together with the intents of its tool calls, before a tool begins; the results of the calls, before the
 model is called again; the reply together with the end of the turn. So the next claim finds, at the end of the
-transcript, either a message of the user or results of tools, and the model is called; or a reply with open calls, and
-the model is not called again for it.
+transcript, either a message of the user, results of tools or a reply that its agent has sent back, and the model is
+called; or a reply with open calls, and the model is not called again for it.
 
-A killed worker's lease expires after `lease_s`, and the sweeper's next wake-up leads to the next claim. Each claim is a
-strike against the turn, which a committed step takes back: after `max_attempts` in a row, the turn is settled as
-failed. A killed worker leaves each open call in doubt, because its intent does not tell whether its tool had begun:
+A killed worker's lease expires after `lease_s`. The sweeper of any worker, which looks for such sessions each `sweep_s`
+seconds, then publishes the wake-up that leads to the next claim. Each claim is a strike against the turn, and a
+committed step forgets all strikes but that of the present claim: a turn with more than `max_attempts` is settled as
+failed, without running again. A killed worker leaves each open call in doubt, because its intent does not tell whether its tool had begun:
 
     pure, idempotent       the tool runs, perhaps for the second time, with the same effect id
     unsafe with a probe    it runs only if the probe says that nothing happened
