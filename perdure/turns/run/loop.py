@@ -21,7 +21,8 @@ called; or a reply with open calls, and the model is not called again for it.
 A killed worker's lease expires after `lease_s`. The sweeper of any worker, which looks for such sessions each `sweep_s`
 seconds, then publishes the wake-up that leads to the next claim. Each claim is a strike against the turn, and a
 committed step forgets all strikes but that of the present claim: a turn with more than `max_attempts` is settled as
-failed, without running again. A killed worker leaves each open call in doubt, because its intent does not tell whether its tool had begun:
+failed, without running again. A killed worker leaves each open call in doubt, because its intent does not tell whether
+its tool had begun:
 
     pure, idempotent       the tool runs, perhaps for the second time, with the same effect id
     unsafe with a probe    it runs only if the probe says that nothing happened
