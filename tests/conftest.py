@@ -165,7 +165,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in long:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
-    for given in variants.values():
+    # With `--last-failed`, only the failed variants were collected, so the first one is not the first.
+    for given in () if config.getoption("lf") else variants.values():
         _mark_variants(given)
     seconds: dict[Path, float] = {}
     left_out = [each for each in ("long", "exhaustive") if f"not {each}" in config.option.markexpr]
@@ -188,10 +189,12 @@ def _mark_variants(variants: Sequence[pytest.Item]) -> None:
     marked = [each for each in variants if each.get_closest_marker("long") or each.get_closest_marker("exhaustive")]
     if len(marked) in (0, len(variants)):
         uses_database = "databases" in getattr(variants[0], "fixturenames", ())
-        chosen = {0} if marked else {0, len(variants) // 2, len(variants) - 1}
-        for number, each in enumerate(variants[1:], start=1):
+        first = next((n for n, each in enumerate(variants) if not each.get_closest_marker("exhaustive")), 0)
+        chosen = {first} if marked else {0, len(variants) // 2, len(variants) - 1}
+        for number, each in enumerate(variants):
             is_left_out = number not in chosen and (marked or uses_database)
-            each.add_marker(pytest.mark.exhaustive if is_left_out else pytest.mark.long)
+            if is_left_out or number:
+                each.add_marker(pytest.mark.exhaustive if is_left_out else pytest.mark.long)
     for each in variants:
         if each.get_closest_marker("exhaustive"):
             each.add_marker(pytest.mark.long)

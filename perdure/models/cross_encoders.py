@@ -2,40 +2,41 @@
 
 A cross-encoder gives a pair of texts one score, how well the second answers the first, or a score for each of its
 labels, such as `entailment`. The library is an extra (`pip install 'perdure[sentence-transformers]'`), because it needs
-PyTorch. It downloads a named model once; a directory needs no network. A process loads the model at its first use.
+PyTorch. It downloads a named model once; a directory needs no network.
+
+A process loads a model at its first use, in a thread of its own: loading takes seconds, a download minutes, and neither
+can be interrupted. A call waits for it within its time. A failure is remembered for `RETRY_S` seconds.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import Future
 from typing import Any
 
 from perdure.errors import ProviderError
-from perdure.models.in_process import BATCH, InProcess
+from perdure.models.in_process import InProcess
 from perdure.models.protocol import ModelCall
 from perdure.plugins import Scheme
-from perdure.text.untrusted import storable
+from perdure.text.untrusted import first_line, storable
 
 CROSS_ENCODERS = Scheme("cross-encoder", extra="sentence-transformers", library="sentence_transformers")
 
-_MOST_LOADED = 2
-"""As many settings name a cross-encoder."""
-
-_loading = threading.Lock()
+RETRY_S = 60.0
+_POLL_S = 0.5
+_PAIRS = 8
+"""Pairs between two checks of the deadline. A pair of long texts takes a tenth of a second."""
 
 
 class CrossEncoder:
-    """One model in memory. Threads may share it.
-
-    `labels` are the names of the scores, in lower case. A model with one score may name it as it likes.
-    """
+    """One model in memory. Threads may share it. `labels` are the names of the scores, in lower case."""
 
     def __init__(self, model: Any) -> None:
         named = model.config.id2label
         self.labels = tuple(str(named[number]).lower() for number in sorted(named))
-        self._model = InProcess[tuple[str, str]]("cross-encoder", lambda pairs: _scores(model, pairs))
+        self._model = InProcess[tuple[str, str]]("cross-encoder", lambda pairs: _scores(model, pairs), _PAIRS)
 
     def scores(self, pairs: Sequence[tuple[str, str]], call: ModelCall) -> list[list[float]]:
         """For each pair, a score for each label. The scores are not scaled.
@@ -49,7 +50,7 @@ class CrossEncoder:
 
 
 def _scores(model: Any, pairs: list[tuple[str, str]]) -> list[list[float]]:
-    found = model.predict(pairs, batch_size=BATCH, show_progress_bar=False, activation_fn=_unscaled).tolist()
+    found = model.predict(pairs, batch_size=_PAIRS, show_progress_bar=False, activation_fn=_unscaled).tolist()
     return [each if isinstance(each, list) else [each] for each in found]
 
 
@@ -58,28 +59,59 @@ def _unscaled(scores: Any) -> Any:
     return scores
 
 
-def load(model: str, variable: str) -> CrossEncoder:
-    """Load the model, which takes seconds, unless this process has it. `variable` is the setting that names it.
+class Loader:
+    """The models of a process, by name."""
 
-    Raises:
-        ProviderError: the extra is not installed, or the library cannot load the model.
-    """
-    with _loading:
-        return _load(model, variable)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads: dict[str, Future[CrossEncoder]] = {}
+        self._failed_at: dict[str, float] = {}
+
+    def load(self, model: str, call: ModelCall) -> CrossEncoder:
+        """The model, which this process loads once.
+
+        Raises:
+            CallAborted: `call` was aborted.
+            ProviderError: the model cannot be loaded, or the time is over. Loading goes on, for a later call.
+        """
+        loading = self._started(model)
+        while True:
+            left = call.remaining()
+            try:
+                return loading.result(min(left, _POLL_S))
+            except TimeoutError:
+                continue
+
+    def _started(self, model: str) -> Future[CrossEncoder]:
+        with self._lock:
+            if model in self._failed_at and time.monotonic() >= self._failed_at[model] + RETRY_S:
+                del self._failed_at[model], self._loads[model]
+            if model not in self._loads:
+                self._loads[model] = Future()
+                threading.Thread(target=self._run, args=(model, self._loads[model]), daemon=True).start()
+            return self._loads[model]
+
+    def _run(self, model: str, loading: Future[CrossEncoder]) -> None:
+        try:
+            loading.set_result(_load(model))
+        except ProviderError as error:
+            with self._lock:
+                self._failed_at[model] = time.monotonic()
+            loading.set_exception(error)
 
 
-@lru_cache(maxsize=_MOST_LOADED)
-def _load(model: str, variable: str) -> CrossEncoder:
-    setting = f"{variable} is {f'{CROSS_ENCODERS.name}:{model}'!r}"
+def _load(model: str) -> CrossEncoder:
+    name = f"{CROSS_ENCODERS.name}:{model}"
     try:
         from sentence_transformers import CrossEncoder as Model  # noqa: PLC0415 (an extra, and slow to import)
-    except ImportError as error:
-        raise ProviderError(f"{setting}: {CROSS_ENCODERS.missing} ({error})", transient=False) from error
-    try:
+
         return CrossEncoder(Model(model))
-    except (OSError, ValueError) as error:
-        raise ProviderError(
-            f"{setting}: accepted: a model's name on the library's hub or its directory; "
-            f"this one cannot be loaded: {error}",
-            transient=False,
-        ) from error
+    except ImportError as error:
+        raise ProviderError(f"{name}: {CROSS_ENCODERS.missing} ({error})", transient=False) from error
+    except OSError as error:  # also a hub that cannot be reached
+        raise ProviderError(f"{name} cannot be loaded: {first_line(str(error))}", transient=True) from error
+    except Exception as error:  # libraries raise errors of all kinds
+        raise ProviderError(f"{name} cannot be loaded: {first_line(str(error))}", transient=False) from error
+
+
+LOADER = Loader()

@@ -167,7 +167,7 @@ def test_a_cross_encoder_decides_if_it_is_sure_in_both_directions(
     forward: Sequence[float], backward: Sequence[float], found: Relation
 ) -> None:
     """A statement that entails another one may say more, and is not the same."""
-    judge = EntailmentJudge(lambda: cast("CrossEncoder", Entailing(ab=forward, ba=backward)))
+    judge = EntailmentJudge(lambda _: cast("CrossEncoder", Entailing(ab=forward, ba=backward)))
     assert judge.judge([Pair("a", "b")], ModelCall(MovedClock(), 60)) == [found]
 
 
@@ -175,15 +175,26 @@ def test_a_cross_encoder_reinforces_no_contradiction() -> None:
     """The rules outrank it, as they outrank a model."""
     pair = Pair("I have 2 cats.", "I have 3 cats.")
     both = {f"{pair.earlier}{pair.later}": ENTAILS, f"{pair.later}{pair.earlier}": ENTAILS}
-    judge = EntailmentJudge(lambda: cast("CrossEncoder", Entailing(**both)))
+    judge = EntailmentJudge(lambda _: cast("CrossEncoder", Entailing(**both)))
     assert judge.judge([pair], ModelCall(MovedClock(), 60)) == [UNKNOWN]
 
 
-def test_a_cross_encoder_without_the_labels_is_refused() -> None:
-    """A reranker's model has one score, which says nothing about entailment."""
+def test_without_a_usable_cross_encoder_the_rules_decide_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A reranker's model has one score, which says nothing about entailment. The log says what is wrong."""
     other = SimpleNamespace(labels=("label_0",))
-    with pytest.raises(ProviderError, match=r"PERDURE_MEMORY__JUDGE .* label_0: accepted: .*entailment"):
-        EntailmentJudge(lambda: cast("CrossEncoder", other)).judge([MET], ModelCall(MovedClock(), 60))
+    judge = EntailmentJudge(lambda _: cast("CrossEncoder", other))
+    assert judge.judge([MET], ModelCall(MovedClock(), 60)) == [UNKNOWN]
+    assert "PERDURE_MEMORY__JUDGE names a cross-encoder with the labels label_0: accepted" in caplog.text
+
+
+def test_a_cross_encoder_that_is_not_there_yet_leaves_the_session_to_a_later_run() -> None:
+    """As while the summary model is down."""
+
+    def load(_: ModelCall) -> CrossEncoder:
+        raise ProviderError("The hub cannot be reached.", transient=True)
+
+    with pytest.raises(ProviderError):
+        EntailmentJudge(load).judge([MET], ModelCall(MovedClock(), 60))
 
 
 def test_a_judge_is_chosen_by_its_setting(settings: Settings) -> None:

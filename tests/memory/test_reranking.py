@@ -93,6 +93,18 @@ def test_without_a_usable_answer_the_order_stays(
     assert "the reranker is unavailable" in caplog.text
 
 
+def test_a_reranker_may_raise_anything(
+    database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of another package's reranker fails no turn."""
+    import_conversation(database, clock, BOATS)
+    reversing = Reversing()
+    monkeypatch.setattr(reversing, "rank", lambda *_: {}["rank"])
+    plain = _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)
+    assert _recall(database, clock, reversing).search(UserKey("ana"), QUESTION, 4) == plain
+    assert "the reranker is unavailable" in caplog.text
+
+
 def test_an_abort_is_passed_on(database: Database, clock: MovedClock) -> None:
     """A shutdown or a cancellation ends the recall."""
     import_conversation(database, clock, BOATS)
@@ -125,32 +137,48 @@ def test_nothing_to_order_is_not_asked_about(database: Database, clock: MovedClo
     assert model.requests == []
 
 
-class Overlapping:
-    """A cross-encoder that counts the words that a text shares with the question."""
+class Rare:
+    """A cross-encoder that prefers the boat Dora."""
 
     labels = ("label_0",)
 
     def scores(self, pairs: Sequence[tuple[str, str]], call: ModelCall) -> list[list[float]]:
         assert call.remaining() > 0
-        return [[float(len({*one.split()} & {*other.split()}))] for one, other in pairs]
+        assert {one for one, _ in pairs} == {QUESTION}
+        return [[float("Dora" in other)] for _, other in pairs]
 
 
 def test_a_cross_encoder_puts_the_highest_score_first(database: Database, clock: MovedClock) -> None:
     """It is loaded at the first recall that has something to order. Equal scores keep their order."""
-    import_conversation(database, clock, [*BOATS, "Dora is the name of my boat?"])
-    loaded: list[Overlapping] = []
+    import_conversation(database, clock, BOATS)
+    loaded: list[Rare] = []
 
-    def load() -> Any:
-        loaded.append(Overlapping())
+    def load(call: ModelCall) -> Any:
+        loaded.append(Rare())
         return loaded[-1]
 
     recall = _recall(database, clock, CrossEncoderReranker(load))
     assert recall.search(UserKey("ana"), "zebras", 4) == []
     assert loaded == []
-    found = recall.search(UserKey("ana"), QUESTION, 5)
-    assert found[0].content == "Dora is the name of my boat?"
-    plain = [each.id for each in _recall(database, clock, None).search(UserKey("ana"), QUESTION, 5)]
+    plain = [each.id for each in _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)]
+    found = recall.search(UserKey("ana"), QUESTION, 4)
+    assert len(loaded) == 1
+    assert "Dora" in found[0].content
+    assert found[0].id != plain[0]
     assert [each.id for each in found[1:]] == [each for each in plain if each != found[0].id]
+
+
+def test_a_cross_encoder_with_several_scores_leaves_the_order(
+    database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of entailment says nothing about how well a text answers."""
+    import_conversation(database, clock, BOATS)
+    labels = ("contradiction", "neutral")
+    several: Any = SimpleNamespace(labels=labels, scores=lambda pairs, _: [[0.0, 1.0]] * len(pairs))
+    plain = _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)
+    recall = _recall(database, clock, CrossEncoderReranker(lambda _: several))
+    assert recall.search(UserKey("ana"), QUESTION, 4) == plain
+    assert "the labels contradiction, neutral: accepted: one with a single score" in caplog.text
 
 
 def test_a_cross_encoder_that_cannot_be_loaded_leaves_the_order(
@@ -163,7 +191,7 @@ def test_a_cross_encoder_that_cannot_be_loaded_leaves_the_order(
     recall = _recall(database, clock, resolve_reranker(named, OfflineModel))
     plain = _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)
     assert recall.search(UserKey("ana"), QUESTION, 4) == plain
-    assert "PERDURE_MEMORY__RERANKER is 'cross-encoder:mini': it needs the extra" in caplog.text
+    assert "cross-encoder:mini: it needs the extra" in caplog.text
 
 
 def _named(settings: Settings, name: str) -> Settings:
@@ -200,8 +228,11 @@ def test_an_unknown_name_stops_the_program_at_its_start(settings: Settings, sett
 
 
 @pytest.mark.parametrize("setting", ["judge", "reranker"])
-def test_a_missing_extra_stops_the_program_at_its_start(settings: Settings, setting: str) -> None:
-    """The library of cross-encoders needs PyTorch, and is not installed for tests."""
+def test_a_missing_extra_stops_the_program_at_its_start(
+    settings: Settings, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of cross-encoders needs PyTorch."""
+    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
     memory = settings.memory.model_copy(update={setting: "cross-encoder:mini"})
     wanted = rf"PERDURE_MEMORY__{setting.upper()} is 'cross-encoder:mini': .*pip install 'perdure\[sentence-tr"
     with pytest.raises(SettingsError, match=wanted):

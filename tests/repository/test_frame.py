@@ -66,7 +66,9 @@ def test_every_test_runs_each_night() -> None:
     workflow = yaml.safe_load(read(".github/workflows/exhaustive.yml"))
 
     assert "schedule" in workflow[True]  # YAML 1.1 reads the key `on` as a truth value
-    assert "bash .ci/run exhaustive" in [step.get("run") for step in workflow["jobs"]["exhaustive"]["steps"]]
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    assert {"bash .ci/run exhaustive", "make coverage"} <= {*steps}
+    assert any(step.startswith("make chaos ") for step in steps)
 
 
 def test_the_workflow_lints_before_its_long_jobs() -> None:

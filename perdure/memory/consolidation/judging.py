@@ -21,21 +21,24 @@ a `Judge`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import exp
 from typing import Protocol
 
-from perdure.errors import ContentFiltered, InvalidResponse, ProviderError
+from perdure.errors import ContentFiltered, InvalidResponse, ProviderError, loggable
 from perdure.memory.consolidation.candidates import Decision, comparison_key
-from perdure.models.cross_encoders import CROSS_ENCODERS, CrossEncoder, load
+from perdure.models.cross_encoders import CROSS_ENCODERS, LOADER, CrossEncoder
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.plugins import Choice
 from perdure.settings import Settings
 from perdure.text.contradiction import difference
 from perdure.text.json_replies import values_in, without_fence
 from perdure.text.statements import SEVERAL, SINGLE, USER, Relation, differ, is_compared, overlap, read, relate
+
+log = logging.getLogger(__name__)
 
 JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"), CROSS_ENCODERS)
 
@@ -176,20 +179,30 @@ class ModelJudge:
 class EntailmentJudge:
     """Asks a cross-encoder whether each statement of a pair entails the other one.
 
-    `encoder` loads the model, at the first use.
+    `load` returns the model, within the time of a call.
     """
 
-    def __init__(self, encoder: Callable[[], CrossEncoder]) -> None:
-        self._encoder = encoder
+    def __init__(self, load: Callable[[ModelCall], CrossEncoder]) -> None:
+        self._load = load
 
     def judge(self, pairs: Sequence[Pair], call: ModelCall) -> Sequence[Relation]:
         """The model reads each pair in both directions. A label decides if the model is sure of it in both.
 
+        A model that cannot be used decides nothing, so the rules decide alone, and the log says so.
+
         Raises:
             CallAborted: `call` was aborted.
-            PerdureError: the model cannot be loaded, has no such labels or failed, or the time is over.
+            PerdureError: the model cannot be loaded for the moment, or the time is over.
         """
-        encoder = self._encoder()
+        try:
+            return self._judge(self._load(call), pairs, call)
+        except ProviderError as error:
+            if error.transient is not False:
+                raise
+            log.error("the rules judge memories alone: %s", loggable(error))  # noqa: TRY400 (its cause is told)
+            return [Relation.UNKNOWN] * len(pairs)
+
+    def _judge(self, encoder: CrossEncoder, pairs: Sequence[Pair], call: ModelCall) -> Sequence[Relation]:
         if not {_ENTAILS, _CONTRADICTS, _NEUTRAL} <= {*encoder.labels}:
             raise ProviderError(
                 f"{JUDGES.variable} names a cross-encoder with the labels {', '.join(encoder.labels)}: "
@@ -232,5 +245,5 @@ def resolve_judge(settings: Settings, model: Model) -> Judge | None:
     if factory is not None:
         return factory(settings, model)
     if (encoder := JUDGES.of_scheme(settings.memory.judge)) is not None:
-        return EntailmentJudge(partial(load, encoder, JUDGES.variable))
+        return EntailmentJudge(partial(LOADER.load, encoder))
     return ModelJudge(model) if settings.memory.judge == "model" else None

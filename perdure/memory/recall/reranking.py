@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from perdure.errors import InvalidResponse
-from perdure.models.cross_encoders import CROSS_ENCODERS, CrossEncoder, load
+from perdure.errors import InvalidResponse, ProviderError
+from perdure.models.cross_encoders import CROSS_ENCODERS, LOADER, CrossEncoder
 from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Role
 from perdure.plugins import Choice
 from perdure.settings import Settings
@@ -74,19 +74,27 @@ class ModelReranker:
 
 
 class CrossEncoderReranker:
-    """Scores each text beside the question. `encoder` is called at the first use, and loads the model."""
+    """Scores each text beside the question. `load` returns the model, within the time of a call."""
 
-    def __init__(self, encoder: Callable[[], CrossEncoder]) -> None:
-        self._encoder = encoder
+    def __init__(self, load: Callable[[ModelCall], CrossEncoder]) -> None:
+        self._load = load
 
     def rank(self, question: str, texts: Sequence[str], call: ModelCall) -> Sequence[int]:
         """All positions, by their scores.
 
         Raises:
             CallAborted: `call` was aborted.
-            PerdureError: the model cannot be loaded or failed, or the time is over.
+            PerdureError: the model cannot be loaded, gives several scores or failed, or the time is over.
         """
-        scores = self._encoder().scores([(question, text) for text in texts], call)
+        encoder = self._load(call)
+        asked = cut(question, _TEXT_CHARS)
+        scores = encoder.scores([(asked, cut(text, _TEXT_CHARS)) for text in texts], call)
+        if any(len(each) != 1 for each in scores):
+            raise ProviderError(
+                f"{RERANKERS.variable} names a cross-encoder with the labels {', '.join(encoder.labels)}: "
+                "accepted: one with a single score",
+                transient=False,
+            )
         return sorted(range(len(texts)), key=lambda at: -scores[at][0])
 
 
@@ -100,5 +108,5 @@ def resolve_reranker(settings: Settings, model: Callable[[], Model]) -> Reranker
     if factory is not None:
         return factory(settings, model)
     if (encoder := RERANKERS.of_scheme(settings.memory.reranker)) is not None:
-        return CrossEncoderReranker(partial(load, encoder, RERANKERS.variable))
+        return CrossEncoderReranker(partial(LOADER.load, encoder))
     return ModelReranker(model) if settings.memory.reranker == "model" else None

@@ -367,7 +367,7 @@ def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: Mo
         first = reranker.rank(question, [each.content for each in best], call)
     except Abandoned:
         raise
-    except PerdureError as error:
+    except Exception as error:  # noqa: BLE001 (another package's reranker may raise anything)
         log.warning("the reranker is unavailable, so what recall found keeps its order: %s", loggable(error))
         return found
     places = range(len(best))
