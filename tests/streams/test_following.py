@@ -135,6 +135,39 @@ def test_after_a_flush_of_redis_a_client_begins_the_step_again(streaming: Stream
     assert client.committed == ["hello", "lost words"]
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_after_a_loss_in_the_stream_no_text_follows_the_lost_text(
+    streaming: Streaming, redis_url: str, lost: int
+) -> None:
+    """Redis has lost the text before the client's position, in the middle, or at it. Then another worker streams."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            for number, piece in enumerate(("one ", "two ", "three "), start=1):
+                streaming.model.type(piece)
+                await client.follow(events, lambda each, number=number: len(each.shown.split()) == number)  # type: ignore[misc]
+            with redis.Redis.from_url(client_url(redis_url)) as admin:
+                [key] = [each for each in admin.keys("*") if each.endswith(str(turn_id).encode())]
+                pieces = [each for each, fields in admin.xrange(key) if fields[b"kind"] == b"delta"]
+                assert admin.xdel(key, pieces[lost]) == 1
+            events = gateway.events(turn_id, client.last)
+            writer = streaming.harness.events
+            assert writer is not None
+            [session] = streaming.harness.sql("SELECT session_id, token FROM sessions")
+            successor = writer.open(turn_id, session.session_id, session.token + 1, 0)
+            successor.delta("four ")
+            await client.follow(events, lambda each: each.shown.endswith("four "))
+            assert client.shown == "four "
+            streaming.model.reply("four five")
+            await client.follow(events)
+
+    run(main())
+    assert client.committed == ["hello", "four five"]
+
+
 def test_a_follower_of_a_message_that_steers_follows_the_turn_that_it_joins(streaming: Streaming) -> None:
     """Followers of the turn see the message that joined it; those of the message see the turn that it joined."""
     clients = first, second = Client(), Client()

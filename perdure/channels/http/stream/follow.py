@@ -98,8 +98,7 @@ class Follower:
             return []
         if last.epoch == committed.total and not committed.settled:
             known = await self._hub.entries_until(self._turn_id, last)
-            if known and known[-1].id == last:
-                self._client.restore(known)
+            if known and known[-1].id == last and self._client.restore(known):
                 return []
         return [self._client.rewind_to(min(last.epoch, committed.total))]
 
@@ -132,16 +131,23 @@ class _Client:
         """The length of the client's text of the current step. `_token` is the fencing token of the text's writer."""
         self._shown = _hash("")
         """The hash of this text, which may be long."""
+        self._has_gap = False
+        """Whether a piece of the step's text did not continue this text."""
         self._status: tuple[object, ...] | None = None
         self._approvals: set[str] = set()
         self._decisions: set[str] = set()
 
-    def restore(self, entries: list[StreamEntry]) -> None:
-        """Record that the client has these entries of the current epoch."""
+    def restore(self, entries: list[StreamEntry]) -> bool:
+        """Record that the client has these entries of the current epoch. False if its text is not known from them.
+
+        The stream may lack entries that the client has received: Redis writes its file once a second, and a killed one
+        loses what came after, without an error for a worker that connects again; a long stream loses its beginning.
+        """
         self._move(entries[0].id.epoch)
         for entry in entries:
             for _ in self.provisional(entry):
                 pass
+        return not self._has_gap
 
     def rewind_to(self, epoch: int) -> Event:
         """The event that withdraws everything after the first `epoch` messages."""
@@ -227,15 +233,17 @@ class _Client:
             self._length = delta["to"]
             self._shown.update(delta["text"].encode())
             yield self._event(EventKind.DELTA, {"text": delta["text"]})
+        else:
+            self._has_gap = True
 
     def _withdraw(self) -> Event:
-        self._length, self._shown = 0, _hash("")
+        self._length, self._shown, self._has_gap = 0, _hash(""), False
         return self._event(EventKind.REWIND, rewind_to(self.messages))
 
     def _move(self, messages: int) -> None:
         self.messages, self.position = messages, EventId(messages)
         self._token = self._length = 0
-        self._shown = _hash("")
+        self._shown, self._has_gap = _hash(""), False
 
     def _event(self, kind: EventKind, data: Any) -> Event:
         return Event(self.position, kind, data)
