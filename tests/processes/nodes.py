@@ -94,7 +94,8 @@ class WorkerContainer(ProcessContainer):
     ) -> None:
         super().__init__(name)
         self._log = directory / f"{name}.log"
-        quiet = _QUIET if application == "perdure" else ()
+        self._is_perdures = application == "perdure"
+        quiet = _QUIET if self._is_perdures else ()
         argv = ["celery", "-A", application, "worker", "-l", "info", "-n", f"{name}@%h", *quiet, *options]
         self._program = forked.Program(
             "celery.__main__:main", argv, environment, directory, stdout=self._log, stderr=self._log
@@ -117,8 +118,10 @@ class WorkerContainer(ProcessContainer):
     def start(self) -> None:
         """Start the worker, without waiting until it consumes."""
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        if self._process is not None:
-            _forget_if_empty(self.pid)
+        if self._process is not None and self._is_perdures:
+            _forget_if_empty(self.pid)  # else, what a killed worker has started must end by itself
+        elif self._process is not None:
+            _end_group(self.pid)  # the pool's processes of a killed worker of Celery stay
         self._process = forked.start(self._program)
         groups.add(self.pid)
 
