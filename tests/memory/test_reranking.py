@@ -98,10 +98,9 @@ def test_a_reranker_may_raise_anything(
 ) -> None:
     """A fault of another package's reranker fails no turn."""
     import_conversation(database, clock, BOATS)
-    reversing = Reversing()
-    monkeypatch.setattr(reversing, "rank", lambda *_: {}["rank"])
+    monkeypatch.setattr(Reversing, "rank", lambda *_: dict[str, Any]()["rank"])
     plain = _recall(database, clock, None).search(UserKey("ana"), QUESTION, 4)
-    assert _recall(database, clock, reversing).search(UserKey("ana"), QUESTION, 4) == plain
+    assert _recall(database, clock, Reversing()).search(UserKey("ana"), QUESTION, 4) == plain
     assert "the reranker is unavailable" in caplog.text
 
 
