@@ -27,7 +27,7 @@ CROSS_ENCODERS = Scheme("cross-encoder", extra="sentence-transformers", library=
 RETRY_S = 60.0
 _POLL_S = 0.5
 _PAIRS = 8
-"""Pairs between two checks of the deadline. A pair of long texts takes a tenth of a second."""
+"""Pairs between two checks of the deadline: fewer than the library's batch of 32, since a pair may be long."""
 
 
 class CrossEncoder:
