@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 """Seconds to wait before the next call to Redis after Redis did not answer."""
 
-EXCHANGE_S = 0.25
+EXCHANGE_S = 0.5
 """Seconds for which a process leases a circuit. So long at most, the fleet does not know what its calls did."""
 
 _MAX_UNRELEASED = 100

@@ -54,7 +54,7 @@ MODULES = {
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LEASE_S, HEARTBEAT_S, SWEEP_S, TOOL_TIMEOUT_S = 1.5, 0.5, 0.3, 0.7
+LEASE_S, HEARTBEAT_S, SWEEP_S, TOOL_TIMEOUT_S = 1.5, 0.5, 0.3, 1.5
 DRAIN_S = 1.0
 SECRET = "whsec_" + base64.b64encode(b"the secret of these tests").decode()
 REPLY_QUEUE = "another service"

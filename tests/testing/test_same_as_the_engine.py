@@ -128,13 +128,13 @@ def _tokens(turn: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def prompts(requests: list[ModelRequest]) -> list[tuple[object, ...]]:
-    """The messages, without the code of the installation's notes, and the tools sent to the model."""
+    """The messages, without the time and the code of the installation's notes, and the tools sent to the model."""
     return [([_coded(message) for message in each.messages], [tool.name for tool in each.tools]) for each in requests]
 
 
 def _coded(message: Message) -> Message:
     content = re.sub(r"user's message follows \(\w+\)", "user's message follows (code)", message.content)
-    return replace(message, content=content)
+    return replace(message, content=re.sub(r"Today is [^.]*\d\d:\d\d", "Today is (time)", content))
 
 
 def _join_hanging_tools() -> None:

@@ -114,7 +114,7 @@ DRAIN_S = 10.0
 """Seconds after which a drain ends, so that Celery sees tasks begin and end, and other workers get a share."""
 
 _INVITE_S = 0.25
-"""Seconds between two wake-ups that a drain publishes for further drains."""
+"""Seconds between two wake-ups that the drains of a process publish for further drains, besides one for each drain."""
 
 _MOST_LOSSES = 10
 """The most losses of the database within one turn that do not count as a failed attempt."""
@@ -147,6 +147,7 @@ class Runner:
         self._claims = Claims(runtime, owner)
         self._leaving = Leaving(runtime, self._claims)
         self.keeper = Keeper(runtime.database, runtime.clock, self._limits)
+        self._invite_at = 0.0
 
     def turns(self) -> Turns:
         """The numbers of turns that were settled and left since the process started."""
@@ -194,26 +195,26 @@ class Runner:
         first (see `Claims.draw`). Ends after `DRAIN_S` seconds, or once `stopping` returns True, with the session at
         hand. If sessions are still due then, another wake-up is published, so that the drain goes on elsewhere.
 
-        A worker takes a wake-up for each thread that it has. So the first claim of a drain, and later ones from time to
-        time, wake another thread while more sessions are due. The first one does so for a session that the wake-up
-        names, too: the other sessions may have no wake-up but this one.
+        A worker takes a wake-up for each thread that it has. So the first claim of each drain, and from time to time a
+        later one of any drain of this process, wake another thread while more sessions are due. The first one does so
+        for a session that the wake-up names, too: the other sessions may have no wake-up but this one.
 
         Raises:
             Unavailable: the database cannot be reached; the call may be repeated.
         """
         monotonic = self._runtime.clock.monotonic
-        until, invite_at, sessions = monotonic() + DRAIN_S, monotonic(), 0
+        until, sessions = monotonic() + DRAIN_S, 0
         outcomes: list[str] = []
         turn_ids: list[UUID] = []
         named: UUID | None = session_id
         while True:
             drawn = self._claims.draw(named)
-            named = None
             if drawn.found is None:
                 return Drained(sessions, tuple(outcomes), None, tuple(turn_ids))
-            if drawn.next_due is not None and monotonic() >= invite_at:
+            if drawn.next_due is not None and (named is not None or monotonic() >= self._invite_at):
+                self._invite_at = monotonic() + _INVITE_S
                 self._runtime.wake.drain(*drawn.next_due)
-                invite_at = monotonic() + _INVITE_S
+            named = None
             left = Left()
             if isinstance(drawn.found, Tenure):
                 more, left = self._run_session(drawn.found)
