@@ -10,8 +10,9 @@ FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of sa
   the conversation, with `speaker`, `dia_id`, `text` and optionally `blip_caption`.
 - `qa`: a list of questions with `question`, `evidence` and `category`.
 
-The default is a small data set written for this project. It shows that recall works, but it is too easy to measure the
-quality of recall.
+The default is a data set of six long conversations with 300 questions, written for this project. The weights of recall
+(`perdure.memory.recall.search`) are fitted on it. Half of the questions use other words than the answer. A smaller and
+easier set is in `benchmarks/data/conversations.json`.
 
 Each sample becomes a user. The benchmark imports the sample's messages as `perdure messages import` does. For each
 question of the sample, the benchmark then runs the recall that agents use. For this recall, the current time is the
@@ -55,7 +56,8 @@ from perdure.settings import Settings
 
 NAME = "recall"
 
-SHIPPED = Path(__file__).parent / "data" / "conversations.json"
+SHIPPED = Path(__file__).parent / "data" / "long_conversations.json"
+SHORT = Path(__file__).parent / "data" / "conversations.json"
 
 _CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 _DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")

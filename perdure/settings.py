@@ -322,9 +322,10 @@ class EndpointSettings(_Group):
 class MemorySettings(_Group):
     """`PERDURE_MEMORY__*`: how much a prompt contains from each layer of memory, and how long layers are kept.
 
-    Without `budget_tools`, the budget of an agent's tools is a share of its model's window. `judge` decides what a new
-    statement is to the known memories: `guard` (rules), `model`, `cross-encoder:NAME`, or the name of another package's
-    entry point. `reranker` orders what recall has found: `none`, `model`, `cross-encoder:NAME`, or an entry point.
+    Without `recall_vector`, the weight of vectors is the one that fits the embedder. Without `budget_tools`, the budget
+    of an agent's tools is a share of its model's window. `judge` decides what a new statement is to the known memories:
+    `guard` (rules), `model`, `cross-encoder:NAME`, or the name of another package's entry point. `reranker` orders what
+    recall has found: `none`, `model`, `cross-encoder:NAME`, or an entry point.
     """
 
     working_turns: Count = 20
@@ -341,8 +342,8 @@ class MemorySettings(_Group):
     budget_files: Annotated[int, Field(ge=0)] = 100_000
     recall_timeout_s: Seconds = 2
     recall_text: Weight = 1
-    recall_vector: Weight = 0.6
-    recall_neighbours: Weight = 0.4
+    recall_vector: Weight | None = None
+    recall_neighbours: Weight = 0.6
     recall_time: Weight = 0.5
     exact_rows: Count = 5_000
     index_rows: Count = 10_000

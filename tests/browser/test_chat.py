@@ -41,7 +41,7 @@ def test_an_answer_continues_after_the_gateway_is_killed(
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_message_before_the_conversation_is_open(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:

@@ -87,7 +87,7 @@ def test_honest_tools_pass_with_a_flush_of_redis() -> None:
     assert told == {"price": (True, False), "book": (True, False), "mail": (False, True), "ship": (False, False)}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_fault_of_perdure_is_told_from_those_of_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine of this module repeats unsafe calls. `certify` imports the module in this process, too."""
     monkeypatch.setattr(CallExecutor, "decide", CallExecutor.decide)  # so that the fault is taken out again

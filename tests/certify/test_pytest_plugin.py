@@ -66,7 +66,7 @@ def test_each_tool_has_a_test(shop: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_nothing_is_added_without_the_option(shop: Path) -> None:
     """Another project's tests run as without perdure; a wrong module is a wrong use of pytest."""
     (shop / "test_own.py").write_text("def test_own():\n    pass\n", encoding="utf-8")

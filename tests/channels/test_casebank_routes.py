@@ -161,7 +161,7 @@ def test_a_run_that_is_not_finished_in_time_goes_on(runtime: Runtime) -> None:
     assert statuses(runtime.database)["used"] == "active"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("bank")
 def test_requests_that_wait_for_a_run_hold_no_thread(runtime: Runtime) -> None:
     """More requests can wait for a run than the gateway has threads, because a waiting request occupies no thread."""

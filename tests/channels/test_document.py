@@ -132,7 +132,7 @@ def test_security_is_as_configured(document: dict[str, Any], runtime: Runtime) -
     assert longest == [10_000, 77]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_patterns_mean_what_the_gateway_checks() -> None:
     """The patterns in the document accept the same characters as the gateway's checks.
 

@@ -68,7 +68,7 @@ def test_an_upload_takes_little_memory(runtime: Runtime) -> None:
     assert used.mib < 12
 
 
-@pytest.mark.parametrize("kind", ["file_id", "data"])
+@pytest.mark.parametrize("kind", ["file_id", pytest.param("data", marks=pytest.mark.exhaustive)])
 def test_a_message_has_files(
     kind: str, client: TestClient, run: Callable[[str], None], rows: Callable[[], dict[str, int]]
 ) -> None:

@@ -237,7 +237,7 @@ def test_the_gateway_is_not_ready_without_a_broker(runtime: Runtime) -> None:
     assert "broker" in response.json()["detail"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_service_that_hangs_does_not_hang_the_check(runtime: Runtime) -> None:
     """If the check of the broker hangs, `/readyz` answers 503. Further requests do not start another check."""
     requested, release = [], threading.Event()

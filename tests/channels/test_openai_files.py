@@ -34,7 +34,7 @@ RESPONSES = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("path", "body"),
     [

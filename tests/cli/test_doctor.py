@@ -77,7 +77,7 @@ fine = Agent("fine", "You help.")
 """
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_tools_that_do_not_fit_are_named(environment: Environment, tmp_path: Path, server: Redis) -> None:
     """`doctor` connects the agents' MCP servers, and names the tools that do not fit an agent's prompts."""
     server.config_set("appendonly", "no")

@@ -56,7 +56,7 @@ def port(environment: Environment, tmp_path: Path, log: Path) -> Iterator[int]:
         process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_unfinished_requests_do_not_block_others(port: int, log: Path) -> None:
     """While 1,100 requests are unfinished, the gateway answers others within 2 s, and its log stays small."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -72,7 +72,7 @@ def test_help_takes_little_time() -> None:
     assert min(_help_cpu_s() for _ in range(3)) < HELP_CPU_S
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_takes_little_time(name: str) -> None:
     """A command's help takes little time, because a command imports most of perdure only when it runs."""
@@ -85,7 +85,7 @@ def _help_cpu_s(*command: str) -> float:
     return cpu_s() - before
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_send_takes_little_time(perdure: Perdure) -> None:
     """`perdure send` must take little time, because scripts call it for each message."""
 

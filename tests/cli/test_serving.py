@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,16 @@ def test_a_disconnect_ends_the_wait(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "mebibytes"), [("/v1/memory/search", 20), ("/v1/messages", 46)])
-def test_a_body_that_is_far_too_long_is_answered(served: Served, path: str, mebibytes: int) -> None:
+def test_a_body_that_is_far_too_long_is_answered(runtime: Runtime, path: str, mebibytes: int) -> None:
     """A client that sends a whole oversized body before it reads the response gets a 413, not a connection reset."""
-    client = http.client.HTTPConnection(*served.address, timeout=PATIENCE_S)
-    client.request("POST", path, b" " * (mebibytes * 2**20))
-    answer = client.getresponse()
+    with (
+        serving(runtime, Door(most=MOST)) as served,
+        closing(http.client.HTTPConnection(*served.address, timeout=PATIENCE_S)) as client,
+    ):
+        client.request("POST", path, b" " * (mebibytes * 2**20))
+        answer = client.getresponse()
 
-    assert (answer.status, json.load(answer)["code"]) == (413, "TOO_LARGE")
-    client.close()
+        assert (answer.status, json.load(answer)["code"]) == (413, "TOO_LARGE")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
@@ -110,7 +113,7 @@ main()
 """The code of a gateway that sends itself SIGTERM after it has opened its socket and before its server runs."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
     """A SIGTERM that arrives before the server runs ends the gateway, so that no SIGKILL is needed."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -265,6 +265,7 @@ class Window:
             os.close(self._master)
 
 
+@pytest.mark.exhaustive
 def test_closing_the_terminal_while_an_answer_is_awaited_leaves(window: Window, database: Database) -> None:
     """If SIGHUP arrives during a wait for a reply, the chat requests the session's end. The message stays accepted."""
     window.see(_PROMPT)

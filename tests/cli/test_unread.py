@@ -104,7 +104,7 @@ def test_a_slow_reader_gets_the_whole_transcript(served: Served, runtime: Runtim
     assert json.loads(received.partition(b"\r\n\r\n")[2]) == read_messages(runtime.database, session_id)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_client_that_reads_a_little_now_and_then_is_cut_off(served: Served, database_url: str) -> None:
     """Otherwise a client keeps its place and the memory for its response for hours."""
     session_id, _ = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -126,7 +126,7 @@ def _events(served: Served, turn_id: UUID) -> list[tuple[str, str]]:
     return [(block["id"], block["event"]) for block in blocks]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_events_of_a_long_turn_are_complete(served: Served, database_url: str) -> None:
     """The messages are read page by page. The last page is followed by the end, and only that one."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -143,7 +143,7 @@ def _all_wait(unsent: Unsent, count: int) -> bool:
     return len(waited) == count and min(waited) > 0.3
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_streams_reserve_memory_while_they_have_events(runtime: Runtime, database_url: str) -> None:
     """Events that the client has not read take memory of its user; a stream that waits for events takes none."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -184,7 +184,7 @@ def test_slow_users_do_not_keep_others_from_reading(runtime: Runtime, database_u
             assert len(response.json()) == 200
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_process_has_a_bound_on_unsent_bytes(runtime: Runtime, database_url: str) -> None:
     """Above the bound, the connections whose clients have not read for the longest time are reset at once."""
     session_id, _ = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -231,7 +231,7 @@ def test_unread_transcripts_take_little_memory(perdure: Perdure, database_url: s
         gateway.kill()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, database_url: str) -> None:
     """An OpenAI response has a turn's whole text: a few long ones take all of their user's memory."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -248,7 +248,7 @@ def test_long_answers_reserve_memory_for_all_their_text(runtime: Runtime, databa
         assert httpx2.get(served.url(path)).status_code == 429
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_stream_reserves_memory_for_the_text_that_it_keeps(runtime: Runtime, database_url: str) -> None:
     """The closing events of the Responses API repeat the whole text, so each stream keeps it until its end."""
     _, turn_id = long_transcript(database_url, _MESSAGES, _SIZE)
@@ -264,7 +264,7 @@ def test_a_stream_reserves_memory_for_the_text_that_it_keeps(runtime: Runtime, d
         _until_released(served)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_streams_of_long_turns_give_way_between_pages(runtime: Runtime, database_url: str) -> None:
     """Clients that read their events at a modest rate do not keep the memory until the end of a long turn."""
     reading = [long_transcript(database_url, 400, _SIZE, f"reading {number}") for number in range(8)]

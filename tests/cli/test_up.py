@@ -141,7 +141,7 @@ def test_the_welcome_shows_the_broker_without_its_password(capsys: pytest.Captur
     ]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_everything_starts_answers_stops_and_remembers(perdure: Perdure, nowhere: Environment, tmp_path: Path) -> None:
     """`perdure up`, `perdure send` and Flower work together. After a restart, the earlier session is still listed."""
     port, flower = free_ports(2)

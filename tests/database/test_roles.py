@@ -53,7 +53,7 @@ def test_grants_suffice_for_turns_and_sweeps(poor: Runtime, caplog: pytest.LogCa
     assert _warnings(caplog) == []
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_upkeep_says_what_the_role_may_not_do(
     poor: Runtime, database: Database, clock: MovedClock, caplog: pytest.LogCaptureFixture
 ) -> None:

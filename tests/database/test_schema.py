@@ -125,7 +125,7 @@ def test_a_name_that_needs_quoting(url: URL, engine: Engine, opened: Any, *, pre
     assert run(engine, "SELECT nspname FROM pg_namespace WHERE nspname = :name", name=ODD) == [(ODD,)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("prepare", [True, False])
 def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: Any, *, prepare: bool) -> None:
     """Vectors are stored, compared and indexed even if pgvector is installed in a schema of its own."""
@@ -144,7 +144,7 @@ def test_the_extension_in_a_schema_of_its_own(url: URL, engine: Engine, opened: 
     assert [each.case_id for each in search.search(database, [1, 7], "hash:2", 1)] == ["7"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_role_that_may_not_create_a_schema(url: URL, engine: Engine) -> None:
     """If the role may not create a schema, the error shows the statement that an administrator must run."""
     run(engine, "CREATE EXTENSION vector")

@@ -75,7 +75,7 @@ def _decide(client: httpx2.Client, turn_id: str, waiting: dict[str, Any]) -> int
     return client.post(f"/agents/v1/turns/{turn_id}/approval", json=approve).status_code
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_user_of_django_talks_to_the_agent(shop: Example, database: Database) -> None:
     """Django's session cookie authenticates a user of the agent. Another user cannot read the first user's turn.
 

@@ -520,7 +520,7 @@ def test_a_session_is_claimed_by_one_worker(archive: Archive) -> None:
     assert met == [ConsolidationNotDue(), ConsolidationCounts()]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_four_workers_share_a_batch(archive: Archive) -> None:
     """Four workers consolidate 200 sessions of 40 users, each session once. No fact is stored twice."""

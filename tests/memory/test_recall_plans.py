@@ -141,7 +141,7 @@ def test_the_index_finds_enough_rows_of_any_user(filled: Connection, database: D
         assert owners.scalars().all() == [user_id]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, database: Database) -> None:
     """The row with the most words of the question ranks first, even if it is the oldest of thousands of matches."""
     filled.exec_driver_sql(

@@ -200,7 +200,7 @@ def test_what_does_not_help_is_not_left_out_later(make: Make, server: OpenAIServ
     assert ["stream_options" in each for each in server.requests] == [True, False, True]
 
 
-@pytest.mark.parametrize("is_own", [True, False], ids=["own", "adapted"])
+@pytest.mark.parametrize("is_own", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["own", "adapted"])
 def test_an_option_of_messages_may_be_refused(*, is_own: bool) -> None:
     """Servers of Anthropic's protocol refuse options, too; what a model refuses concerns that model only."""
     with BlocksServer() as server:

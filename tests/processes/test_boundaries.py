@@ -1,6 +1,7 @@
 """A turn survives a SIGKILL of its worker before or after any commit.
 
-The cases are enumerated, not sampled. `make test` plays only one case of each kind. Each case waits several seconds for
+The cases are enumerated, not sampled. `make test` plays only one case of each kind, `make check` those of perdure's own
+agents, and `make exhaustive` all. Each case waits several seconds for
 a lease to expire. Therefore, several installations play the cases concurrently, and each installation plays one case at
 a time. The test of a case waits for the outcome of the case.
 """
@@ -39,7 +40,7 @@ ONE_OF_EACH_KIND = {
     "adapted-all-before-turns.finish_effect-2",
     "judging-pure-after-turns.step-3",
 }
-"""The cases that `make test` plays; the tests of all other cases are marked `long`."""
+"""The cases that `make test` plays. `make check` plays all of perdure's own agents, `make exhaustive` all."""
 
 TURNS = [*((kind, agent) for agent in (NATIVE, ADAPTED) for kind in KINDS), (KINDS[0], JUDGING)]
 """The kinds of turns of each agent."""
@@ -120,11 +121,13 @@ def test_one_case_of_each_kind_is_always_played() -> None:
     assert chosen == sorted((agent, kind) for kind, agent in TURNS)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case if str(case) in ONE_OF_EACH_KIND else pytest.param(case, marks=pytest.mark.long) for case in CASES],
-    ids=str,
-)
+def _marks(case: Case) -> list[pytest.MarkDecorator]:
+    if str(case) in ONE_OF_EACH_KIND:
+        return []
+    return [pytest.mark.exhaustive if case.agent == ADAPTED else pytest.mark.long]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=_marks(case)) for case in CASES], ids=str)
 def test_after_a_kill_a_message_is_answered_once(played: dict[Case, Future[CaseOutcome]], case: Case) -> None:
     """Wherever the worker dies, the message is answered once. Tools run only as often as their effect classes allow."""
     outcome = played[case].result()

@@ -21,6 +21,7 @@ MOMENTS: tuple[Moment, ...] = ("before", "after")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("agent", [NATIVE, ADAPTED])
 @pytest.mark.parametrize(
     "place", [Place(moment, "budgets.spend", nth) for nth in (1, 2, 3) for moment in MOMENTS], ids=str

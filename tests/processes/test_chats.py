@@ -56,6 +56,7 @@ def _until_shown(telegram: TelegramServer, *texts: str) -> None:
     wait_until(lambda: list(telegram.shown.values()) == [*texts], f"the chat shows {texts}", PATIENCE_S)
 
 
+@pytest.mark.exhaustive
 def test_a_note_follows_the_tool(installation: Installation, telegram: TelegramServer, perdure: Perdure) -> None:
     """The note changes in place and does not notify; when the reply is there, the chat has the reply only."""
     with _channels(perdure, installation) as channels:

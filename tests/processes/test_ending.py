@@ -194,7 +194,7 @@ def thinking(fleet: Fleet) -> Iterator[ModelServer]:
     server.thoughts, server.thinks_long = "", False
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ends", [True, False], ids=["closed", "cut off"])
 def test_thoughts_of_a_model_are_kept_nowhere(fleet: Fleet, thinking: ModelServer, *, ends: bool) -> None:
     """No reply, stream, summary, title, memory or later prompt has a thought, whether a tag closes it or not."""

@@ -201,6 +201,7 @@ def test_backlog(stack: Stack) -> None:
     assert "1 sessions wait for a worker" in stack.shows("backlog", "warning", "PerdureBacklog")
 
 
+@pytest.mark.exhaustive
 def test_deliveries_failing(stack: Stack, receiver: Receiver) -> None:
     """A receiver answers 500."""
     receiver.statuses.extend([500] * 100)

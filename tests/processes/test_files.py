@@ -132,7 +132,7 @@ def test_after_a_kill_of_the_gateway_a_message_has_its_file_once(
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "place",
     [

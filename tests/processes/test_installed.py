@@ -156,7 +156,7 @@ def test_a_task_of_the_application_may_outlast_the_hard_limit(installation: Inst
     assert shop.runs() == {"slow": 1, "slow-ended": 1}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_another_worker_continues_a_killed_workers_turn(installation: Installation, shop: Shop) -> None:
     """Another worker continues the turn after the lease has expired and a sweep has woken the session."""
     victim = shop.perdures()

@@ -94,7 +94,7 @@ def test_the_erasure_of_its_user_ends_the_process(installation: Installation) ->
     assert not installation.query("SELECT 1 FROM turns")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_process_dies_with_its_worker(installation: Installation) -> None:
     """If the worker is killed, the kernel kills the turn's process."""
     worker, _, child = held(installation)

@@ -74,7 +74,7 @@ def test_after_a_kill_a_message_has_joined_once(installation: Installation, plac
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_after_a_kill_a_message_is_changed_once(installation: Installation, moment: Moment) -> None:
     """The text before the change is nowhere, and the model gets the other."""
@@ -98,7 +98,7 @@ def _asked(installation: Installation, turn_id: UUID, number: int = 1) -> dict[s
     return wait_until(question, f"question {number} is asked", PATIENCE_S)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("place", "agent"), _cases(ASKED, ASKING))
 def test_after_a_kill_a_question_is_answered_once(installation: Installation, place: Place, agent: str) -> None:
     """The answer that does not fit is refused once, and the one that fits is the result."""
@@ -183,7 +183,7 @@ def test_after_a_kill_a_question_is_closed_once(installation: Installation, mome
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("moment", "judged"), [("before", 1), ("after", 2)])
 def test_after_a_kill_a_refused_answer_is_charged(installation: Installation, moment: Moment, judged: int) -> None:
     """The turn fails once. Its usage has the tokens of the message's and of each committed judgement."""

@@ -19,6 +19,7 @@ PATIENCE_S = 60.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
+@pytest.mark.exhaustive
 def test_a_worker_with_too_many_hanging_tools_shuts_down(installation: Installation) -> None:
     """Another worker answers the remaining turns, including one that was in a model call at the shutdown."""
     worker = installation.worker(PERDURE_TURN__MAX_LEAKED_THREADS="1")

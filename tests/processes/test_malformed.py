@@ -146,7 +146,7 @@ def survives_malformed_items(installation: Installation, worker: Worker, client:
     assert worker.logs().count("queue turns: dropped") >= LINES
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_malformed_item_is_dropped_and_the_next_message_runs(
     celery_setup: CeleryTestSetup, installation: Installation, client: Any, worker_count: int

@@ -175,7 +175,7 @@ LEVELS = {0: "maintenance", 4: "maintenance\x06\x163", 5: "maintenance\x06\x163"
 """By task priority: the Redis list to which a publisher with kombu's defaults pushes a task."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_returns_a_task_at_a_level_that_its_application_reads(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:
@@ -229,7 +229,7 @@ def returns(url: str, queue: str, count: int) -> list[float]:
     raise AssertionError("Redis closed the connection")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_that_stops_returns_unknown_tasks_first(
     installation: Installation, neighbour: Neighbour, client: Any
 ) -> None:

@@ -22,7 +22,7 @@ def _deployment(directory: Path, name: str, *agents: str) -> dict[str, str]:
     return {"PERDURE_AGENTS": name, "PYTHONPATH": f"{ROOT}:{directory}"}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_new_workers_answer_for_a_new_agent(installation: Installation) -> None:
     """Turns of the new agent are answered in seconds, although two of three workers are old. No attempt is charged."""
     directory = installation.directory

@@ -174,7 +174,7 @@ def test_a_response_resumes_after_the_gateway_was_killed(
     assert again == texts
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_tool_calls_are_reasoning_at_any_gateway(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
@@ -201,7 +201,7 @@ def test_tool_calls_are_reasoning_at_any_gateway(
         assert found == [(each.type, each.sequence_number) for each in live[position + 1 :]]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_cancelled_and_failed_turns(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, client: openai.OpenAI
 ) -> None:
@@ -254,7 +254,7 @@ def test_bad_requests_have_openais_shape(
     assert _turns(installation) == 0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_front_ends_title_request_is_no_turn(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI
 ) -> None:
@@ -285,7 +285,7 @@ def test_a_stopping_gateway_ends_a_stream_with_an_error(
     assert _turns(installation) == 1
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("route", ["chat", "responses"])
 def test_a_reply_that_is_filtered_while_it_streams(
     celery_setup: CeleryTestSetup, installation: Installation, client: openai.OpenAI, route: str

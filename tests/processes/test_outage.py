@@ -72,6 +72,7 @@ def test_an_open_breaker_uses_the_fallback_until_one_probe_succeeds(
     installation.check()
 
 
+@pytest.mark.exhaustive
 def test_parked_turns_are_answered_when_the_model_is_back(
     installation: Installation, perdure: Perdure, tmp_path: Path
 ) -> None:

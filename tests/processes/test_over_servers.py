@@ -104,6 +104,7 @@ def test_an_adapted_turn_killed_amid_its_calls(celery_setup: CeleryTestSetup, in
     installation.check()
 
 
+@pytest.mark.exhaustive
 @adapted
 def test_a_worker_stopped_in_a_tool_of_an_adapted_turn(stopped: Stopped, installation: Installation) -> None:
     """Another worker takes over the turn of an agent of pydantic-ai, and the stopped one writes nothing."""

@@ -15,7 +15,7 @@ SHARED_ATTEMPTS = 2
 """Attempts in the worker's own process. Later attempts run in a separate process."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("worker_count", [1])
 def test_a_turn_that_kills_its_process_fails_and_concurrent_turns_do_not(

@@ -102,7 +102,7 @@ def test_turns_that_wait_for_a_model_delay_nothing_else(installation: Installati
     assert all(not gate.opened.is_set() for gate in gates)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation) -> None:
     """Wake-ups for which a worker has no slot stay in the broker, where another worker gets them."""
     gates = [installation.model_server.gate(f"slow {number}") for number in range(4)]
@@ -122,7 +122,7 @@ def test_a_busy_worker_leaves_wake_ups_to_an_idle_one(installation: Installation
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installation) -> None:
     """A worker without a free slot consumes again as soon as one of its turns ends. It needs no sweep.
 
@@ -136,7 +136,7 @@ def test_a_worker_continues_with_turns_it_had_no_slot_for(installation: Installa
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_backlog_of_unknown_tasks_delays_no_turn(installation: Installation) -> None:
     """The worker holds a bounded number of unknown tasks, whatever their routing key."""
     url = installation.environment["PERDURE_BROKER_URL"]

@@ -72,7 +72,7 @@ def test_a_kill_between_the_commit_and_the_wake_up(installation: Installation) -
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_gateway_routes_a_requested_turn(installation: Installation) -> None:
     """Without a worker, the gateway routes a message to a session when a client cancels or reads the message's turn."""
     environment = {**installation.environment, "PERDURE_AGENTS": "perdure.builtin", "PERDURE_MODEL": "offline"}

@@ -90,7 +90,7 @@ def test_a_tool_call_under_way_is_awaited(celery_setup: CeleryTestSetup, install
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetup, installation: Installation) -> None:
     """At a shutdown, a turn in its own process is parked like any other turn."""
     gate = installation.model_server.gate("hello", nth=1)

@@ -103,7 +103,7 @@ def test_the_first_words_arrive_while_the_model_generates(
     assert len(shown) > len(story(0)) / 2
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chat_prints_an_answer_as_it_is_written(
     celery_setup: CeleryTestSetup, installation: Installation, perdure: Perdure
 ) -> None:

@@ -89,7 +89,7 @@ def test_a_turn_is_one_trace_across_processes_and_a_kill(
     assert delivery.headers["traceparent"] == f"00-{TRACE}-{of_delivery.span_id}-01"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_that_stops_exports_its_turns(installation: Installation, collector: Collector) -> None:
     """At SIGTERM, what waits for the next export is exported; an unreachable receiver does not hold the worker up."""
     waiting = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}

@@ -18,7 +18,7 @@ GIVEN_UP_S = 120.0
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_session_with_unreadable_rows_continues(installation: Installation) -> None:
     """A turn whose rows this release cannot read fails after its last attempt. Later messages are answered."""
     first = installation.accept("hello")

@@ -72,6 +72,7 @@ def _answer(installation: Installation, turn_ids: list[UUID]) -> None:
         list(threads.map(bring, turn_ids))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "turns",
     [

@@ -106,7 +106,7 @@ def test_a_worker_whose_interpreter_is_held_is_killed_and_its_turns_continue(ins
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_worker_that_is_shutting_down_is_still_watched(installation: Installation) -> None:
     """The watchdog kills a worker whose interpreter is blocked during the worker's shutdown."""
     worker = watched(installation)
@@ -146,7 +146,7 @@ def test_readyz_names_a_worker_that_was_killed(installation: Installation, perdu
     assert killed["silent_s"] >= LIMIT_S
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_paused_process_tree_is_not_killed(installation: Installation) -> None:
     """Ctrl-Z or a suspended machine pauses worker and watchdog. On resuming, the watchdog restarts its time limit."""
     worker = watched(installation)

@@ -29,7 +29,7 @@ from perdure.errors import InvalidRequest, NotFound
 from perdure.files.results import named_in
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
-from perdure.memory.recall import time_spans
+from perdure.memory.recall import cues, time_spans
 from perdure.models import families
 from perdure.models.embedders import hashing
 from perdure.models.embedders import protocol as embedder_protocol
@@ -185,6 +185,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
     "perdure.text.quoting.without_quotations": quoting.without_quotations,
     "perdure.models.embedders.protocol.embedded_text": embedder_protocol.embedded_text,
+    "perdure.memory.recall.cues.find_cues": lambda given: cues.find_cues(f"{given}?").names(given),
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),

@@ -216,7 +216,7 @@ def copies(public_path: Path) -> list[Path]:
     return list(public_path.glob("perdure-postgresql-*"))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation: Path, public_path: Path) -> None:
     """If the server's account cannot enter the directory of PostgreSQL's programs, the server runs from a copy."""
     with postgres.start(public_path / "postgres") as running:
@@ -226,7 +226,7 @@ def test_programs_behind_a_closed_directory_run_from_a_copy(closed_installation:
     assert closed_installation.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_copy_is_reused_repaired_and_checked(
     nobody: account.Account, closed_installation: Path, public_path: Path
 ) -> None:
@@ -248,7 +248,7 @@ def test_the_copy_is_reused_repaired_and_checked(
         programs.runnable(installation, "1", nobody)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_only_the_account_that_started_it_may_connect(
     nobody: account.Account, public_path: Path, program: Callable[..., Program]
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_changed_agent_departs(bundle: Path) -> None:
     assert told["instructions"] == ["- You pay.", "+ You pay. Quickly."]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(bundle: Path) -> None:
     done = _replay(bundle, agents="perdure.builtin")
     assert done.returncode == 2

@@ -148,7 +148,7 @@ def test_idle_sessions_are_found_by_their_last_activity(large: Harness) -> None:
     _check(large, IDLE)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_shares_of_receivers_read_no_more_than_the_limit(large: Harness) -> None:
     """With 10,000 due deliveries, the shares of few or many hosts and users are found without reading the others.
 

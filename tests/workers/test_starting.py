@@ -50,7 +50,7 @@ OF_A_GATEWAY = {"fastapi", "httpx2", "starlette", "uvicorn"}
 """Modules that a worker does not need until it posts a reply or calls a provider."""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_process_imports_what_it_needs() -> None:
     """Other modules would take CPU time and memory, and those of an extra may not be installed."""
     servers = {"PERDURE_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PERDURE_REDIS_URL": "redis://127.0.0.1:1"}

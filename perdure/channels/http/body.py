@@ -28,8 +28,7 @@ MAX_BODY_BYTES = 2**20
 """The longest body of most routes. Those of a `FileRoute` may have files in Base64."""
 MAX_DRAINED_BYTES = 2**26
 
-_DRAIN_S = 30.0
-_IDLE_S = 5.0
+_DRAIN_S = 5.0
 _COPIES = 4
 """The copies of a long body that parsing it makes: its bytes, their text, its strings, and a file."""
 _INLINE_BYTES = 2**14
@@ -167,21 +166,16 @@ async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
 async def drain(stream: AsyncIterator[bytes]) -> None:
     """Read the rest of a body and discard it, up to `MAX_DRAINED_BYTES` bytes and `_DRAIN_S` seconds.
 
-    Ends when nothing arrives for `_IDLE_S` seconds.
-
     Most clients read the response only after they have sent the whole body. Closing a connection with unread bytes
     resets it, and the client loses the response.
     """
     read = 0
-    loop = asyncio.get_running_loop()
-    end = loop.time() + _DRAIN_S
     with suppress(TimeoutError):
-        async with asyncio.timeout(_IDLE_S) as limit:
+        async with asyncio.timeout(_DRAIN_S):
             async for chunk in stream:
                 read += len(chunk)
                 if read > MAX_DRAINED_BYTES:
                     return
-                limit.reschedule(min(end, loop.time() + _IDLE_S))
 
 
 def parse_object(body: bytes, *, any_text: bool = False) -> dict[str, Any]:

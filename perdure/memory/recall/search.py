@@ -2,7 +2,9 @@
 
 Word and vector scores are each normalised to at most 1, multiplied by the weights `PERDURE_MEMORY__RECALL_*` and
 summed. Messages and memories from a time that the query names score higher. A message's score also grows with the
-scores of its neighbours: an answer often shares no word with the query, but the message before the answer does.
+scores of its neighbours: an answer often shares no word with the query, but the message before the answer does. Of the
+best messages, those score higher whose author the query names, and the earlier or later ones, if the query asks for the
+first or the last (`cues`).
 Superseded memories rank lower. A search finds only the messages and memories of one user.
 
 Vector search is exact while the user has few rows. For other users it uses the HNSW index. If the index finds too few
@@ -32,6 +34,7 @@ from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable,
 from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
+from perdure.memory.recall.cues import Cues, find_cues
 from perdure.memory.recall.queries import CANDIDATES
 from perdure.memory.recall.reranking import MOST_RERANKED, Reranker
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
@@ -57,9 +60,19 @@ _MOST_BEST = 20
 
 If a search has a greater `k`, `k` is used instead of this number.
 """
-_PRECEDING_FACTOR = 0.9
+_PRECEDING_FACTOR = 0.6
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15
+
+_MOST_CUED = 40
+"""Number of best messages to which the question's cues apply."""
+_AUTHOR_WEIGHT = 0.2
+_ORDER_WEIGHT = 0.5
+
+_VECTOR_WEIGHTS = {"hash": 0.6}
+"""The weights of vectors, by the scheme of their embedder, fitted on the conversations in `benchmarks/data`."""
+_VECTOR_WEIGHT = 1.0
+"""The weight of other embedders' vectors."""
 
 
 class Layer(StrEnum):
@@ -124,6 +137,13 @@ class Recall:
     clock: Clock
     timezone: str = "UTC"
     reranker: Reranker | None = None
+
+    @property
+    def vector_weight(self) -> float:
+        """`PERDURE_MEMORY__RECALL_VECTOR`, or else the weight that was fitted for the embedder."""
+        if self.settings.recall_vector is not None or self.embedder is None:
+            return self.settings.recall_vector or 0.0
+        return _VECTOR_WEIGHTS.get(self.embedder.name.partition(":")[0], _VECTOR_WEIGHT)
 
     def using(self, embedder: Embedder) -> Recall:
         return replace(self, embedder=embedder)
@@ -245,17 +265,18 @@ class _Query:
     def messages(self, k: int) -> list[Recalled]:
         """The `k` best messages, best first."""
         weights = self.recall.settings
-        total = weights.recall_text + weights.recall_vector
+        total = weights.recall_text + self.recall.vector_weight
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
         recalled = []
-        for row in self._find_messages(k, weights.recall_time * total):
+        found = self._find_messages(max(k, _MOST_CUED), max(_MOST_BEST, k), weights.recall_time * total)
+        for score, row in _cued(found, find_cues(self.text))[:k]:
             message_id = row.message_id or f"{row.session_id}:{row.seq}"
             recalled.append(
                 Recalled(
                     Layer.EPISODIC,
                     message_id,
                     row.content,
-                    min(1.0, row.score / highest) if highest else 0.0,
+                    min(1.0, score / highest) if highest else 0.0,
                     (message_id,),
                     row.occurred_at,
                     role=row.role,
@@ -281,12 +302,13 @@ class _Query:
             return []
         rows = self._run(queries.MEMORIES, memory_ids=list(ids))
         similar = _rescaled({row.memory_id: row.similarity for row in rows})
-        total = weights.recall_text + weights.recall_vector
+        vector_weight = self.recall.vector_weight
+        total = weights.recall_text + vector_weight
         highest = total * (1 + weights.recall_time * bool(self.time_spans)) * (1 + _VALUE_WEIGHT)
 
         def score(row: Any) -> float:
             fused = weights.recall_text * by_words.get(row.memory_id, 0.0)
-            fused += weights.recall_vector * similar.get(row.memory_id, 0.0)
+            fused += vector_weight * similar.get(row.memory_id, 0.0)
             fused += weights.recall_time * total * _is_within(row.valid_from, self.time_spans)
             fused *= (1 + _VALUE_WEIGHT * row.value) * (1 if row.valid_to is None else _SUPERSEDED_FACTOR)
             return min(1.0, fused / highest) if highest else 0.0
@@ -316,18 +338,18 @@ class _Query:
                 return found
         return self._run(queries.MEMORIES_NEAR)
 
-    def _find_messages(self, k: int, time_weight: float) -> Sequence[Any]:
+    def _find_messages(self, k: int, most_best: int, time_weight: float) -> Sequence[Any]:
         weights = self.recall.settings
         given = {
             "k": k,
-            "most_best": max(_MOST_BEST, k),
+            "most_best": most_best,
             "most_within": _MOST_WITHIN_SPAN,
             "seq_reach": _SEQ_REACH,
             "preceding": _PRECEDING_FACTOR,
             "starts": [span.start for span in self.time_spans],
             "ends": [span.end for span in self.time_spans],
             "text_weight": weights.recall_text,
-            "vector_weight": weights.recall_vector,
+            "vector_weight": self.recall.vector_weight,
             "neighbours_weight": weights.recall_neighbours,
             "time_weight": time_weight,
         }
@@ -358,6 +380,21 @@ class _Query:
                 **parameters,
             },
         )
+
+
+def _cued(rows: Sequence[Any], cues: Cues) -> list[tuple[float, Any]]:
+    """The messages with their scores, best first. The question's cues raise the scores of the first `_MOST_CUED`."""
+    by_time = sorted(rows[:_MOST_CUED], key=lambda row: (row.occurred_at, row.seq), reverse=cues.order < 0)
+    places = {(row.session_id, row.seq): place / max(len(by_time) - 1, 1) for place, row in enumerate(by_time)}
+
+    def score(row: Any) -> float:
+        place = places.get((row.session_id, row.seq))
+        if place is None:
+            return float(row.score)
+        author = _AUTHOR_WEIGHT * cues.names(row.author)
+        return float(row.score * (1 + author) * (1 + _ORDER_WEIGHT * abs(cues.order) * place))
+
+    return sorted(((score(row), row) for row in rows), key=lambda each: -each[0])
 
 
 def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:

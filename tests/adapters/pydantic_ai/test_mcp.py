@@ -32,7 +32,7 @@ def _rows(harness: Harness) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_each_call_has_a_row(harness: Harness) -> None:
     """The server of the toolset runs while the turn does."""
     _equip(harness)

@@ -18,7 +18,7 @@ def _now_id(installation: Installation, number: int) -> str:
     return str((made_ms << 22) + number)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_messages_sent_while_no_process_listened_are_read(installation: Installation, discord: DiscordServer) -> None:
     """When the bot connects, it reads all messages newer than the last one that it handled.
 

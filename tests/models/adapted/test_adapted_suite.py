@@ -82,7 +82,7 @@ class MistralServer(OpenAIServer):
         return super().take(path, body, headers)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.skipif(
     pydantic_ai.__version__.startswith("2.64."), reason="pydantic-ai 2.64 needs all calls of Mistral's in one piece"
 )
@@ -106,7 +106,7 @@ class BlocksServer(AnthropicServer):
         return super().take(path, body, headers)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 class TestAnthropic(_Rooted):
     kind = "anthropic"
 
@@ -140,7 +140,7 @@ class GroqServer(OpenAIServer):
         return super().judge(path.removeprefix("/openai"), body)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 class TestGroq(_Rooted):
     kind = "groq"
 
@@ -198,7 +198,7 @@ class TestResponses(AdaptedSuite):
         made.close()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 class TestBedrock(AdaptedSuite):
     kind = "bedrock"
 

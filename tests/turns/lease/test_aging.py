@@ -63,7 +63,7 @@ def test_a_session_that_waits_overtakes_newer_urgent_ones(harness: Harness, publ
     assert _round(harness, published)[0] == (low, 9)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_urgent_sessions_that_keep_coming_do_not_starve_another(harness: Harness, published: Published) -> None:
     """If each round has more new urgent sessions than it may wake, an old session still gets its turn."""
     (low,) = _lost(harness, 1, "low")

@@ -322,7 +322,7 @@ def _returns(harness: Harness, capacity: int | None = None, most: int = 500) -> 
     raise AssertionError("turns are left")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_number_of_returning_turns_grows_while_the_model_answers(parking: Harness) -> None:
     """Each time that as many turns were answered, twice as many return, within one round of the sweeper."""
     parked = _park(parking, 100)
@@ -450,7 +450,7 @@ def test_a_returned_turn_whose_agent_no_worker_has_does_not_hold_up_the_others(p
     assert set(parked[MOST_A_ROUND:]) <= set(_swept(parking))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_failing_model_delays_no_turn_of_another_one(parking: Harness) -> None:
     """Each model has a pace of its own: while one fails again and again, the turns of the other return."""
     parking.agents = Agents([Agent("assistant", "You help."), Agent("other", "You do, too.", model="other")])
