@@ -57,7 +57,6 @@ from perdure.settings import Settings
 NAME = "recall"
 
 SHIPPED = Path(__file__).parent / "data" / "long_conversations.json"
-SHORT = Path(__file__).parent / "data" / "conversations.json"
 
 _CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 _DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")

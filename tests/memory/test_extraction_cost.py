@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from benchmarks.recall import SHORT, lines_of
+from benchmarks.recall import SHIPPED, lines_of
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Settings
@@ -36,7 +36,7 @@ def test_the_tokens_of_a_consolidated_session(harness: Harness, settings: Settin
     harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
     archive = Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
     sessions = messages = 0
-    for sample in json.loads(SHORT.read_text(encoding="utf-8")):
+    for sample in json.loads(SHIPPED.with_name("conversations.json").read_text(encoding="utf-8")):
         for _, said in groupby(lines_of(sample), lambda line: line["session"]):
             lines = [(line["role"], line["content"]) for line in said]
             archive.ended(*lines, user_id=sample["sample_id"])
