@@ -52,7 +52,9 @@ def test_a_malformed_file_is_reported(
     assert "is not a data set in LoCoMo's layout" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", [recall.SHIPPED, recall.SHIPPED.with_name("conversations.json")], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [recall.SHIPPED, recall.SHIPPED.with_name("conversations.json")], ids=lambda file: file.stem
+)
 def test_a_shipped_set_is_valid(file: Path) -> None:
     """Every question of a bundled data set has evidence, which names existing lines."""
     for sample in json.loads(file.read_text(encoding="utf-8")):
