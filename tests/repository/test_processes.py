@@ -124,3 +124,14 @@ def test_the_image_runs_the_console_script_as_an_unprivileged_user() -> None:
     assert "perdure" in tomllib.loads(read("pyproject.toml"))["project"]["scripts"]
     for install in re.findall(r"pip install ([^\n]*)", dockerfile):
         assert "--require-hashes" in install or "--no-deps" in install
+
+
+def test_images_of_others_are_pinned() -> None:
+    """Each has a tag, for the reader, and a digest, and all stages of the Dockerfile begin with the same one."""
+    servers = [service["image"] for name, service in COMPOSE["services"].items() if name not in OURS]
+    bases = re.findall(r"^FROM (\S+)", read("Dockerfile"), re.MULTILINE)
+
+    assert len(servers) == 2
+    assert len(bases) == 2
+    assert len(set(bases)) == 1
+    assert all(re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in (*servers, *bases))
