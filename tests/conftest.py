@@ -183,18 +183,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_variants(variants: Sequence[pytest.Item]) -> None:
     """Mark a test's variants, unless the test itself says which of them are long.
 
-    `make test` runs the first variant, and `make check` the last one and the one in the middle, too, if the test uses a
-    database, else all. If the test is long itself, `make check` runs only the first variant.
+    `make test` runs the first variant, and `make check` the last one and the one in the middle, too. If the test is long
+    itself, `make check` runs only the first variant.
     """
     marked = [each for each in variants if each.get_closest_marker("long") or each.get_closest_marker("exhaustive")]
     if len(marked) in (0, len(variants)):
-        uses_database = "databases" in getattr(variants[0], "fixturenames", ())
         first = next((n for n, each in enumerate(variants) if not each.get_closest_marker("exhaustive")), 0)
         chosen = {first} if marked else {0, len(variants) // 2, len(variants) - 1}
         for number, each in enumerate(variants):
-            is_left_out = number not in chosen and (marked or uses_database)
-            if is_left_out or number:
-                each.add_marker(pytest.mark.exhaustive if is_left_out else pytest.mark.long)
+            if number not in chosen:
+                each.add_marker(pytest.mark.exhaustive)
+            elif number:
+                each.add_marker(pytest.mark.long)
     for each in variants:
         if each.get_closest_marker("exhaustive"):
             each.add_marker(pytest.mark.long)
