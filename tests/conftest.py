@@ -183,8 +183,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_variants(variants: Sequence[pytest.Item]) -> None:
     """Mark a test's variants, unless the test itself says which of them are long.
 
-    `make test` runs the first variant, and `make check` the last one and the one in the middle, too. If the test is long
-    itself, `make check` runs only the first variant.
+    `make test` runs the first variant, and `make check` the last one and the one in the middle, too. If the test itself
+    is long, `make check` runs only the first variant.
     """
     marked = [each for each in variants if each.get_closest_marker("long") or each.get_closest_marker("exhaustive")]
     if len(marked) in (0, len(variants)):
