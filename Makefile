@@ -48,13 +48,10 @@ demo: .venv/embedded.installed ## kill a worker in the middle of an answer, and 
 test: .venv/test.installed ## run the tests, except the longest, on throw-away servers
 	$(PYTEST) -m "not chaos and not long and not browser" $(PYTEST_ARGS)
 
-# The types are checked while the tests run: mypy uses one core, and tests mostly wait.
-check: .venv/dev.installed lint imports dead-code ## run all checks and most tests, as continuous integration does
+check: .venv/dev.installed lint types imports dead-code ## run all checks and most tests, as continuous integration does
 	.ci/clients
 	.ci/helm
-	$(BIN)/mypy & \
-	.ci/again env $(PYTEST) -m "not chaos and not exhaustive and not browser" $(PYTEST_ARGS); \
-	tests=$$?; wait $$! && exit $$tests
+	.ci/again env $(PYTEST) -m "not chaos and not exhaustive and not browser" $(PYTEST_ARGS)
 
 exhaustive: .venv/dev.installed ## run every test with every variant, also with the oldest pydantic-ai: 40 minutes
 	.ci/clients

@@ -43,6 +43,12 @@ _TALK = [
         ("Which was the first, and which the last?", 0),
         ("What did I do last week?", 0),
         ("What happened last March?", 0),
+        ("Où étais-je la semaine dernière ?", 0),
+        ("Was habe ich letzten Freitag gekauft?", 0),
+        ("What is Ines's first name, and what her last name?", 0),
+        ("How long does the battery last?", 0),
+        ("지금까지 뭐 샀지?", 0),
+        ("Das ursprüngliche Haus stand wo, u\u0308berhaupt und urspru\u0308nglich?", -1),
         ("Where was the race?", 0),
         ("First I went to the market, and now I am home.", 0),
         ("What was the first race? " + "So much has happened. " * (MAX_CHARS // 20), 0),
@@ -66,11 +72,16 @@ def test_the_order(question: str, order: int) -> None:
         ("What did Ines buy?", None, False),
         ("What did Ines buy?", "", False),
         ("What did I buy?", "I", False),
+        ("Wo wohnt Zoe\u0308?", "Zoë", True),
+        ("Where does Ana's sister live?", "María de la Cruz", False),
+        ("Can you tell me what Tom bought?", "me@corp.example", False),
+        ("What is the may blossom?", "What Is The", False),
+        ("What did the bébé eat?", "Bé", False),
         ("Ines bought a cello.", "Ines", False),
     ],
 )
 def test_a_named_author(question: str, author: str | None, named: bool) -> None:
-    """A question names an author if it has a word of the author's name. One letter is no name."""
+    """A question names an author if it has a word of the author's name that is not a word of questions."""
     assert find_cues(question).names(author) is named
 
 
@@ -105,3 +116,14 @@ def test_the_messages_of_a_named_author_are_found_first(
         UserKey("ana"), f"Which cello has {author} bought?", 4
     )
     assert [each.author for each in found if "cello" in each.content] == [author, other]
+
+
+def test_a_cue_prefers_no_message_to_a_memory(database: Database, clock: MovedClock) -> None:
+    """The scores stay as they were, in another order, and none is above 1."""
+    import_conversation(database, clock, _TALK)
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
+    plain = recall.search(UserKey("ana"), "Where was the race that I ran today", 10)
+    cued = recall.search(UserKey("ana"), "Where was the last race that I ran today?", 10)
+    assert [each.score for each in cued] == [each.score for each in plain]
+    assert cued[0].content == _TALK[8] != plain[0].content
+    assert cued[0].score <= 1

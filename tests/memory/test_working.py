@@ -111,9 +111,16 @@ def test_a_damaged_entry_is_skipped_and_logged(
 def test_a_key_that_is_not_a_list_is_logged_and_removed(
     redis_memory: RedisMemory, client: Any, remembered: Remembered, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the session's key is not a Redis list, an error is logged and no turns are read. `forget` deletes the key."""
+    """If the session's key is not a Redis list, an error is logged and no turns are read. `forget` deletes the key.
+
+    The notice is published nevertheless.
+    """
     client.set(KEY, "no list")
-    assert not redis_memory.working.remember_turn(SESSION, remembered())
+    with client.pubsub(ignore_subscribe_messages=True) as listening:
+        listening.subscribe("news")
+        listening.get_message(timeout=5)
+        assert not redis_memory.working.remember_turn(SESSION, remembered(), ("news", "settled"))
+        assert listening.get_message(timeout=5)["data"] == "settled"
     assert redis_memory.working.read(SESSION) == ()
     assert "not a list" in caplog.text
     redis_memory.working.forget(SESSION)

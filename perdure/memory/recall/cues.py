@@ -6,9 +6,9 @@ first and last in English, German, French, Spanish and Korean, and authors in an
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
 from perdure.text.patterns import WORD, compiled
 
@@ -16,7 +16,6 @@ MAX_CHARS = 300
 """A longer text is no question, but a message, in which "first" and "now" mean little."""
 
 _MARKS = frozenset("?\uff1f\u061f")
-_LEAST_NAME = 2
 _FIRST = frozenset({
     "first", "earliest", "original", "originally", "initially", "zuerst", "erste", "ersten", "erster", "erstes",
     "erstem", "anfangs", "ursprünglich", "premier", "premiers", "première", "premières", "primer", "primero",
@@ -28,17 +27,30 @@ _LAST = frozenset({
     "dernier", "derniers", "dernière", "dernières", "maintenant", "actuellement", "último", "última", "últimos",
     "últimas", "ahora", "actualmente",
 })  # fmt: skip
-_KOREAN_FIRST, _KOREAN_LAST = ("처음", "첫"), ("마지막", "최근", "지금")
+_KOREAN_FIRST, _KOREAN_LAST = compiled("처음|첫"), compiled("마지막|최근|지금($|[^까])")
 
-# "Last week" names a time, which `time_spans` finds.
-_TIMES = frozenset({
+# "Last week" names a time, which `time_spans` finds, and "first name" no order. The noun may stand before the word.
+_NOUNS = frozenset({
     "night", "week", "weekend", "month", "year", "spring", "summer", "autumn", "fall", "winter", "monday",
     "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday", "january", "february", "march", "april",
-    "may", "june", "july", "august", "september", "october", "november", "december", "nacht", "woche",
-    "wochenende", "monat", "jahr", "sommer", "herbst", "frühling", "semaine", "mois", "année", "semana", "mes",
-    "año",
+    "may", "june", "july", "august", "september", "october", "november", "december", "name", "names", "aid",
+    "floor", "class", "nacht", "woche", "wochenende", "monat", "jahr", "jahres", "frühling", "sommer", "herbst",
+    "montag", "dienstag", "mittwoch", "donnerstag", "freitag", "samstag", "sonntag", "januar", "februar", "märz",
+    "mai", "juni", "juli", "oktober", "dezember", "nuit", "semaine", "mois", "année", "lundi", "mardi",
+    "mercredi", "jeudi", "vendredi", "samedi", "dimanche", "été", "hiver", "noche", "semana", "mes", "año", "lunes",
+    "martes", "miércoles", "jueves", "viernes", "sábado", "domingo", "verano", "invierno",
+})  # fmt: skip
+
+_NAME_CHARS = 200
+_LEAST_NAME = 3
+# These are no names in a question, although some people are called May or Will.
+_NO_NAMES = frozenset({
+    "and", "any", "are", "can", "com", "could", "did", "does", "for", "from", "had", "has", "have", "her", "his", "how",
+    "its", "may", "not", "our", "she", "should", "that", "the", "their", "them", "they", "this", "was", "were", "what",
+    "when", "where", "which", "who", "whom", "whose", "why", "will", "with", "would", "you", "your",
 })  # fmt: skip
 _WORDS = compiled(f"[{WORD}]+")
+_HANGUL = compiled("^[가-힣]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +62,15 @@ class Cues:
 
     def names(self, author: str | None) -> bool:
         """Whether the question contains the author's name, or one word of it."""
-        return any(len(each) >= _LEAST_NAME and self._has(each) for each in _words(author or ""))
+        if not author or not self.words:
+            return False
+        return any(self._has(each) for each in _words(author[:_NAME_CHARS]))
 
     def _has(self, name: str) -> bool:
         """Whether the question has the word. A particle may follow a Korean name."""
-        return name in self.words or (not name.isascii() and any(each.startswith(name) for each in self.words))
+        if not name.isascii() and len(name) > 1 and _HANGUL.search(name):
+            return any(each.startswith(name) for each in self.words)
+        return len(name) >= _LEAST_NAME and name not in _NO_NAMES and name in self.words
 
 
 def find_cues(question: str) -> Cues:
@@ -62,11 +78,14 @@ def find_cues(question: str) -> Cues:
     if len(question) > MAX_CHARS or _MARKS.isdisjoint(question):
         return Cues()
     words = _words(question)
-    plain = {each for each, following in pairwise([*words, ""]) if following not in _TIMES}
-    early = not plain.isdisjoint(_FIRST) or any(each in question for each in _KOREAN_FIRST)
-    late = not plain.isdisjoint(_LAST) or any(each in question for each in _KOREAN_LAST)
+    beside = zip(["", *words], words, [*words[1:], ""], strict=False)
+    plain = {each for before, each, after in beside if _NOUNS.isdisjoint((before, after))}
+    if words and words[-1] == "last" and "long" in words:  # "how long does it last"
+        plain.discard("last")
+    early = not plain.isdisjoint(_FIRST) or _KOREAN_FIRST.search(question) is not None
+    late = not plain.isdisjoint(_LAST) or _KOREAN_LAST.search(question) is not None
     return Cues(late - early, frozenset(words))
 
 
 def _words(text: str) -> list[str]:
-    return [each[0] for each in _WORDS.finditer(text.casefold())]
+    return [each[0] for each in _WORDS.finditer(unicodedata.normalize("NFC", text).casefold())]

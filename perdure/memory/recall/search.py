@@ -138,13 +138,6 @@ class Recall:
     timezone: str = "UTC"
     reranker: Reranker | None = None
 
-    @property
-    def vector_weight(self) -> float:
-        """`PERDURE_MEMORY__RECALL_VECTOR`, or else the weight that was fitted for the embedder."""
-        if self.settings.recall_vector is not None or self.embedder is None:
-            return self.settings.recall_vector or 0.0
-        return _VECTOR_WEIGHTS.get(self.embedder.name.partition(":")[0], _VECTOR_WEIGHT)
-
     def using(self, embedder: Embedder) -> Recall:
         return replace(self, embedder=embedder)
 
@@ -178,7 +171,7 @@ class Recall:
         most = k if self.reranker is None else max(k, MOST_RERANKED)
         found = prepared.messages(most) if Layer.EPISODIC in wanted else []
         found += prepared.memories(most) if Layer.SEMANTIC in wanted else []
-        found.sort(key=lambda each: (-each.score, each.layer.value, str(each.id)))
+        found.sort(key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
         if self.reranker is not None and len(found) > 1:
             asking = call or ModelCall(self.clock, self.settings.recall_timeout_s)
             found = _reranked(self.reranker, prepared.text, found, asking)
@@ -262,14 +255,23 @@ class _Query:
     in_prompt: PromptWindow | None
     exclude_sessions: tuple[UUID, ...]
 
+    @property
+    def vector_weight(self) -> float:
+        """`PERDURE_MEMORY__RECALL_VECTOR`, or else the weight that was fitted for the embedder. 0 without a vector."""
+        embedder, given = self.recall.embedder, self.recall.settings.recall_vector
+        if self.vector is None or embedder is None:
+            return 0.0
+        return _VECTOR_WEIGHTS.get(embedder.name.partition(":")[0], _VECTOR_WEIGHT) if given is None else given
+
     def messages(self, k: int) -> list[Recalled]:
         """The `k` best messages, best first."""
         weights = self.recall.settings
-        total = weights.recall_text + self.recall.vector_weight
+        total = weights.recall_text + self.vector_weight
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
         recalled = []
-        found = self._find_messages(max(k, _MOST_CUED), max(_MOST_BEST, k), weights.recall_time * total)
-        for score, row in _cued(found, find_cues(self.text))[:k]:
+        cues = find_cues(self.text)
+        most = max(k, _MOST_CUED) if cues != Cues() else k
+        for score, row in _cued(self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total), cues)[:k]:
             message_id = row.message_id or f"{row.session_id}:{row.seq}"
             recalled.append(
                 Recalled(
@@ -302,7 +304,7 @@ class _Query:
             return []
         rows = self._run(queries.MEMORIES, memory_ids=list(ids))
         similar = _rescaled({row.memory_id: row.similarity for row in rows})
-        vector_weight = self.recall.vector_weight
+        vector_weight = self.vector_weight
         total = weights.recall_text + vector_weight
         highest = total * (1 + weights.recall_time * bool(self.time_spans)) * (1 + _VALUE_WEIGHT)
 
@@ -349,7 +351,7 @@ class _Query:
             "starts": [span.start for span in self.time_spans],
             "ends": [span.end for span in self.time_spans],
             "text_weight": weights.recall_text,
-            "vector_weight": self.recall.vector_weight,
+            "vector_weight": self.vector_weight,
             "neighbours_weight": weights.recall_neighbours,
             "time_weight": time_weight,
         }
@@ -383,18 +385,20 @@ class _Query:
 
 
 def _cued(rows: Sequence[Any], cues: Cues) -> list[tuple[float, Any]]:
-    """The messages with their scores, best first. The question's cues raise the scores of the first `_MOST_CUED`."""
-    by_time = sorted(rows[:_MOST_CUED], key=lambda row: (row.occurred_at, row.seq), reverse=cues.order < 0)
-    places = {(row.session_id, row.seq): place / max(len(by_time) - 1, 1) for place, row in enumerate(by_time)}
+    """The messages with their scores, best first, in the order that the question's cues give to the first `_MOST_CUED`.
 
-    def score(row: Any) -> float:
-        place = places.get((row.session_id, row.seq))
-        if place is None:
-            return float(row.score)
-        author = _AUTHOR_WEIGHT * cues.names(row.author)
-        return float(row.score * (1 + author) * (1 + _ORDER_WEIGHT * abs(cues.order) * place))
+    The best place keeps the highest score, and so on: a cue prefers a message to another one, and not to a memory.
+    """
+    best = rows[:_MOST_CUED]
+    by_time = sorted(range(len(best)), key=lambda at: (best[at].occurred_at, best[at].seq), reverse=cues.order < 0)
+    places = {at: place / max(len(best) - 1, 1) for place, at in enumerate(by_time)}
 
-    return sorted(((score(row), row) for row in rows), key=lambda each: -each[0])
+    def cued(at: int) -> float:
+        author = _AUTHOR_WEIGHT * cues.names(best[at].author)
+        return float(best[at].score * (1 + author) * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at]))
+
+    order = sorted(range(len(best)), key=lambda at: -cued(at))
+    return [(rows[place].score, row) for place, row in enumerate([*(best[at] for at in order), *rows[_MOST_CUED:]])]
 
 
 def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:

@@ -23,14 +23,18 @@ from perdure.text.untrusted import first_line, load_object
 
 log = logging.getLogger(__name__)
 
-# One script costs the client half of the time of a transaction with the same commands.
+# One script costs the client half of the time of a transaction with the same commands. The notice is published even if
+# another program's key is in the way.
 _REMEMBER = """
-redis.call('RPUSH', KEYS[1], ARGV[1])
-redis.call('LTRIM', KEYS[1], -ARGV[2], -1)
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local added = redis.pcall('RPUSH', KEYS[1], ARGV[1])
+if type(added) == 'number' then
+    redis.call('LTRIM', KEYS[1], '-' .. ARGV[2], -1)
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
 if ARGV[4] then
     redis.call('PUBLISH', ARGV[4], ARGV[5])
 end
+return added
 """
 
 _Int4 = Annotated[int, Field(ge=0, lt=2**31)]
