@@ -253,7 +253,7 @@ def test_a_taken_port_is_reported_before_anything_starts(perdure: Perdure) -> No
             assert option in ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @given(st.text())
 def test_nothing_that_is_printed_moves_a_terminals_cursor(text: str) -> None:
     """Printed text contains no control characters that could change text which the terminal already shows."""

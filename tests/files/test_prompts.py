@@ -118,7 +118,7 @@ def test_messages(harness: Harness, endpoint: Making) -> None:
     assert (found[3]["source"]["data"], found[3]["title"]) == (ENCODED["pdf"], "bill.pdf")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_pdf_of_20_mb_reaches_a_model_that_reads_it(
     harness: Harness, openai_server: OpenAIServer, endpoint: Making
 ) -> None:

@@ -100,6 +100,7 @@ def test_openai_agents(url: str, installation: Installation, kind: str) -> None:
     _check(installation, 5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["chat", "responses"])
 def test_pydantic_ai(url: str, installation: Installation, kind: str) -> None:
     """A tool of an agent in the client's process is called and its result used in one turn."""

@@ -70,7 +70,7 @@ def test_a_backlog_takes_few_wake_ups(celery_setup: CeleryTestSetup, installatio
     installation.check()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_ends_leaves_its_backlog_to_another(
     celery_setup: CeleryTestSetup, installation: Installation, number: signal.Signals

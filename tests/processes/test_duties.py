@@ -13,7 +13,7 @@ from tests.processes.installation import Installation
 UNEMBEDDED = "SELECT 1 FROM unembedded"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("worker_count", [1])
 def test_an_erasure_next_to_a_maintained_table_stops_no_duty(
     celery_setup: CeleryTestSetup, installation: Installation

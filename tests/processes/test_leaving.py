@@ -174,6 +174,7 @@ def test_a_hanging_response_makes_the_status_1(installation: Installation, perdu
         assert len(gateway.phases()) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_beat_logs_its_shutdown(installation: Installation, perdure: Perdure, number: signal.Signals) -> None:
     """Beat exits with status 0 and logs one line. A second signal changes nothing."""

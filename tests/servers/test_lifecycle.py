@@ -133,7 +133,7 @@ def test_a_killed_server_ends_the_wait_and_the_next_start_makes_another(module: 
     assert second.stop()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     kind: str, module: ModuleType, directory: Path, program: Start
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_keeper_ends_with_its_server_and_stops_it_on_sigterm(
     assert module.find(directory) is None
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_ordinary_user_can_run_a_server(
     kind: str, nobody: account.Account, public_path: Path, program: Start
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_path_unfit_for_a_socket_or_url_gets_a_socket_elsewhere(
     shutil.rmtree(socket_directory)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["plain", "with a space"])
 def test_a_copy_of_a_running_directory_is_an_installation_of_its_own(
     module: ModuleType, kind: str, directory: Path, name: str

@@ -162,7 +162,7 @@ def test_a_failed_start_shows_the_servers_message(cluster: Path) -> None:
     assert postgres.find(cluster) is None
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_half_made_cluster_is_made_again(tmp_path: Path) -> None:
     """A cluster whose creation was interrupted is created again."""
     (tmp_path / "postgres" / "initialising" / "base").mkdir(parents=True)

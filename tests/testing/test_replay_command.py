@@ -57,7 +57,7 @@ def _replay(bundle: Path, more: str = "", *options: str, agents: str | None = No
     return subprocess.run(command, cwd=bundle.parent, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_unchanged_agent_fails_alike(bundle: Path) -> None:
     """No tool runs, and no server is there."""
     done = _replay(bundle)

@@ -55,7 +55,7 @@ def test_a_server_that_dies_within_a_call(harness: Harness) -> None:
     assert result.content.endswith(UNKNOWN_OUTCOME)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_server_that_cannot_be_reached(harness: Harness, tmp_path: Path) -> None:
     """The run needs its tools, so the attempt fails, and the next one finds the server."""
     _equip(harness, f"test -e {shlex.quote(str(tmp_path / 'up'))} && exec {SERVER}")

@@ -284,7 +284,7 @@ def test_models_that_do_not_stream(harness: Harness, model: Model[Any], text: st
     assert harness.ask()["reply"]["text"] == text
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_dependencies_of_many_turns_are_made_side_by_side(harness: Harness) -> None:
     """A factory that blocks holds up no other turn of the process."""
     many = 40

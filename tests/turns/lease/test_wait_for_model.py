@@ -343,7 +343,7 @@ def test_the_number_of_returning_turns_stops_growing_at_the_rate_of_the_model(pa
     assert [each for group in returned for each in group] == parked
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_number_of_returning_turns_shrinks_while_the_model_fails(parking: Harness) -> None:
     """If the model fails again, fewer turns return. Once it answers, the number grows again."""
     parked = _park(parking, 40)
