@@ -11,8 +11,8 @@ FILE is a data set in the layout of LoCoMo (Maharana et al., 2024): a list of sa
 - `qa`: a list of questions with `question`, `evidence` and `category`.
 
 The default is a data set of six long conversations with 300 questions, written for this project. The weights of recall
-(`perdure.memory.recall.search`) are fitted on it. Half of the questions use other words than the answer. A smaller and
-easier set is in `benchmarks/data/conversations.json`.
+(`perdure.memory.recall.search`) are fitted on it. A smaller and easier set is in
+`benchmarks/data/conversations.json`.
 
 Each sample becomes a user. The benchmark imports the sample's messages as `perdure messages import` does. For each
 question of the sample, the benchmark then runs the recall that agents use. For this recall, the current time is the

@@ -118,6 +118,22 @@ def test_the_messages_of_a_named_author_are_found_first(
     assert [each.author for each in found if "cello" in each.content] == [author, other]
 
 
+@pytest.mark.parametrize(("name", "weight"), [("hash:128", 0.6), ("wordllama:128", 1.0), ("openai:small", 1.5)])
+def test_the_weight_of_vectors_is_that_of_the_embedder(
+    name: str, weight: float, database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `PERDURE_MEMORY__RECALL_VECTOR`, the weight is the one fitted for the embedder."""
+    embedder = HashEmbedder(128)
+    monkeypatch.setattr(HashEmbedder, "name", name)
+    import_conversation(database, clock, _TALK, embedder)
+
+    def scores(given: float | None) -> list[float]:
+        recall = Recall(database, embedder, MemorySettings(recall_vector=given), clock)
+        return [each.score for each in recall.search(UserKey("ana"), "a race in the rain", 10)]
+
+    assert scores(None) == scores(weight) != scores(weight + 0.2)
+
+
 def test_a_cue_prefers_no_message_to_a_memory(database: Database, clock: MovedClock) -> None:
     """The scores stay as they were, in another order, and none is above 1."""
     import_conversation(database, clock, _TALK)

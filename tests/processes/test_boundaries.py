@@ -1,9 +1,9 @@
 """A turn survives a SIGKILL of its worker before or after any commit.
 
 The cases are enumerated, not sampled. `make test` plays only one case of each kind, `make check` those of perdure's own
-agents, and `make exhaustive` all. Each case waits several seconds for
-a lease to expire. Therefore, several installations play the cases concurrently, and each installation plays one case at
-a time. The test of a case waits for the outcome of the case.
+agents, and `make exhaustive` all. Each case waits several seconds for a lease to expire. Therefore, several
+installations play the cases concurrently, and each installation plays one case at a time. The test of a case waits for
+the outcome of the case.
 """
 
 from __future__ import annotations

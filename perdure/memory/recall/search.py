@@ -261,7 +261,9 @@ class _Query:
         embedder, given = self.recall.embedder, self.recall.settings.recall_vector
         if self.vector is None or embedder is None:
             return 0.0
-        return _VECTOR_WEIGHTS.get(embedder.name.partition(":")[0], _VECTOR_WEIGHT) if given is None else given
+        if given is not None:
+            return given
+        return _VECTOR_WEIGHTS.get(embedder.name.partition(":")[0], _VECTOR_WEIGHT)
 
     def messages(self, k: int) -> list[Recalled]:
         """The `k` best messages, best first."""
@@ -271,14 +273,14 @@ class _Query:
         recalled = []
         cues = find_cues(self.text)
         most = max(k, _MOST_CUED) if cues != Cues() else k
-        for score, row in _cued(self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total), cues)[:k]:
+        for row in self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total):
             message_id = row.message_id or f"{row.session_id}:{row.seq}"
             recalled.append(
                 Recalled(
                     Layer.EPISODIC,
                     message_id,
                     row.content,
-                    min(1.0, score / highest) if highest else 0.0,
+                    min(1.0, row.score / highest) if highest else 0.0,
                     (message_id,),
                     row.occurred_at,
                     role=row.role,
@@ -288,7 +290,7 @@ class _Query:
                     seq=row.seq,
                 )
             )
-        return recalled
+        return _cued(recalled, cues)[:k]
 
     def memories(self, k: int) -> list[Recalled]:
         """The `k` best memories, best first."""
@@ -384,26 +386,25 @@ class _Query:
         )
 
 
-def _cued(rows: Sequence[Any], cues: Cues) -> list[tuple[float, Any]]:
-    """The messages with their scores, best first, in the order that the question's cues give to the first `_MOST_CUED`.
+def _cued(found: list[Recalled], cues: Cues) -> list[Recalled]:
+    """The messages `found`, the first `_MOST_CUED` of them in the order that the question's cues give.
 
-    The best place keeps the highest score, and so on: a cue prefers a message to another one, and not to a memory.
+    The scores stay at their places: a cue prefers a message to another one, and not to a memory.
     """
-    best = rows[:_MOST_CUED]
+    best = found[:_MOST_CUED]
     by_time = sorted(range(len(best)), key=lambda at: (best[at].occurred_at, best[at].seq), reverse=cues.order < 0)
     places = {at: place / max(len(best) - 1, 1) for place, at in enumerate(by_time)}
 
     def cued(at: int) -> float:
-        author = _AUTHOR_WEIGHT * cues.names(best[at].author)
-        return float(best[at].score * (1 + author) * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at]))
+        author = 1 + _AUTHOR_WEIGHT * cues.names(best[at].author)
+        return best[at].score * author * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at])
 
-    order = sorted(range(len(best)), key=lambda at: -cued(at))
-    return [(rows[place].score, row) for place, row in enumerate([*(best[at] for at in order), *rows[_MOST_CUED:]])]
+    return _in_order(found, sorted(range(len(best)), key=lambda at: -cued(at)))
 
 
 def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:
-    """`found` in the reranker's order. The first place keeps the highest score, and so on."""
-    best, rest = found[:MOST_RERANKED], found[MOST_RERANKED:]
+    """`found` in the reranker's order."""
+    best = found[:MOST_RERANKED]
     try:
         first = reranker.rank(question, [each.content for each in best], call)
     except Abandoned:
@@ -412,8 +413,13 @@ def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: Mo
         log.warning("the reranker is unavailable, so what recall found keeps its order: %s", loggable(error))
         return found
     places = range(len(best))
-    order = dict.fromkeys([*(at for at in first if at in places), *places])
-    return [replace(best[at], score=place.score) for at, place in zip(order, best, strict=True)] + rest
+    return _in_order(found, list(dict.fromkeys([*(at for at in first if at in places), *places])))
+
+
+def _in_order(found: list[Recalled], order: Sequence[int]) -> list[Recalled]:
+    """`found`, whose first results are those at the places `order`. Each place keeps its score."""
+    moved = [replace(found[at], score=place.score) for at, place in zip(order, found, strict=False)]
+    return moved + found[len(order) :]
 
 
 def _normalised(memories: Sequence[Any]) -> dict[UUID, float]:

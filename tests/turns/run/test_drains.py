@@ -72,6 +72,30 @@ def test_one_wake_up_runs_all_that_is_due(harness: Harness) -> None:
     harness.check()
 
 
+def test_the_drains_of_a_process_share_the_pace_of_their_wake_ups(harness: Harness) -> None:
+    """Besides one for each drain, all drains of a process publish one wake-up in a quarter of a second."""
+    _send(harness, 5, 5, 5, 5, 5)
+    runner = Runner(harness.runtime, "drainer")
+    woken: list[int] = []
+
+    class Nested(Moving):
+        """Another drain of the process begins during the first one's first turn."""
+
+        def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
+            woken.append(len(self._harness.waker.sessions))
+            if len(woken) == 1:
+                self._harness.move(loop._INVITE_S)
+                runner.drain(uuid4(), stopping=lambda: True)
+                woken.clear()
+                woken.append(len(self._harness.waker.sessions))
+            return ModelReply("ok")
+
+    harness.any_model = Nested(harness, 0)
+    harness.waker.sessions.clear()
+    assert runner.drain(uuid4()).sessions == 4
+    assert woken == [woken[0]] * 4, "the second drain has published its wake-up a moment ago"
+
+
 def test_the_highest_priority_is_first_then_the_longest_wait(harness: Harness) -> None:
     """The session that the wake-up names has no precedence: it may be the newest of a long backlog."""
     _slow(harness, 0.01)
