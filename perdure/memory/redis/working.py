@@ -23,8 +23,8 @@ from perdure.text.untrusted import first_line, load_object
 
 log = logging.getLogger(__name__)
 
-# One script costs the client two thirds of the CPU time of a transaction with the same commands. The notice is published
-# even if another program's key is in the way.
+# One script costs the client two thirds of the CPU time of a transaction with the same commands. The notice is
+# published even if another program's key is in the way.
 _REMEMBER = """
 local added = redis.pcall('RPUSH', KEYS[1], ARGV[1])
 if type(added) == 'number' then
