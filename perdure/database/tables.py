@@ -378,11 +378,12 @@ sessions = Table(
         postgresql_where=text("unsettled > 0 AND not_before IS NOT NULL AND paced"),
     ),
     Index(
-        "sessions_wake_idx",
+        "sessions_due_idx",
         "priority",
         text("least(wakes, 6)"),
         text("coalesce(woken_at, '-infinity'::timestamptz)"),
-        postgresql_where=text("unsettled > 0 AND not_before IS NULL"),
+        # Only statements with a condition on `priority` use it; while it is nearly empty, others would read all of it.
+        postgresql_where=text("unsettled > 0 AND not_before IS NULL AND priority IS NOT NULL"),
     ),
     Index(
         "sessions_postponed_idx",

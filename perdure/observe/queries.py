@@ -2,7 +2,7 @@
 
 Each reading stays cheap at any size. It counts rows along a partial index, and stops at `most` of them: a number that
 equals `most` means "or more". The age of the oldest turn that is due is an estimate: of each range of
-`sessions_wake_idx`, the first rows are read, which are those that were woken first.
+`sessions_due_idx`, the first rows are read, which are those that were woken first.
 """
 
 from __future__ import annotations

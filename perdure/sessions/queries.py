@@ -6,6 +6,7 @@ from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import REMEMBERED, SPOKEN, WITH_FAILURE
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.keyed import keyed
 from perdure.database.paging import sized
 from perdure.sessions.states import State, Trigger, sql
 
@@ -334,7 +335,7 @@ LEAVE = Statement(
     f"""
     WITH found AS (
         SELECT session_id, state, {_WAITS} FROM sessions
-        WHERE session_id = %(session_id)s AND end_requested_at IS NULL
+        WHERE session_id = %(session_id)s AND {keyed("end_requested_at IS NULL")}
         FOR NO KEY UPDATE
     )
     UPDATE sessions AS s
@@ -398,8 +399,8 @@ CLAIM_ENDING = Statement(
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
-        WHERE session_id = %(session_id)s AND end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0
-          AND {_UNLEASED}
+        WHERE session_id = %(session_id)s AND {_UNLEASED}
+          AND {keyed("end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0")}
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s

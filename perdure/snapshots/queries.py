@@ -11,6 +11,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.failures import SPOKEN
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.keyed import keyed
 
 # Two fragments of a statement that commits a step. NEXT_VARIABLES_TICK is the new value of `sessions.variables_tick`.
 # WITH_STEP is a CTE that inserts a row into `snapshots`. It reads the CTE `fenced`, which updates the session's row and
@@ -157,7 +158,7 @@ CLAIM_FOR_IMPORT = Statement(
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
-        WHERE session_id = %(session_id)s AND tick = %(tick)s AND end_requested_at IS NULL
+        WHERE session_id = %(session_id)s AND tick = %(tick)s AND {keyed("end_requested_at IS NULL")}
           AND NOT EXISTS (SELECT FROM turns AS t
                           WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.status <> 'accepted')
           AND (lease_until IS NULL OR lease_until <= perdure_now()

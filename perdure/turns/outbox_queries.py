@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.keyed import keyed
 from perdure.database.rounds import visiting
 
 # The condition that a delivery is due. TAKE_DELIVERY moves `due_at` ahead, so that attempts never overlap. A `due_at`
@@ -348,11 +349,11 @@ FAILED = Statement(
 # Restarts deliveries that have failed, and counts them.
 RESEND_FAILED = Statement(
     "deliveries.resend_failed",
-    """
+    f"""
     WITH due AS (
         UPDATE deliveries
         SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0
-        WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'failed'
+        WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND {keyed("status = 'failed'")}
         RETURNING 1
     )
     SELECT count(*) AS resent FROM due

@@ -6,6 +6,7 @@ from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import WITH_FAILURE
 from perdure.database.fencing import RAISED
+from perdure.database.keyed import keyed
 from perdure.database.paging import sized
 from perdure.sessions.queries import QUESTIONS
 from perdure.sessions.states import Trigger, sql
@@ -33,7 +34,7 @@ CANCEL = Statement(
             error_code = CASE WHEN t.status = 'accepted' THEN 'TURN_CANCELLED' END,
             error_message = CASE WHEN t.status = 'accepted' THEN %(message)s END
         FROM locked
-        WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        WHERE t.turn_id = %(turn_id)s AND {keyed("t.settled_at IS NULL")}
         RETURNING t.turn_id, t.session_id, t.user_id, locked.scope, locked.depth, t.status,
                   t.status = 'cancelled' AS settled,
                   t.reply_to, t.priority,
@@ -124,7 +125,7 @@ _WAITS_SINCE = """
 # lost, only another one makes room again. `marked` sets `not_before` to the present time, so that a worker can claim
 # the session.
 #
-# Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_wake_idx`. A range is read in
+# Each pair of a priority and a `level` (`wakes`, but at most 6) is one range of `sessions_due_idx`. A range is read in
 # index order up to the limit. The limit is a subquery, so that the planner does not know the number. If the planner
 # knew the number and expected fewer rows than that in a range, it might read and sort the whole range. A timestamp in
 # the future was written while the server's clock was ahead, and counts as past.
@@ -264,7 +265,7 @@ _TURN = f"""
                                                     'approver', e.approver)
                                  ORDER BY e.position)
                 FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-                WHERE e.turn_id = t.turn_id AND e.status = 'asked' AND e.decide_at > perdure_now()
+                WHERE e.turn_id = t.turn_id AND {keyed("e.status = 'asked'")} AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
            CASE WHEN t.status IN ('parked', 'waiting_approval') THEN (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.failures import REMEMBERED, SPOKEN
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.keyed import keyed
 
 # --- the sessions that are due -----------------------------------------------------------
 
@@ -18,6 +19,10 @@ _FREE = """
       AND (lease_until IS NULL OR lease_until <= perdure_now()
            OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))
 """
+
+_EARLIER_WAITS = """
+    earlier.ended_at IS NOT NULL AND earlier.consolidated_at IS NULL AND earlier.consolidation_given_up_at IS NULL
+""".strip()
 
 DUE = Statement(
     "consolidation.due",
@@ -74,10 +79,9 @@ CLAIM = Statement(
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions AS s
-        WHERE session_id = %(session_id)s AND {_FREE} AND NOT EXISTS (
+        WHERE session_id = %(session_id)s AND {keyed(_FREE)} AND NOT EXISTS (
             SELECT FROM sessions AS earlier
-            WHERE earlier.user_id = s.user_id AND earlier.ended_at IS NOT NULL AND earlier.consolidated_at IS NULL
-              AND earlier.consolidation_given_up_at IS NULL
+            WHERE earlier.user_id = s.user_id AND {keyed(_EARLIER_WAITS)}
               AND (earlier.ended_at, earlier.session_id) < (s.ended_at, s.session_id)
               AND earlier.lease_until > perdure_now()
               AND earlier.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s::double precision * 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
+from perdure.database.keyed import keyed
 
 # Reads what `flush` needs to decide which turns may be written: the session's state, the turns that PostgreSQL has
 # (`known`), and the turns with a message that is in the inbox (`accepted`). If PostgreSQL lacks a turn, but the inbox
@@ -83,7 +84,7 @@ ENDING_SESSION = Statement(
     f"""
     SELECT user_id, nullif(scope, '') AS channel, end_requested_at, forked_from IS NOT NULL OR depth > 0 AS is_fork
     FROM sessions
-    WHERE {HELD} AND ended_at IS NULL AND end_requested_at IS NOT NULL
+    WHERE {HELD} AND {keyed("ended_at IS NULL AND end_requested_at IS NOT NULL")}
     """,  # noqa: S608 (constants)
     writes=False,
 )

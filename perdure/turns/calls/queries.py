@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.access.tenants import OF_TENANT, WITHOUT_TENANT
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
+from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 
 
@@ -79,10 +80,10 @@ EFFECTS_OF_STEP = Statement(
     writes=False,
 )
 
-_UNDECIDED = """
+_UNDECIDED = f"""
     (end_requested_at IS NULL AND EXISTS (
         SELECT FROM tool_effects
-        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status = 'asked'
+        WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND {keyed("status = 'asked'")}
           AND decide_at > perdure_now()))
 """.strip()
 
@@ -105,7 +106,7 @@ BEGIN_APPROVED = Statement(
             result = CASE WHEN fenced.end_requested_at IS NULL THEN %(expired)s ELSE %(ended)s END
         FROM fenced
         WHERE NOT fenced.undecided
-          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s AND e.status = 'asked'
+          AND e.turn_id = %(turn_id)s AND e.message_seq = %(message_seq)s AND {keyed("e.status = 'asked'")}
     ), begun AS (
         UPDATE tool_effects AS e
         SET status = 'intended', intended_at = perdure_now(),
@@ -155,7 +156,7 @@ DECIDE = Statement(
     UPDATE sessions SET not_before = NULL, queued_at = NULL, woken_at = NULL, state = {sql(Trigger.APPROVAL_DECIDED)}
     WHERE session_id = %(session_id)s
       AND NOT EXISTS (SELECT FROM tool_effects
-                      WHERE turn_id = %(turn_id)s AND status = 'asked' AND effect_id <> %(effect_id)s)
+                      WHERE turn_id = %(turn_id)s AND {keyed("status = 'asked'")} AND effect_id <> %(effect_id)s)
     RETURNING session_id
     """,
 )
@@ -251,11 +252,11 @@ FINISH_TASK = Statement(
 # time, not null, so that the claim does not count as an attempt (see CLAIM).
 RESUME_PARKED = Statement(
     "turns.resume_parked",
-    """
+    f"""
     UPDATE sessions AS s SET not_before = perdure_now(), woken_at = perdure_now(), wakes = 0
     FROM turns AS t
     WHERE s.session_id = %(session_id)s AND s.lease_until IS NULL AND s.not_before IS NOT NULL AND s.queued_at IS NULL
-      AND t.turn_id = %(turn_id)s AND t.status = 'parked' AND t.settled_at IS NULL
+      AND t.turn_id = %(turn_id)s AND {keyed("t.status = 'parked' AND t.settled_at IS NULL")}
       AND NOT EXISTS (SELECT FROM tool_effects
                       WHERE turn_id = %(turn_id)s AND status = 'intended' AND waits_for IS NOT NULL)
     RETURNING s.session_id
@@ -480,16 +481,19 @@ HASTEN = Statement(
 # Replaces what a turn's client adds to the agent, by the additions of the request that brings results.
 SET_ADDITIONS = Statement(
     "turns.set_additions",
-    "UPDATE turns SET additions = %(additions)s::jsonb WHERE turn_id = %(turn_id)s AND settled_at IS NULL",
+    f"""
+    UPDATE turns SET additions = %(additions)s::jsonb
+    WHERE turn_id = %(turn_id)s AND {keyed("settled_at IS NULL")}
+    """,
 )
 
 # Nothing of an unsettled turn may be remembered from now on: also what was said before is no longer searched.
 FORGET_TURN = Statement(
     "turns.forget_turn",
-    """
+    f"""
     WITH forgotten AS (
-        UPDATE turns SET additions = coalesce(additions, '{}') || '{"remember": false}'
-        WHERE turn_id = %(turn_id)s AND settled_at IS NULL
+        UPDATE turns SET additions = coalesce(additions, '{{}}') || '{{"remember": false}}'
+        WHERE turn_id = %(turn_id)s AND {keyed("settled_at IS NULL")}
         RETURNING session_id, turn_id, first_seq
     ), said AS (
         SELECT m.session_id, m.seq FROM forgotten AS f JOIN messages AS m USING (session_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
+from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.calls.queries import QUESTION
 from perdure.turns.lease.queries import ADMITTED, DRAINABLE
@@ -62,15 +63,14 @@ ENQUEUE = Statement(
         WHERE s.session_id = coalesce(
                 %(session_id)s::uuid,
                 (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
-          AND s.user_id = %(user_id)s
-          AND s.end_requested_at IS NULL AND s.depth = 0
+          AND {keyed("s.user_id = %(user_id)s AND s.end_requested_at IS NULL")} AND s.depth = 0
           AND (%(session_id)s::uuid IS NOT NULL
                OR s.routable
                   AND (s.unsettled > 0
                        OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
           AND (%(on_busy)s IN ('enqueue', 'steer') OR s.unsettled = 0)
           AND NOT (%(answers)s AND s.unsettled > 0 AND EXISTS (
-                {QUESTION.format(session_id="s.session_id")}))
+                {QUESTION.format(session_id="s.session_id")} OFFSET 0))  -- once per session, by its index
           AND NOT (%(alone)s AND s.unsettled > 0 AND coalesce(s.not_before > perdure_now(), false))
           AND NOT EXISTS (
                 SELECT FROM inbox

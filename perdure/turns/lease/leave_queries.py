@@ -11,6 +11,7 @@ from __future__ import annotations
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
+from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP
 
@@ -49,7 +50,7 @@ def _stopping(
         RETURNING session_id, user_id, scope, priority, strikes, wakes, woken_at
     ), stopped AS (
         UPDATE turns AS t SET {turn}
-        FROM fenced WHERE t.turn_id = %(turn_id)s AND t.settled_at IS NULL
+        FROM fenced WHERE t.turn_id = %(turn_id)s AND {keyed("t.settled_at IS NULL")}
         RETURNING t.turn_id, t.reply_to, fenced.user_id, fenced.scope
     ){delivery}
     SELECT fenced.priority, fenced.strikes, fenced.wakes, fenced.woken_at IS NULL AS due,
@@ -106,15 +107,16 @@ IS_CANCELLED = Statement(
 )
 
 _CANCELLED = "AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)"
-_OVER = f"AND end_requested_at IS NULL {_CANCELLED}"
-_OPEN = "FROM tool_effects WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s AND status ="
+_OVER = f"AND {keyed('end_requested_at IS NULL')} {_CANCELLED}"
+_CALLS = "FROM tool_effects WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s"
+_OPEN = f"{_CALLS} AND status ="
 
 # Until the calls are decided or expire. For a turn with a receiver, also writes the delivery of the request. If the
 # turn answers a call of another agent, the receiver is that of the conversation's turn.
 WAIT_APPROVAL = _stopping(
     "wait_approval",
     f"""woken_at = {_NOW}, wakes = 0, paced = false,
-            not_before = (SELECT min(decide_at) {_OPEN} 'asked')""",
+            not_before = (SELECT min(decide_at) {_CALLS} AND {keyed("status = 'asked'")})""",
     turn="status = 'waiting_approval'",
     state=f"CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END",
     unless=_OVER,
@@ -334,7 +336,7 @@ RELEASE_ALL = Statement(
 # fence is that of the session when the process was started: a claim by another process voids the statement.
 FAILED_START = Statement(
     "turns.failed_start",
-    """
+    f"""
     WITH struck AS (
         UPDATE sessions
         SET strikes = strikes + %(charged)s::int, spent_s = spent_s + %(elapsed_s)s,
@@ -354,7 +356,7 @@ FAILED_START = Statement(
     WHERE t.turn_id = (
             SELECT turn_id FROM turns
             WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
-      AND t.settled_at IS NULL
+      AND {keyed("t.settled_at IS NULL")}
     RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
     """,
 )

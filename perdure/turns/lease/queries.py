@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD, RAISED
+from perdure.database.keyed import keyed
 from perdure.database.pausing import PAUSED, PAUSED_SESSION
 from perdure.database.rounds import visiting
 from perdure.sessions.states import Trigger, sql
@@ -256,7 +257,7 @@ _CLAIMING = f"""
         WHERE t.turn_id = (
                 SELECT turn_id FROM turns
                 WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
-          AND t.settled_at IS NULL
+          AND {keyed("t.settled_at IS NULL")}
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
                   t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
                   t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
@@ -304,7 +305,7 @@ _SINCE = "coalesce(woken_at, last_activity_at)"
 # `session_id`, which a wake-up has named, can be claimed and is not drainable, claims nothing and returns `is_special`:
 # the caller then runs CLAIM.
 #
-# For each priority, one range of `sessions_wake_idx` is read in index order, up to `most` sessions. Concurrent
+# For each priority, one range of `sessions_due_idx` is read in index order, up to `most` sessions. Concurrent
 # statements choose the same sessions, and each claims the first one that no other has locked. `due` is the number of
 # chosen ones: if it is positive and no session is claimed, others have locked all of them. `names_due`: the session
 # that was named is one of them. `next_id` is another due session, with its effective priority.
@@ -324,7 +325,7 @@ CLAIM_DUE = Statement(
         ORDER BY level DESC, since LIMIT %(most)s
     ), candidate AS (
         {_CANDIDATE}
-        WHERE session_id = ANY (ARRAY(SELECT session_id FROM due)) AND {DRAINABLE}
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM due)) AND {keyed(DRAINABLE)}
               AND NOT EXISTS (SELECT FROM special)
         ORDER BY {effective("priority", _SINCE)} DESC, {_SINCE}
         LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
@@ -393,7 +394,7 @@ BEGIN_NEXT = Statement(
         WHERE t.turn_id = (
                 SELECT turn_id FROM turns
                 WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
-          AND t.settled_at IS NULL
+          AND {keyed("t.settled_at IS NULL")}
           AND (t.status = 'running'
                OR NOT {DRAINING} AND NOT {PAUSED.format(user_id="t.user_id", agent="t.agent")})
         RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,

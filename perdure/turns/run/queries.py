@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
+from perdure.database.keyed import keyed
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 from perdure.turns.calls.queries import sum_of
@@ -173,7 +174,7 @@ STEP_HANDING_OFF = _step(
         SET agent = %(agent)s, instructions = CASE WHEN t.turn_id = %(turn_id)s THEN NULL ELSE t.instructions END,
             fingerprint = CASE WHEN t.turn_id = %(turn_id)s THEN %(fingerprint)s END
         FROM fenced, (SELECT agent FROM turns WHERE turn_id = %(turn_id)s) AS before
-        WHERE t.session_id = fenced.session_id AND t.settled_at IS NULL
+        WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL
           AND (t.turn_id = %(turn_id)s OR t.agent = before.agent AND t.status = 'accepted')
     )""",
 )
@@ -302,7 +303,9 @@ INSTRUCTIONS = Statement(
 # Keeps what a model's server sent, for the operator.
 NOTE_RECEIVED = Statement(
     "turns.note_received",
-    """
-    UPDATE turns SET attempt_error = %(received)s WHERE turn_id = %(turn_id)s AND settled_at IS NULL RETURNING turn_id
+    f"""
+    UPDATE turns SET attempt_error = %(received)s
+    WHERE turn_id = %(turn_id)s AND {keyed("settled_at IS NULL")}
+    RETURNING turn_id
     """,
 )
