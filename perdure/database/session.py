@@ -30,6 +30,12 @@ vectors of similar sentences. A search for one user's rows scans further until i
 `hnsw.max_scan_tuples` (20,000). For a user who owns half of all rows, the first scan suffices.
 """
 
+_ONE_PLAN = {"plan_cache_mode": "force_generic_plan"}
+"""Prepared statements are written for plans that hold for all parameters. By default, PostgreSQL compares the estimated
+costs of such a plan with those of plans for single executions, and plans a message's acceptance at each execution once
+the tables are large, which takes four times as long as executing it.
+"""
+
 _ENCODED = {"client_encoding": "UTF8"}
 """The driver's argument for the encoding. It takes precedence over the URL, `PGCLIENTENCODING` and the role."""
 
@@ -45,8 +51,8 @@ _FIXED = {
 }
 """Settings that decide what perdure's statements, the functions of its tables and the driver's answers mean."""
 
-_OF_SESSIONS = ("default_", "idle_session")
-"""Prefixes of the settings that have no effect on a transaction that has begun."""
+_OF_SESSIONS = ("default_", "idle_session", "plan_cache")
+"""Prefixes of the settings that have no effect on a transaction that has begun, or on unprepared statements."""
 
 _LOCAL_TRANSACTION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; "
 """Replaces the `default_transaction_*` settings, which a transaction reads when it begins."""
@@ -78,6 +84,7 @@ class ServerSettings:
             "hnsw.ef_search": str(_SEARCH_WIDTH),
             **_UNTIMED,
             **_WRITABLE,
+            **_ONE_PLAN,
         }
         return cls(defaults, {**_FIXED, "search_path": quoted(schema)})
 

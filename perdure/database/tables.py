@@ -37,6 +37,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TSVECTOR
 
+from perdure.database.keyed import keyed
+
 metadata = MetaData(
     naming_convention={
         "ix": "%(table_name)s_%(column_0_N_name)s_idx",
@@ -366,9 +368,9 @@ sessions = Table(
         postgresql_where=text("unsettled > 0 AND queued_at IS NOT NULL"),
     ),
     Index(
-        "sessions_queued_user_idx",
+        "sessions_queued_place_idx",
         text("(md5(user_id) || user_id)"),
-        postgresql_where=text("unsettled > 0 AND queued_at IS NOT NULL"),
+        postgresql_where=text(keyed("unsettled > 0 AND queued_at IS NOT NULL")),
     ),
     Index(
         "sessions_parked_idx",
@@ -382,7 +384,8 @@ sessions = Table(
         "priority",
         text("least(wakes, 6)"),
         text("coalesce(woken_at, '-infinity'::timestamptz)"),
-        # Only statements with a condition on `priority` use it; while it is nearly empty, others would read all of it.
+        # Only statements with a condition on `priority` use it: it is nearly empty while little is due, and others
+        # would read all of it instead of looking up a key.
         postgresql_where=text("unsettled > 0 AND not_before IS NULL AND priority IS NOT NULL"),
     ),
     Index(

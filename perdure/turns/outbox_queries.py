@@ -9,6 +9,8 @@ from perdure.database.rounds import visiting
 # The condition that a delivery is due. TAKE_DELIVERY moves `due_at` ahead, so that attempts never overlap. A `due_at`
 # further ahead than the longest pause (`furthest_s`) was written while the server's clock was ahead, and counts as
 # past.
+_IS_PENDING = keyed("status = 'pending'")
+
 _DELIVERY_DUE = "(due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s))"
 
 
@@ -65,7 +67,7 @@ TAKE_DELIVERY = Statement(
     SET attempts = attempts + 1, due_at = perdure_now() + make_interval(secs => %(attempt_s)s),
         wake_at = NULL, wakes = 0
     FROM own
-    WHERE d.delivery_id = own.delivery_id AND status = 'pending' AND {_DELIVERY_DUE}
+    WHERE d.delivery_id = own.delivery_id AND {_IS_PENDING} AND {_DELIVERY_DUE}
       AND NOT EXISTS (
             SELECT FROM {_PENDING} AS e
             JOIN turns AS earlier ON earlier.turn_id = e.turn_id
@@ -123,7 +125,7 @@ POSTPONE_DELIVERY = Statement(
             attempts = attempts - CASE WHEN %(forgiven)s THEN 1 ELSE 0 END,
             status = CASE WHEN %(retry_s)s::float IS NULL THEN 'failed' ELSE 'pending' END,
             due_at = perdure_now() + make_interval(secs => coalesce(%(retry_s)s::float, 0))
-        WHERE delivery_id = %(delivery_id)s AND status = 'pending'
+        WHERE delivery_id = %(delivery_id)s AND {_IS_PENDING}
         RETURNING turn_id, target, asking_seq, status
     ), over AS (
         SELECT turn_id, target, asking_seq FROM postponed WHERE status = 'failed'
@@ -172,7 +174,7 @@ POSTPONE_SERVICE = Statement(
 # its user.
 WITHOUT_SHARE = Statement(
     "deliveries.without_share",
-    "UPDATE deliveries SET wakes = least(wakes, 1) WHERE delivery_id = %(delivery_id)s AND status = 'pending'",
+    f"UPDATE deliveries SET wakes = least(wakes, 1) WHERE delivery_id = %(delivery_id)s AND {_IS_PENDING}",
 )
 
 # The service and the user of a delivery. The user is '' in a row of a release before 0030.
@@ -258,7 +260,7 @@ DELIVERIES_DUE = Statement(
         SELECT * FROM found ORDER BY number, since LIMIT %(most)s
     ), locked AS (
         SELECT delivery_id FROM deliveries
-        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM due)) AND status = 'pending'
+        WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM due)) AND {_IS_PENDING}
         FOR NO KEY UPDATE SKIP LOCKED
     ), marked AS (
         UPDATE deliveries
@@ -273,9 +275,9 @@ DELIVERIES_DUE = Statement(
 # Of the deliveries whose wake-ups were published, those that no worker has attempted.
 UNTAKEN_DELIVERIES = Statement(
     "deliveries.untaken",
-    """
+    f"""
     SELECT delivery_id FROM deliveries
-    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending' AND wakes > 0
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND {_IS_PENDING} AND wakes > 0
       AND wake_at > perdure_now()
     """,
     writes=False,
@@ -284,9 +286,9 @@ UNTAKEN_DELIVERIES = Statement(
 # Undoes DELIVERIES_DUE for deliveries whose wake-ups the broker refused: they are due in the sweeper's next round.
 UNWAKE_DELIVERIES = Statement(
     "deliveries.unwake",
-    """
+    f"""
     UPDATE deliveries SET wake_at = NULL, wakes = greatest(wakes - 1, 0)
-    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND status = 'pending'
+    WHERE delivery_id = ANY (%(delivery_ids)s::uuid[]) AND {_IS_PENDING}
     """,
 )
 

@@ -281,7 +281,7 @@ _TURN = f"""
                                                 'decided_by', e.decided_by, 'decided_at', e.decided_at)
                              ORDER BY e.message_seq, e.position)
             FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-            WHERE e.turn_id = t.turn_id AND e.decided_by IS NOT NULL) AS decisions,
+            WHERE e.turn_id = t.turn_id AND {keyed("e.decided_by IS NOT NULL")}) AS decisions,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
                                           'progress', e.progress, 'call_id', m.tool_calls -> e.position ->> 'id')

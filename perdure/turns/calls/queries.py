@@ -169,7 +169,7 @@ _WAITING = """
     JOIN turns AS t ON t.turn_id = e.turn_id
     JOIN sessions AS s ON s.session_id = t.session_id
     JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-    WHERE e.status = 'asked' AND t.status = 'waiting_approval' AND e.decide_at > perdure_now()
+    WHERE {asked} AND t.status = 'waiting_approval' AND e.decide_at > perdure_now()
       AND s.end_requested_at IS NULL
 """.strip()
 
@@ -177,7 +177,8 @@ _WAITING = """
 def _waiting(name: str, condition: str) -> Statement:
     """A statement that lists the calls that wait for a decision, longest wait first (effect ids grow with time)."""
     page = "e.effect_id > %(after)s::uuid ORDER BY e.effect_id LIMIT %(limit)s"
-    return Statement(f"turns.{name}", f"{_WAITING} AND {condition} AND {page}", writes=False)
+    waiting = _WAITING.format(asked="e.status = 'asked'")
+    return Statement(f"turns.{name}", f"{waiting} AND {condition} AND {page}", writes=False)
 
 
 WAITING = _waiting("waiting", "true")
@@ -187,7 +188,11 @@ WAITING_WITHOUT_TENANT = _waiting("waiting_without_tenant", WITHOUT_TENANT.forma
 # `s.unsettled > 0` and `t.settled_at IS NULL` let PostgreSQL find the calls by the user's unsettled turns.
 WAITING_OF_USER = _waiting("waiting_of_user", "s.user_id = %(user_id)s AND s.unsettled > 0 AND t.settled_at IS NULL")
 
-WAITING_OF_TURN = Statement("turns.waiting_of_turn", f"{_WAITING} AND t.turn_id = %(turn_id)s", writes=False)
+WAITING_OF_TURN = Statement(
+    "turns.waiting_of_turn",
+    f"""{_WAITING.format(asked=keyed("e.status = 'asked'"))} AND t.turn_id = %(turn_id)s""",
+    writes=False,
+)
 
 # --- calls that wait for a task, a client, an agent or a time -------------------------------
 

@@ -94,7 +94,7 @@ ADMIT = Statement(
     """,
 )
 
-# The place of a session's user in the order of the sweeper's rounds, as in the index `sessions_queued_user_idx`.
+# The place of a session's user in the order of the sweeper's rounds, as in the index `sessions_queued_place_idx`.
 _USER = "md5(user_id) || user_id"
 
 # Run by the sweeper: admits queued sessions of all users who have free places, with an equal share for each user. A
@@ -107,7 +107,7 @@ ADMIT_DUE = Statement(
             "admissions",
             table="sessions",
             place=f"({_USER})",
-            where="unsettled > 0 AND queued_at IS NOT NULL",
+            where=keyed("unsettled > 0 AND queued_at IS NOT NULL"),
             most="%(most_users)s",
         )
     },
