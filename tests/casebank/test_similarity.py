@@ -48,6 +48,8 @@ def test_other_wordings_find_their_case() -> None:
         ("sentence-transformers:sentence-transformers/all-MiniLM-L6-v2", 0.6),
         ("sentence-transformers:/models/all-minilm-l6-v2/", 0.6),
         ("sentence-transformers:intfloat/e5-small", 0.85),
+        ("fastembed:/models/all-MiniLM-L6-v2/", 0.6),
+        ("fastembed:BAAI/bge-small-en-v1.5", 0.85),
         ("openai:text-embedding-3-small", 0.6),
         ("openai:text-embedding-3-large", 0.6),
         ("openai:text-embedding-ada-002", 0.85),

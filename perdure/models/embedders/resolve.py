@@ -77,7 +77,8 @@ def _factory(name: str, settings: Settings) -> EmbedderFactory:
     if rest and scheme in found.names:
         factory: EmbedderFactory = plugins.load(found[scheme], f"PERDURE_EMBEDDER is {name!r}")
         return factory
-    accepted = ["hash:384", "openai:NAME", "sentence-transformers:NAME-OR-DIRECTORY", "wordllama:256"]
+    in_process = ["fastembed:NAME-OR-DIRECTORY", "sentence-transformers:NAME-OR-DIRECTORY", "wordllama:256"]
+    accepted = ["hash:384", "openai:NAME", *in_process]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
@@ -123,16 +124,27 @@ def _sentence_transformers(model: str, settings: Settings, clock: Clock) -> Embe
     return load(model, clock, settings.model_timeout_s)
 
 
+def _fastembed(model: str, settings: Settings, clock: Clock) -> Embedder:
+    from perdure.models.embedders.fastembed import load  # noqa: PLC0415 (the same)
+
+    return load(model, clock, settings.model_timeout_s)
+
+
 def _wordllama(dimensions: str, settings: Settings, clock: Clock) -> Embedder:
     return wordllama.load(dimensions, clock, settings.model_timeout_s)
 
 
 _BUILT_IN: dict[str, EmbedderFactory] = {
+    "fastembed": _fastembed,
     "hash": _hash,
     "openai": _openai,
     "sentence-transformers": _sentence_transformers,
     "wordllama": _wordllama,
 }
 
-_IN_PROCESS: dict[EmbedderFactory, str] = {_sentence_transformers: "sentence_transformers", _wordllama: "wordllama"}
+_IN_PROCESS: dict[EmbedderFactory, str] = {
+    _fastembed: "fastembed",
+    _sentence_transformers: "sentence_transformers",
+    _wordllama: "wordllama",
+}
 """The factories that load a model into memory, with the module of their extra."""
