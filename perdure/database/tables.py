@@ -424,6 +424,16 @@ sessions = Table(
         text("coalesce(consolidation_due_at, ended_at)"),
         postgresql_where=text("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL"),
     ),
+    # For a claim, which looks for the user's earlier sessions.
+    Index(
+        "sessions_waiting_of_user_idx",
+        "user_id",
+        "ended_at",
+        "session_id",
+        postgresql_where=text(
+            keyed("ended_at IS NOT NULL AND consolidated_at IS NULL AND consolidation_given_up_at IS NULL")
+        ),
+    ),
     Index(
         "sessions_given_up_idx",
         "consolidation_given_up_at",

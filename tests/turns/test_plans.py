@@ -199,7 +199,7 @@ def test_turns_are_listed_by_index(large: Harness) -> None:
     ):
         user_id = "user 0" if statement is turns_queries.LIST_OF_USER else None
         given = {**_parameters(large), "status": status, "user_id": user_id}
-        custom, generic = plans(large.database, statement, given)  # the CLI uses the custom plan
+        custom, generic = plans(large.database, statement, given)
         assert rows_read(custom) <= most, (statement.name, outline(custom))
         for nodes in (custom, generic):
             assert "Seq Scan" not in {node["Node Type"] for node in nodes}, (statement.name, outline(nodes))

@@ -471,7 +471,7 @@ HASTEN = Statement(
     ), hastened AS (
         UPDATE tool_effects AS e
         SET decide_at = greatest(perdure_now(), e.intended_at + make_interval(secs => %(grace_s)s))
-        FROM locked JOIN turns AS t ON t.session_id = locked.session_id AND t.settled_at IS NULL AND t.status = 'parked'
+        FROM locked JOIN turns AS t ON t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.status = 'parked'
         WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for = 'client'
           AND t.additions -> 'names' ? e.tool
           AND e.decide_at > greatest(perdure_now(), e.intended_at + make_interval(secs => %(grace_s)s))

@@ -85,7 +85,8 @@ ADMIT = Statement(
         {_NEXT.format(user_id="%(user_id)s", most="%(user_concurrency)s::bigint")}
     ), locked AS (
         SELECT s.session_id, s.queued_at FROM sessions AS s
-        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM next)) AND s.unsettled > 0 AND s.queued_at IS NOT NULL
+        WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM next))
+              AND {keyed("s.unsettled > 0 AND s.queued_at IS NOT NULL")}
         ORDER BY {effective("s.priority", "s.queued_at")} DESC, s.queued_at
         LIMIT CASE WHEN (SELECT places FROM taken) < %(user_concurrency)s THEN 1 ELSE 0 END
         FOR NO KEY UPDATE SKIP LOCKED
