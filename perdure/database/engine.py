@@ -79,7 +79,7 @@ _FIRST_REPLAN = 128
 
 PostgreSQL keeps the plan of a prepared statement until the table's statistics change. If it is made while the table is
 empty, all indexes look alike, and a plan that reads a whole index stays in use while the table grows, until autovacuum
-analyzes it, which takes a minute. With 8,000 waiting sessions, a turn's statements took ten times as long.
+analyzes it, which takes a minute. With 6,000 waiting sessions, a turn's steps took five times as long.
 """
 
 _FAILED = "perdure_failed"

@@ -1,8 +1,8 @@
 """`fastembed:NAME-OR-DIRECTORY`: a model of the library FastEmbed, run by the ONNX Runtime in this process.
 
-The library is an extra (`pip install 'perdure[fastembed]'`). It needs no PyTorch, so an encoder takes a tenth of the
-disk space of one of sentence-transformers. The library downloads a named model once; a directory needs no network. It
-has a model in the layout of sentence-transformers, with its ONNX file, as the model hub's repositories do.
+The library is an extra (`pip install 'perdure[fastembed]'`). It needs no PyTorch. The library downloads a named model
+once; a directory needs no network. It has a model in the layout of sentence-transformers, with its ONNX file, as the
+model hub's repositories do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _load(name: str, model: str) -> Any:
         if not directory.is_dir():
             return TextEmbedding(model)
         _register(TextEmbedding, directory)
-        return TextEmbedding(model, specific_model_path=model)
+        return TextEmbedding(str(directory), specific_model_path=str(directory))
     except Exception as error:  # of the library, of the ONNX Runtime, or of the model's files
         raise SettingsError(
             f"PERDURE_EMBEDDER is {name!r}: accepted: the name of a model that FastEmbed supports, or the directory of "
