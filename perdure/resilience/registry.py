@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -133,9 +134,10 @@ class Breakers:
         self._enabled = settings.enabled
         self._clock = clock
         self._circuits = SharedCircuits(OwnCircuits(policy, clock), fleet, clock, listen)
+        self._process, self._calls = uuid4().hex, count(1)
 
     def get(self, name: str) -> Breaker:
-        return CircuitBreaker(name, self._circuits, self._clock) if self._enabled else Unguarded()
+        return CircuitBreaker(name, self._circuits, self._clock, self._new_call_id) if self._enabled else Unguarded()
 
     def list(self) -> list[Metrics]:
         """The breakers, sorted by name.
@@ -160,18 +162,23 @@ class Breakers:
     def close(self) -> None:
         self._circuits.close()
 
+    def _new_call_id(self) -> str:
+        """An id of the fleet. A random one for each call would give up Python's lock for each."""
+        return f"{self._process}:{next(self._calls)}"
+
 
 class CircuitBreaker:
     """The breaker called `name`, whose state is in `circuits`; see `Breaker`."""
 
-    def __init__(self, name: str, circuits: SharedCircuits, clock: Clock) -> None:
+    def __init__(self, name: str, circuits: SharedCircuits, clock: Clock, new_call_id: Callable[[], str]) -> None:
         self._name = name
         self._circuits = circuits
         self._clock = clock
+        self._new_call_id = new_call_id
 
     def execute(self, work: Callable[[], T], lease_s: float) -> T:
         """Run `work` if the circuit admits the call, and record the call's outcome; see `Breaker.execute`."""
-        decision = self._circuits.admit(self._name, str(uuid4()), max(1, round(lease_s * 1_000)))
+        decision = self._circuits.admit(self._name, self._new_call_id(), max(1, round(lease_s * 1_000)))
         admission = decision.answer.admission
         if admission is None:
             raise self._refusal(decision.answer)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import count
 
 from perdure.text.patterns import compiled
@@ -48,6 +49,11 @@ _MARK = compiled(
 )
 
 
+@lru_cache
+def _derived(key: bytes) -> bytes:
+    return hmac.digest(key, _DERIVED, "sha256")
+
+
 class Quoter:
     """Quotes the texts of one prompt, or of one tool's result.
 
@@ -56,7 +62,7 @@ class Quoter:
     """
 
     def __init__(self, key: bytes = b"") -> None:
-        self._key = hmac.digest(key or _PROCESS_KEY, _DERIVED, "sha256")
+        self._key = _derived(key or _PROCESS_KEY)
         self._codes: set[str] = set()
         self._texts: list[str] = []
 
