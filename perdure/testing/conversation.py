@@ -499,7 +499,7 @@ class Conversation:
             status=status,
             reply=present[-1].content if status in {"done", "failed"} else None,
             calls=tuple(self._calls(present)),
-            transcript=tuple(entry.message() for entry in present),
+            transcript=tuple(entry.message for entry in present),
             steps=transcript.steps if verdict is None else verdict.steps,
             usage=transcript.usage if verdict is None else verdict.used,
             working_variables=self._store.variables,

@@ -328,7 +328,7 @@ class _Reader:
 
 def _said(kind: str, entry: Entry) -> Iterator[dict[str, Any]]:
     """A message of the transcript; a rejected reply is followed by what is wrong with it."""
-    for message in entry.messages():
+    for message in entry.messages:
         calls = [call.to_dict() for call in message.tool_calls]
         yield {
             "kind": kind,

@@ -902,7 +902,7 @@ def test_a_signature_comes_back_beside_an_id_that_repeats(lenient: Lenient) -> N
     for _ in steps:
         taken = [call.id for entry in entries for call in entry.tool_calls]
         entries.append(reply_entry(turn_id, ask(model, *conversation), taken))
-        conversation.append(entries[-1].message())
+        conversation.append(entries[-1].message)
         conversation += [Message(Role.TOOL, "1", tool_call_id=call.id) for call in entries[-1].tool_calls]
     ask(model, *conversation)
     sent = [each["tool_calls"][0] for each in lenient.requests[-1]["messages"] if "tool_calls" in each]

@@ -112,7 +112,7 @@ def test_a_prompt_consists_of_the_newest_turns(made: list[list[Entry]]) -> None:
     kept = [each for each in said if each.role is not Role.SYSTEM]
     made = [*made[:-1], shortened(made[-1], WORKING_BUDGET_TOKENS // 2)]
     suffixes = [[entry for turn in made[start:] for entry in turn] for start in range(len(made))]
-    matching = [each for each in suffixes if [entry.message() for entry in each] == kept]
+    matching = [each for each in suffixes if [entry.message for entry in each] == kept]
     assert matching, "a prompt is the end of the transcript, from the beginning of a turn"
     spent = sum(entry.token_count for entry in matching[0])
     assert spent <= WORKING_BUDGET_TOKENS or matching[0] == made[-1]

@@ -82,7 +82,7 @@ def messages_by_entry(
     named = {id(entry): named_in(entry.content) for entry in results}
     wanted = [UUID(part["file_id"]) for entry in entries for part in entry.parts]
     if not wanted and not results:
-        return [entry.messages() for entry in entries]
+        return [entry.messages for entry in entries]
     rows = files.rows([*wanted, *(file_id for found in named.values() for file_id, _ in found)])
     rows = {file_id: row for file_id, row in rows.items() if row.user_id == user}
     placed = [
@@ -131,8 +131,8 @@ def _chosen(placed: Sequence[Sequence[_Placed]], limits: FileLimits, earlier: in
 def _message(entry: Entry, placed: Sequence[_Placed], files: Files, sent: Collection[UUID]) -> tuple[Message, ...]:
     """The message with a description of each file in its place, and the files in `sent`."""
     if not placed:
-        return entry.messages()
-    message = entry.message()
+        return entry.messages
+    message = entry.message
     text, at, attached = "", 0, list[Attachment]()
     for each in placed:
         row, part = each.row, each.part

@@ -118,4 +118,4 @@ def _end(turns: Sequence[Turn]) -> int:
 
 
 def _extended(text: str, turns: Sequence[Turn], forgotten: Collection[UUID]) -> str:
-    return extended(text, (entry.message() for turn in turns for entry in turn if entry.turn_id not in forgotten))
+    return extended(text, (entry.message for turn in turns for entry in turn if entry.turn_id not in forgotten))

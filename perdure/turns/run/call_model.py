@@ -184,7 +184,7 @@ class ModelCaller:
         self.tools = equip(self._runtime, self._scope, self._agent, self._turn.additions)
         present = self._transcript.present
         most = budget(self._runtime.settings, self._window)
-        tools = offered(self.tools, most, (entry.message() for entry in present))
+        tools = offered(self.tools, most, (entry.message for entry in present))
         self._report(tools)
         additions = self._turn.additions
         settings = of_call(
