@@ -270,27 +270,28 @@ class _Query:
         weights = self.recall.settings
         total = weights.recall_text + self.vector_weight
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
-        recalled = []
         cues = find_cues(self.text)
         most = max(k, _MOST_CUED) if cues != Cues() else k
-        for row in self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total):
-            message_id = row.message_id or f"{row.session_id}:{row.seq}"
-            recalled.append(
-                Recalled(
-                    Layer.EPISODIC,
-                    message_id,
-                    row.content,
-                    min(1.0, row.score / highest) if highest else 0.0,
-                    (message_id,),
-                    row.occurred_at,
-                    role=row.role,
-                    author=row.author,
-                    channel=row.channel,
-                    session_id=row.session_id,
-                    seq=row.seq,
-                )
+        rows = self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total)
+        scores = [min(1.0, row.score / highest) if highest else 0.0 for row in rows]
+        best = [(rows[at], score) for at, score in zip(_cued(rows, scores, cues)[:k], scores, strict=False)]
+        ids = [row.message_id or f"{row.session_id}:{row.seq}" for row, _ in best]
+        return [
+            Recalled(
+                Layer.EPISODIC,
+                message_id,
+                row.content,
+                score,
+                (message_id,),
+                row.occurred_at,
+                role=row.role,
+                author=row.author,
+                channel=row.channel,
+                session_id=row.session_id,
+                seq=row.seq,
             )
-        return _cued(recalled, cues)[:k]
+            for message_id, (row, score) in zip(ids, best, strict=True)
+        ]
 
     def memories(self, k: int) -> list[Recalled]:
         """The `k` best memories, best first."""
@@ -386,20 +387,20 @@ class _Query:
         )
 
 
-def _cued(found: list[Recalled], cues: Cues) -> list[Recalled]:
-    """The messages `found`, the first `_MOST_CUED` of them in the order that the question's cues give.
+def _cued(rows: Sequence[Any], scores: Sequence[float], cues: Cues) -> list[int]:
+    """The places of `rows`, the first `_MOST_CUED` of them in the order that the question's cues give.
 
     The scores stay at their places: a cue prefers a message to another one, and not to a memory.
     """
-    best = found[:_MOST_CUED]
-    by_time = sorted(range(len(best)), key=lambda at: (best[at].occurred_at, best[at].seq), reverse=cues.order < 0)
+    best = list(range(min(len(rows), _MOST_CUED)))
+    by_time = sorted(best, key=lambda at: (rows[at].occurred_at, rows[at].seq), reverse=cues.order < 0)
     places = {at: place / max(len(best) - 1, 1) for place, at in enumerate(by_time)}
 
     def cued(at: int) -> float:
-        author = 1 + _AUTHOR_WEIGHT * cues.names(best[at].author)
-        return best[at].score * author * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at])
+        author = 1 + _AUTHOR_WEIGHT * cues.names(rows[at].author)
+        return scores[at] * author * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at])
 
-    return _in_order(found, sorted(range(len(best)), key=lambda at: -cued(at)))
+    return [*sorted(best, key=lambda at: -cued(at)), *range(len(best), len(rows))]
 
 
 def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:
