@@ -28,15 +28,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol
+from uuid import UUID
 
 import psycopg2
+import psycopg2.extensions
 import psycopg2.extras
 from sqlalchemy import Connection, Row, create_engine, event
 from sqlalchemy.engine import URL, Engine, ExceptionContext, ExecutionContext, result_tuple
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from perdure.database.hiding import hide_values
 from perdure.database.schema import EXTENSION_SCHEMA, Names
@@ -48,6 +51,10 @@ from perdure.text.untrusted import first_line
 log = logging.getLogger(__name__)
 
 psycopg2.extras.register_uuid()
+
+_uuid = lru_cache(4_096)(UUID)
+_UUIDS = psycopg2.extensions.new_type((2950,), "UUID", lambda value, _: None if value is None else _uuid(value))
+"""The driver's type for `uuid`. Many rows of an answer have the same session or turn, and making a UUID takes 2 µs."""
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -209,7 +216,7 @@ class Database:
             max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
-            skip_autocommit_rollback=True,  # the driver gives up Python's lock for a rollback that has nothing to do
+            skip_autocommit_rollback=True,  # the driver gives up Python's lock for each, even if it has nothing to do
             connect_args=connect_arguments(self.url, settings if prepare else None),
             hide_parameters=True,  # parameters contain users' texts, and errors are logged
         )
@@ -217,7 +224,8 @@ class Database:
         event.listen(self.engine, "handle_error", _drop_if_useless)
         event.listen(self.engine, "do_execute", _fail_again)
         session = _Session(self.names, None if prepare else settings.local())
-        event.listen(self.engine, "connect", lambda _, record: record.info.update({_SESSION: session}))
+        event.listen(self.engine, "connect", partial(_connected, session))
+        event.listen(self.engine, "reset", _refuse_closed)
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _RESERVED)
 
@@ -349,6 +357,17 @@ class _Session:
 
     names: Names
     local: str | None
+
+
+def _connected(session: _Session, connection: Any, record: ConnectionPoolEntry) -> None:
+    psycopg2.extensions.register_type(_UUIDS, connection)
+    record.info[_SESSION] = session
+
+
+def _refuse_closed(connection: Any, *_: Any) -> None:
+    """Make the pool replace a closed connection that is returned to it, as a failing rollback would."""
+    if connection.closed:
+        raise psycopg2.InterfaceError("connection already closed")
 
 
 def _rows(

@@ -200,10 +200,11 @@ _MESSAGES = """
                (SELECT -({half} OPERATOR(@vector.<#>) %(vector)s::@vector.halfvec) FROM message_vectors AS w
                 WHERE w.session_id = found.session_id AND w.seq = found.seq AND w.embedder_id = %(embedder_id)s)
                  AS similarity,
-               EXISTS (SELECT FROM span CROSS JOIN LATERAL (
-                           SELECT w.occurred_at FROM message_words AS w
-                           WHERE w.session_id = found.session_id AND w.seq = found.seq OFFSET 0) AS w
-                       WHERE w.occurred_at >= span.start AND w.occurred_at < span."end") AS in_time
+               (SELECT true FROM span LIMIT 1) AND EXISTS (
+                   SELECT FROM span CROSS JOIN LATERAL (
+                       SELECT w.occurred_at FROM message_words AS w
+                       WHERE w.session_id = found.session_id AND w.seq = found.seq OFFSET 0) AS w
+                   WHERE w.occurred_at >= span.start AND w.occurred_at < span."end") AS in_time
         FROM found
     ), own_scores AS (
         SELECT session_id, seq, best, in_time,
