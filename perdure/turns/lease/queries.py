@@ -281,6 +281,11 @@ _CLAIMED = f"""
            {_BEFORE.format(held="claimed")}
 """.strip()
 
+# The commit of a claim does not wait until it is on disk. If PostgreSQL crashes first, nobody has claimed the session,
+# and the claim's nonce matches no later one, so its holder commits nothing more. Each commit of a step waits, and a
+# claim is on disk once a later commit is: no tool begins under a claim that a crash can take back.
+_LAZILY = "set_config('synchronous_commit', 'off', true) AS lazily"
+
 _UNLEASED = """
           (lease_until IS NULL OR lease_until <= perdure_now()
            OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
@@ -294,7 +299,7 @@ CLAIM = Statement(
         WHERE session_id = %(session_id)s AND unsettled > 0 AND {_UNLEASED} AND {_IN_TIME} AND NOT {DRAINING}
         FOR NO KEY UPDATE SKIP LOCKED
     ), {_CLAIMING.format(session="%(session_id)s")}
-    SELECT {_CLAIMED}
+    SELECT {_LAZILY}, {_CLAIMED}
     FROM candidate CROSS JOIN known CROSS JOIN share LEFT JOIN claimed USING (session_id) LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = claimed.previous_session_id
     """,
@@ -331,7 +336,7 @@ CLAIM_DUE = Statement(
         ORDER BY {effective("priority", _SINCE)} DESC, {_SINCE}
         LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
     ), {_CLAIMING.format(session="(SELECT session_id FROM candidate)")}
-    SELECT EXISTS (SELECT FROM special) AS is_special, (SELECT count(*) FROM due) AS due,
+    SELECT {_LAZILY}, EXISTS (SELECT FROM special) AS is_special, (SELECT count(*) FROM due) AS due,
            EXISTS (SELECT FROM due WHERE session_id = %(session_id)s::uuid) AS names_due,
            next.session_id AS next_id, next.level AS next_priority, candidate.session_id,
            {_CLAIMED}
@@ -402,7 +407,7 @@ BEGIN_NEXT = Statement(
                   t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
                   t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
     )
-    SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+    SELECT {_LAZILY}, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id
