@@ -135,6 +135,7 @@ class _Row:
     ending: bool = False
     instructions: str | None = None
     joined: Sequence[Mapping[str, Any]] | None = None
+    past: None = None
     metadata: None = None
     too_deep: bool = False
     is_new: bool = False
@@ -210,7 +211,7 @@ class MemoryStore(Database):
             "turns.charge_question": lambda _: [],
             "turns.note_received": lambda _: [],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
-            "context.past": lambda _: [],
+            "context.past": lambda _: [_Row(past=None)],
             "summaries.keep": self._keep_summary,
             "summaries.forgotten": lambda _: [],
             "windows.read": lambda _: [],

@@ -25,6 +25,7 @@ from perdure.database.engine import Executor, Statement, as_json
 from perdure.database.failures import LEFT_OUT
 from perdure.errors import loggable
 from perdure.files.parts import text_tokens
+from perdure.memory.recall.past import Past
 from perdure.models import endings
 from perdure.models.protocol import Message, ModelReply, Opaque, Role, ToolCall, Usage
 from perdure.sessions.running_summary import Running
@@ -38,9 +39,7 @@ log = logging.getLogger(__name__)
 # replies of failed turns are omitted. A turn that ended before the summary got so far is read without it. The cost
 # depends on the window, not on the session's length. One JSON text takes the driver a third of the time that a row of
 # columns for each message takes.
-HISTORY = Statement(
-    "turns.history",
-    f"""
+HISTORY = f"""
     WITH running AS (
         SELECT to_seq, summary, next_seq, next_summary, extractive FROM running_summaries
         WHERE session_id = %(session_id)s AND to_seq < %(first_seq)s
@@ -66,9 +65,9 @@ HISTORY = Statement(
         WHERE i.turn_id = %(turn_id)s
           AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
     ) AS heard, (SELECT to_json(running)::text FROM running) AS running
-    """,  # noqa: S608 (constants)
-    writes=False,
-)
+"""  # noqa: S608 (constants)
+
+READ_HISTORY = Statement("turns.history", HISTORY, writes=False)
 
 WINDOW_TURNS = 20
 """The number of turns that are read for a prompt, before the prompt is cut to its token budget.
@@ -169,6 +168,18 @@ class Entry:
         }
 
 
+def history_parameters(turn: TurnRow, *, window: int, before_seq: int = _MAX_BIGINT) -> dict[str, Any]:
+    """The parameters of `HISTORY`."""
+    return {
+        "session_id": turn.session_id,
+        "turn_id": turn.turn_id,
+        "turn_seq": turn.seq,
+        "first_seq": turn.first_seq,
+        "window": window,
+        "before_seq": before_seq,
+    }
+
+
 class Transcript:
     """The messages of a session's recent turns and of the present turn, in the runner's memory.
 
@@ -176,6 +187,8 @@ class Transcript:
         is_screened: The hooks and guards let the user's message pass, which no step has committed yet.
         running: The session's running summary.
         original: The text of the turn's first message, if a hook has changed it and no step has committed the change.
+        past: What was read of the user's past with the transcript, for the next prompt. `None` after a step, because a
+            tool may have changed the past.
     """
 
     def __init__(self, turn_id: UUID, entries: Iterable[Entry], running: Running = NO_SUMMARY) -> None:
@@ -183,6 +196,7 @@ class Transcript:
         self.running = running
         self.is_screened = False
         self.original: str | None = None
+        self.past: Past | None = None
         present, earlier = list[Entry](), list[Entry]()
         for entry in entries:
             (present if entry.turn_id == turn_id else earlier).append(entry)
@@ -202,17 +216,12 @@ class Transcript:
         Raises:
             Exception: the present turn cannot be parsed.
         """
-        [row] = executor.run(
-            HISTORY,
-            {
-                "session_id": turn.session_id,
-                "turn_id": turn.turn_id,
-                "turn_seq": turn.seq,
-                "first_seq": turn.first_seq,
-                "window": window,
-                "before_seq": before_seq,
-            },
-        )
+        [row] = executor.run(READ_HISTORY, history_parameters(turn, window=window, before_seq=before_seq))
+        return cls.read(turn, row)
+
+    @classmethod
+    def read(cls, turn: TurnRow, row: Row[Any]) -> Transcript:
+        """The transcript in the columns of `HISTORY`; see `load`."""
         told = groupby(json.loads(row.told or "[]"), key=itemgetter(0))
         entries = [entry for turn_id, messages in told for entry in _entries(UUID(turn_id), messages, turn.turn_id)]
         entries += heard(turn.turn_id, json.loads(row.heard or "[]"))
@@ -284,7 +293,7 @@ class Transcript:
 
     def committed(self, appended: Sequence[Entry], base: int) -> None:
         """Replace the uncommitted entries with `appended`, which were committed directly after the `seq` `base`."""
-        self.original = None
+        self.original = self.past = None
         self._present = [entry for entry in self._present if entry.seq is not None]
         self._present += [replace(entry, seq=base + number) for number, entry in enumerate(appended, start=1)]
 

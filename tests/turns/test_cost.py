@@ -66,9 +66,9 @@ def _talk(harness: Harness) -> None:
 
 
 def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
-    """The turn takes seven statements: accept, claim, history, memory context, two steps and settle.
+    """The turn takes six statements: accept, claim, the first read, two steps and settle.
 
-    Each statement takes one commit, except the two that read the history and the memory context.
+    Each statement takes one commit, except the one that reads the transcript and the past.
     """
     harness.equip(double)
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
         sent = harness.send()
         harness.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
-    assert len(statements) == 7, statements
+    assert len(statements) == 6, statements
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
 
 
@@ -100,7 +100,7 @@ def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness)
             sent = harness.send()
             harness.run(sent.session_id)
     assert commits == ["turns.enqueue", "turns.claim", "turns.step", "turns.step", "turns.settle"]
-    assert len(statements) == 7, statements
+    assert len(statements) == 6, statements
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 2
 
 

@@ -5,9 +5,11 @@ Each function runs at most one statement, which reads a bounded number of rows. 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from perdure.access.tenants import UserKey, tenant_of
@@ -57,8 +59,7 @@ class Surroundings:
     sources: Mapping[UUID, Sequence[Dated]] = field(default_factory=dict)
 
 
-def read_past(
-    executor: Executor,
+def past_parameters(
     user_id: UserKey,
     session_id: UUID,
     *,
@@ -68,34 +69,52 @@ def read_past(
     embedder: str,
     authors: Sequence[UserKey],
     all_cases: bool,
-) -> Past:
-    """Read the past of a session's user, without the summary of the session `previous_id`.
+) -> dict[str, Any]:
+    """The parameters of `past_queries.PAST`: the past of a session's user, without the session `previous_id`.
 
     `has_cases` counts the cases in `bank` whose vectors `embedder` made, of `authors` (user keys) and those shared with
     the user's tenant; with `all_cases`, of all users. A `bank` of `None` has no cases.
     """
-    rows = executor.run(
-        past_queries.PAST,
-        {
-            "user_id": user_id,
-            "authors": authors,
-            "tenant": tenant_of(user_id),
-            "session_id": session_id,
-            "previous_id": previous_id,
-            "archive": most_summaries,
-            "hot": _HOT,
-            "embedder": embedder,
-            "all_cases": all_cases,
-            "bank": bank,
-        },
-    )
+    return {
+        "user_id": user_id,
+        "authors": authors,
+        "tenant": tenant_of(user_id),
+        "session_id": session_id,
+        "previous_id": previous_id,
+        "archive": most_summaries,
+        "hot": _HOT,
+        "embedder": embedder,
+        "all_cases": all_cases,
+        "bank": bank,
+    }
+
+
+def read_past(executor: Executor, parameters: Mapping[str, Any]) -> Past:
+    """Read what `past_parameters` describes."""
+    [row] = executor.run(past_queries.READ_PAST, parameters)
+    return past_of(row.past)
+
+
+def past_of(read: str | None) -> Past:
+    """The past in a value of `past_queries.PAST`."""
+    rows = [_Row(*each) for each in json.loads(read or "[]")]
     return Past(
         searchable=any(row.section == "past" for row in rows),
         has_cases=any(row.section == "bank" for row in rows),
-        summaries=[Dated(row.at, row.content, row.id) for row in rows if row.section == "archive"],
-        hot=[Dated(row.at, row.content, row.id) for row in rows if row.section == "meta"],
+        summaries=[row.dated() for row in rows if row.section == "archive"],
+        hot=[row.dated() for row in rows if row.section == "meta"],
         related_sessions=[UUID(row.content) for row in rows if row.section == "kin"],
     )
+
+
+class _Row(NamedTuple):
+    section: str
+    content: str
+    at: str
+    id: str
+
+    def dated(self) -> Dated:
+        return Dated(datetime.fromisoformat(self.at), self.content, UUID(self.id))
 
 
 def read_surroundings(executor: Executor, user_id: UserKey, recalled: Sequence[Recalled]) -> Surroundings:

@@ -34,46 +34,48 @@ RELATED_SESSIONS = Statement(
 #     past: this row exists if the user has something to recall.
 #     bank: this row exists if the agent's bank has cases of this embedder that this user may see. The parameter `bank`
 #         is NULL for an agent without a bank.
-PAST = Statement(
-    "context.past",
-    f"""
-    {_FAMILY}
-    SELECT * FROM (
-        SELECT 'archive' AS section, row_number() OVER (ORDER BY created_at DESC) AS position,
-               summary AS content, created_at AS at, session_id AS id
-        FROM (
-            SELECT s.session_id, s.created_at, s.summary FROM sessions AS s
-            WHERE s.user_id = %(user_id)s AND s.session_id NOT IN (SELECT session_id FROM family)
-              AND s.forked_from IS NULL
-              AND s.session_id IS DISTINCT FROM %(previous_id)s::uuid
-              AND s.scope = (SELECT scope FROM sessions WHERE session_id = %(session_id)s)
-            ORDER BY s.created_at DESC LIMIT %(archive)s * 2) AS newest
-        WHERE summary <> ''
-        ORDER BY created_at DESC LIMIT %(archive)s) AS archive
-    UNION ALL
-    SELECT * FROM (
-        SELECT 'meta', h.rank, m.content, m.valid_from, m.memory_id
-        FROM hot_memories AS h JOIN memories AS m USING (memory_id)
-        WHERE h.user_id = %(user_id)s AND m.valid_to IS NULL AND m.archived_at IS NULL
-        ORDER BY h.rank LIMIT %(hot)s) AS hot
-    UNION ALL
-    SELECT 'kin', 1, session_id::text, NULL, NULL FROM family WHERE session_id <> %(session_id)s
-    UNION ALL
-    SELECT 'past', 1, '', NULL, NULL
-    WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
-       OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
-    UNION ALL
-    SELECT 'bank', 1, '', NULL, NULL
-    WHERE %(tenant)s::text IS NULL AND EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
-       OR EXISTS (SELECT FROM cases WHERE user_id = ANY (%(authors)s::text[]) AND {_SEARCHABLE})
-       OR EXISTS (SELECT FROM cases WHERE user_id IS NOT NULL AND shared_at IS NOT NULL
-                         AND CASE WHEN strpos(user_id, chr(31)) > 0 THEN split_part(user_id, chr(31), 1) END
-                             IS NOT DISTINCT FROM %(tenant)s::text AND {_SEARCHABLE})
-       OR %(all_cases)s AND EXISTS (SELECT FROM cases WHERE {_SEARCHABLE})
-    ORDER BY section, position
-    """,  # noqa: S608 (constants)
-    writes=False,
-)
+#
+# An SQL expression, so that a turn can read it together with its transcript: a JSON array of the rows, each an array of
+# `section`, `content`, `at` and `id`.
+PAST = f"""
+    (SELECT json_agg(json_build_array(section, content, at, id) ORDER BY section, position)::text FROM (
+        {_FAMILY}
+        SELECT * FROM (
+            SELECT 'archive' AS section, row_number() OVER (ORDER BY created_at DESC) AS position,
+                   summary AS content, created_at AS at, session_id AS id
+            FROM (
+                SELECT s.session_id, s.created_at, s.summary FROM sessions AS s
+                WHERE s.user_id = %(user_id)s AND s.session_id NOT IN (SELECT session_id FROM family)
+                  AND s.forked_from IS NULL
+                  AND s.session_id IS DISTINCT FROM %(previous_id)s::uuid
+                  AND s.scope = (SELECT scope FROM sessions WHERE session_id = %(session_id)s)
+                ORDER BY s.created_at DESC LIMIT %(archive)s * 2) AS newest
+            WHERE summary <> ''
+            ORDER BY created_at DESC LIMIT %(archive)s) AS archive
+        UNION ALL
+        SELECT * FROM (
+            SELECT 'meta', h.rank, m.content, m.valid_from, m.memory_id
+            FROM hot_memories AS h JOIN memories AS m USING (memory_id)
+            WHERE h.user_id = %(user_id)s AND m.valid_to IS NULL AND m.archived_at IS NULL
+            ORDER BY h.rank LIMIT %(hot)s) AS hot
+        UNION ALL
+        SELECT 'kin', 1, session_id::text, NULL, NULL FROM family WHERE session_id <> %(session_id)s
+        UNION ALL
+        SELECT 'past', 1, '', NULL, NULL
+        WHERE EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND session_id <> %(session_id)s)
+           OR EXISTS (SELECT FROM memories WHERE user_id = %(user_id)s)
+        UNION ALL
+        SELECT 'bank', 1, '', NULL, NULL
+        WHERE %(tenant)s::text IS NULL AND EXISTS (SELECT FROM cases WHERE user_id IS NULL AND {_SEARCHABLE})
+           OR EXISTS (SELECT FROM cases WHERE user_id = ANY (%(authors)s::text[]) AND {_SEARCHABLE})
+           OR EXISTS (SELECT FROM cases WHERE user_id IS NOT NULL AND shared_at IS NOT NULL
+                             AND CASE WHEN strpos(user_id, chr(31)) > 0 THEN split_part(user_id, chr(31), 1) END
+                                 IS NOT DISTINCT FROM %(tenant)s::text AND {_SEARCHABLE})
+           OR %(all_cases)s AND EXISTS (SELECT FROM cases WHERE {_SEARCHABLE})
+    ) AS past)
+"""  # noqa: S608 (constants)
+
+READ_PAST = Statement("context.past", f"SELECT {PAST} AS past", writes=False)
 
 # The source messages of recalled memories, and the relations of their entities up to depth 2. For each entity, only the
 # newest `fan_out` relations are followed.

@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 
 from perdure.access.tenants import UserKey
 from perdure.agents import Agent
-from perdure.casebank.search import FoundCase, authors
+from perdure.casebank.search import FoundCase
 from perdure.database.engine import Executor
 from perdure.errors import Abandoned, PerdureError, Unavailable
 from perdure.files.store import Files
@@ -41,12 +41,12 @@ from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import CallAborted, Message, ModelCall, Role
 from perdure.runtime import Runtime
 from perdure.sessions.ending import read_conversation
-from perdure.settings import CaseScope, MemorySettings
+from perdure.settings import MemorySettings
 from perdure.text.quoting import CONVERSATION, MEMORY, NOTE, REMOVED, Quoter, label_lines
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.text.untrusted import cut
 from perdure.turns.lease.tenure import Before, TurnRow, TurnScope
-from perdure.turns.prompt import record
+from perdure.turns.prompt import first_read, record
 from perdure.turns.prompt.files import FileLimits, messages_by_entry
 from perdure.turns.prompt.parts import Part, Place, fitting, latest, render
 from perdure.turns.prompt.window import SUMMARY_SHARE, shortened, size_of, turns_budget
@@ -337,17 +337,9 @@ def _ask(
     scope.step_within(limits.recall_timeout_s)
     try:
         with scope.calling(call):
-            past = read_past(
-                runtime.database,
-                turn.user_id,
-                turn.session_id,
-                previous_id=turn.before.session_id,
-                most_summaries=limits.archive_sessions,
-                bank=agent.bank,
-                embedder=embedder.name,
-                authors=authors(turn.user_id),
-                all_cases=runtime.settings.casebank.scope is CaseScope.ALL,
-            )
+            past, transcript.past = transcript.past, None
+            if past is None:
+                past = read_past(runtime.database, first_read.past_parameters(runtime, turn, agent))
             recalled: list[Recalled] = []
             if past.searchable or from_seq > 1:  # otherwise, the prompt contains all that could be recalled
                 recalled = runtime.recall.using(embedder).search(

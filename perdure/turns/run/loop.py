@@ -79,6 +79,7 @@ from perdure.turns.outcome import (
     ShutDown,
     Struck,
 )
+from perdure.turns.prompt import first_read
 from perdure.turns.prompt.window import change, kept_turns, turns_budget, turns_read
 from perdure.turns.run.call_model import ModelCaller
 from perdure.turns.run.commit import Step, StepCommit, commit_step, leave_out_tools, read_patiently, wait_for_database
@@ -297,7 +298,7 @@ class Runner:
             return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, row, tenure.strikes)))
         agent = runtime.agents.find(row.agent)
         kept = kept_turns(runtime.settings.memory, agent)
-        transcript = Transcript.load(runtime.database, row, window=turns_read(kept))
+        transcript = first_read.load(runtime, row, agent, window=turns_read(kept))
         if row.verdict is not None:  # an earlier worker could not save the snapshot
             verdict, variables = Verdict.from_json(row.verdict), VariableSet(kept_variables(runtime.database, tenure))
         else:

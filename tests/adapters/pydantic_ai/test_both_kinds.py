@@ -214,7 +214,8 @@ def test_the_enumeration_is_complete(harness: Harness, bench: Bench) -> None:
         harness.run(sent.session_id)
     expected = sorted((moment, name) for moment, name, _ in BOUNDARIES)
     assert sorted(each for each in seen if each in set(expected)) == expected
-    assert {name for _, name in seen} - {name for _, name in expected} <= {"context.past", "turns.history"}
+    reads = {"context.past", "turns.history", "turns.first_read"}
+    assert {name for _, name in seen} - {name for _, name in expected} <= reads
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent", "unsafe", "probed"])

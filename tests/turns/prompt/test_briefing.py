@@ -90,18 +90,55 @@ def test_text_search_is_enough_while_the_embedder_is_unavailable(knowing: Harnes
 
 
 @pytest.mark.usefixtures("prepared")
-def test_a_user_without_a_past_costs_one_statement_and_no_vector(harness: Harness) -> None:
-    """For a user without memories and earlier sessions, one statement reads the context, and nothing is embedded."""
+def test_a_user_without_a_past_costs_no_statement_and_no_vector(harness: Harness) -> None:
+    """The statement that reads the transcript tells that a user has nothing to recall. Nothing is embedded."""
     harness.embedder = _Broken()
     with counted(harness.database) as (statements, _):
         harness.ask("hello")
-    assert sum('"context.' in each and each.startswith("EXECUTE") for each in statements) == 1
+    assert sum('"turns.first_read"' in each and each.startswith("EXECUTE") for each in statements) == 1
+    assert sum('"context.' in each for each in statements) == 0
     assert sum('"recall.' in each for each in statements) == 0
 
 
 class _Broken(_Away):
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         raise AssertionError("the embedder was called")
+
+
+def test_a_prompt_after_a_step_tells_the_past_as_the_step_left_it(knowing: Harness) -> None:
+    """The past was read with the transcript. Then the tool with which the turn goes on forgot a memory."""
+
+    @tool(effect="pure")
+    def clean() -> str:
+        """Forget what is recalled most often."""
+        knowing.sql("DELETE FROM hot_memories")
+        return "cleaned"
+
+    knowing.sql("INSERT INTO hot_memories SELECT user_id, 1, memory_id, 1, now() FROM memories")
+    knowing.equip(clean)
+    knowing.script(calls(("clean", {})))
+    sent = knowing.send("xyz", channel="telegram")
+    with knowing.crashing("after", "turns.step"):
+        knowing.run(sent.session_id)
+    assert "What is recalled most often" in _system(knowing)
+    knowing.move(31)
+    with counted(knowing.database) as (statements, _):
+        knowing.run(sent.session_id)
+    assert knowing.turn(sent.turn_id)["status"] == "done"
+    assert "What is recalled most often" not in _system(knowing)
+    reads = [each for each in statements if '"turns.first_read"' in each or '"context.past"' in each]
+    assert len([each for each in reads if not each.startswith("PREPARE")]) == 2
+
+
+def test_a_turn_without_a_readable_past_continues(knowing: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """As if its user had none."""
+    knowing.sql("ALTER TABLE hot_memories RENAME TO hidden")
+    try:
+        assert knowing.ask("what is my dog called?")["status"] == "done"
+    finally:
+        knowing.sql("ALTER TABLE hidden RENAME TO hot_memories")
+    assert "recalled_memory" not in _system(knowing)
+    assert "without its memories" in caplog.text
 
 
 def test_the_number_of_statements_is_independent_of_the_past(knowing: Harness) -> None:

@@ -214,7 +214,7 @@ def test_a_database_that_never_answers_one_statement_is_a_strike(
         loads.append(1)
         raise Unavailable("The disk under that table cannot be read.")
 
-    monkeypatch.setattr("perdure.turns.run.loop.Transcript.load", refused)
+    monkeypatch.setattr("perdure.turns.run.loop.first_read.load", refused)
     monkeypatch.setattr("perdure.turns.run.commit.time.sleep", harness.move)
     assert harness.run(sent.session_id) == Ran(0)
     assert 1 < len(loads) < 20
