@@ -216,6 +216,7 @@ class Database:
             max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
+            pool_reset_on_return=None,  # see `_refuse_closed`
             skip_autocommit_rollback=True,  # the driver gives up Python's lock for each, even if it has nothing to do
             connect_args=connect_arguments(self.url, settings if prepare else None),
             hide_parameters=True,  # parameters contain users' texts, and errors are logged
