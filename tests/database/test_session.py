@@ -57,8 +57,10 @@ def _set_strangely(databases: Databases, url: URL) -> None:
 
 
 @pytest.fixture(params=[True, False], ids=["prepared", "behind a pooler"])
-def opened(strange: URL, request: pytest.FixtureRequest) -> Iterator[Database]:
+def opened(databases: Databases, strange: URL, request: pytest.FixtureRequest) -> Iterator[Database]:
     """The database, with and without prepared statements."""
+    if not request.param:  # a pooler's own idle connections end by this limit: it ends no transaction
+        databases.administer(f"ALTER DATABASE {strange.database} RESET idle_session_timeout")
     made = Database(strange, prepare=request.param)
     yield made
     made.close()
