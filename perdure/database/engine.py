@@ -216,7 +216,7 @@ class Database:
             max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
-            pool_reset_on_return=None,  # see `_refuse_closed`
+            pool_reset_on_return=None,  # see `_refuse_unusable`
             skip_autocommit_rollback=True,  # the driver gives up Python's lock for each, even if it has nothing to do
             connect_args=connect_arguments(self.url, settings if prepare else None),
             hide_parameters=True,  # parameters contain users' texts, and errors are logged
@@ -226,7 +226,7 @@ class Database:
         event.listen(self.engine, "do_execute", _fail_again)
         session = _Session(self.names, None if prepare else settings.local())
         event.listen(self.engine, "connect", partial(_connected, session))
-        event.listen(self.engine, "reset", _refuse_closed)
+        event.listen(self.engine, "reset", _refuse_unusable)
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _RESERVED)
 
@@ -365,10 +365,10 @@ def _connected(session: _Session, connection: Any, record: ConnectionPoolEntry) 
     record.info[_SESSION] = session
 
 
-def _refuse_closed(connection: Any, *_: Any) -> None:
-    """Make the pool replace a closed connection that is returned to it, as a failing rollback would."""
-    if connection.closed:
-        raise psycopg2.InterfaceError("connection already closed")
+def _refuse_unusable(connection: Any, *_: Any) -> None:
+    """Make the pool replace a connection that is returned to it closed or within a transaction."""
+    if connection.closed or connection.status != psycopg2.extensions.STATUS_READY:
+        raise psycopg2.InterfaceError("connection already closed, or in a transaction")
 
 
 def _rows(
@@ -468,6 +468,12 @@ def mapped_errors() -> Iterator[None]:
             raise
         # The server closed the connection at the end of a transaction. The driver has no subclass for this error.
         raise Unavailable(_UNREACHABLE) from error
+
+
+def was_refused(error: Unavailable | DBAPIError) -> bool:
+    """Whether a server that can be reached has refused a statement, so that another statement may succeed."""
+    cause = error.__cause__ if isinstance(error, Unavailable) else error
+    return isinstance(cause, DBAPIError) and not cause.connection_invalidated and _code(cause.orig) is not None
 
 
 def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:

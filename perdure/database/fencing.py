@@ -3,9 +3,9 @@
 A worker claims a session before it writes to the session. Each claim increments the token and sets a random nonce. The
 worker's writes take effect only while the session still has this token and this nonce.
 
-The token orders the claims. The nonce distinguishes two claims with the same token. Such claims occur after a failover
-to a standby that had not received the first claim: the first worker still runs, and the standby gives the next claim
-the same token.
+The token orders the claims. The nonce distinguishes two claims with the same token. Such claims occur after a crash
+that has lost the first claim, and after a failover to a standby that had not received it: the first worker still runs,
+and the next claim gets the same token.
 """
 
 from __future__ import annotations

@@ -12,9 +12,12 @@ from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.settings import Settings
 from perdure.tools.variables import VariableSet
-from perdure.turns.lease.claim import Claims
+from perdure.turns.lease.claim import Claims, read_again
 from perdure.turns.lease.tenure import LeaseLost, Tenure
+from perdure.turns.outcome import Cancelled
 from perdure.turns.run.commit import Step, commit_step
+from perdure.turns.run.leave import settle
+from perdure.turns.run.verdict import unrun_verdict
 from perdure.turns.transcript import Transcript
 from tests.conftest import RecordingWaker
 from tests.databases import engine_of
@@ -88,3 +91,26 @@ def test_a_committed_step_keeps_its_claim(harness: Harness, server: PostgresServ
     server.restart(signal.SIGQUIT)
     assert harness.session(accepted.session_id).token == tenure.token
     assert harness.lines(accepted.session_id) == [("user", "hello")]
+
+
+@pytest.mark.long
+def test_the_claim_of_an_old_turn_waits_for_the_disk(harness: Harness, server: PostgresServer) -> None:
+    """The turn may itself have crashed PostgreSQL, so that its attempts must count."""
+    accepted = harness.send(user_id="waits")
+    harness.sql("UPDATE turns SET accepted_at = accepted_at - interval '2 minutes'")
+    tenure = harness.claimed(accepted.session_id)
+    server.restart(signal.SIGQUIT)
+    assert harness.session(accepted.session_id).token == tenure.token
+
+
+@pytest.mark.long
+def test_the_beginning_of_a_sessions_next_turn_waits_for_the_disk(harness: Harness, server: PostgresServer) -> None:
+    """It raises no fence: the holder of a turn that has not begun would settle it."""
+    first, second = harness.send(user_id="goes on"), harness.send(user_id="goes on")
+    tenure = harness.claimed(first.session_id)
+    verdict = unrun_verdict(harness.runtime, tenure.at_hand, Cancelled())
+    settle(harness.database, harness.clock, tenure.fence, tenure.at_hand, verdict, keep_s=30.0)
+    read_again(harness.runtime, tenure)
+    server.restart(signal.SIGQUIT)
+    [row] = harness.sql("SELECT status FROM turns WHERE turn_id = %(id)s", id=second.turn_id)
+    assert row.status == "running"

@@ -200,7 +200,7 @@ _MESSAGES = """
                (SELECT -({half} OPERATOR(@vector.<#>) %(vector)s::@vector.halfvec) FROM message_vectors AS w
                 WHERE w.session_id = found.session_id AND w.seq = found.seq AND w.embedder_id = %(embedder_id)s)
                  AS similarity,
-               (SELECT true FROM span LIMIT 1) AND EXISTS (
+               EXISTS (SELECT FROM span) AND EXISTS (
                    SELECT FROM span CROSS JOIN LATERAL (
                        SELECT w.occurred_at FROM message_words AS w
                        WHERE w.session_id = found.session_id AND w.seq = found.seq OFFSET 0) AS w

@@ -190,7 +190,8 @@ _CANDIDATE = """
 
 _CLAIMING = f"""
     oldest AS (
-        SELECT agent, fingerprint, unsaved IS NOT NULL AS unsaved, cancel_requested_at IS NOT NULL AS cancelled,
+        SELECT agent, fingerprint, accepted_at, unsaved IS NOT NULL AS unsaved,
+               cancel_requested_at IS NOT NULL AS cancelled,
                CASE WHEN started_at IS NULL THEN extract(epoch FROM perdure_now() - accepted_at)::float END AS waited_s
         FROM turns WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1
     ), known AS (
@@ -283,8 +284,13 @@ _CLAIMED = f"""
 
 # The commit of a claim does not wait until it is on disk. If PostgreSQL crashes first, nobody has claimed the session,
 # and the claim's nonce matches no later one, so its holder commits nothing more. Each commit of a step waits, and a
-# claim is on disk once a later commit is: no tool begins under a claim that a crash can take back.
-_LAZILY = "set_config('synchronous_commit', 'off', true) AS lazily"
+# claim is on disk once a later commit is: a worker begins no tool under a claim that a crash can take back. The claim
+# of a turn that is older than a minute waits, too: if the turn itself crashes PostgreSQL, its attempts must count.
+# BEGIN_NEXT waits: it raises no fence, so its holder would go on with a turn that has not begun.
+_LAZILY = """
+           CASE WHEN (SELECT accepted_at FROM oldest) > perdure_now() - interval '1 minute'
+                THEN set_config('synchronous_commit', 'off', true) END AS lazily
+""".strip()
 
 _UNLEASED = """
           (lease_until IS NULL OR lease_until <= perdure_now()
@@ -407,7 +413,7 @@ BEGIN_NEXT = Statement(
                   t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
                   t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
     )
-    SELECT {_LAZILY}, fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
+    SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
     FROM fenced LEFT JOIN begun ON true
          LEFT JOIN sessions AS previous ON previous.session_id = fenced.previous_session_id

@@ -160,7 +160,8 @@ def build(
 ) -> Prompt:  # fmt: skip
     """Build the prompt within `limits`.
 
-    Runs one statement. Memories, cases and a previous session without a summary need further statements.
+    Runs no statement if the past was read with the transcript, else one. Memories, cases and a previous session without
+    a summary need further statements.
 
     Raises:
         CallAborted: the turn must stop; `scope` has the reason.

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from perdure.agents import Agent
 from perdure.casebank.search import authors
-from perdure.database.engine import Statement
+from perdure.database.engine import Statement, was_refused
 from perdure.errors import Unavailable, loggable
 from perdure.memory.recall import past, past_queries
 from perdure.runtime import Runtime
@@ -27,25 +27,32 @@ FIRST_READ = Statement(
 
 
 def load(runtime: Runtime, turn: TurnRow, agent: Agent | None, *, window: int) -> Transcript:
-    """The transcript of at most the last `window` turns, with the user's past if the agent's prompts tell it.
+    """The transcript of at most the last `window` turns, with the user's past if the agent's first prompt tells it.
 
-    If the past cannot be read, the transcript is read alone.
+    If the server refuses the statement, the transcript is read alone: the refusal may concern the past.
 
     Raises:
         Unavailable: the database cannot be reached.
         Exception: the present turn cannot be parsed.
     """
-    if agent is None or not agent.is_own or turn.verdict is not None:
+    if agent is None or turn.verdict is not None or not _tells_the_past_as_read(agent):
         return Transcript.load(runtime.database, turn, window=window)
     given = {**history_parameters(turn, window=window), **past_parameters(runtime, turn, agent)}
     try:
         [row] = runtime.database.run(FIRST_READ, given)
     except (Unavailable, DBAPIError) as error:
+        if not was_refused(error):
+            raise
         log.warning("turn %s: its transcript is read without the user's past: %s", turn.turn_id, loggable(error))
         return Transcript.load(runtime.database, turn, window=window)
     transcript = Transcript.read(turn, row)
     transcript.past = past.past_of(row.past)
     return transcript
+
+
+def _tells_the_past_as_read(agent: Agent) -> bool:
+    """Whether no code of the agent runs between the first read and the first prompt. It might change the past."""
+    return agent.is_own and not (agent.screens or agent.deps is not None or callable(agent.instructions))
 
 
 def past_parameters(runtime: Runtime, turn: TurnRow, agent: Agent) -> dict[str, Any]:
