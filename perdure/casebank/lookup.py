@@ -25,6 +25,7 @@ from perdure.text.patterns import compiled
 _DEFAULTS = (
     (compiled(r"hash:(\d{1,2}|1\d\d)$"), 0.6),
     (compiled(r"hash:\d+$"), 0.5),
+    (compiled(r"static:384$"), 0.5),
     (compiled(r"(sentence-transformers|fastembed):(.*/)?all-MiniLM-L6-v2/?$", ignore_case=True), 0.6),
     (compiled(r"openai:(.*/)?text-embedding-3-(small|large)$"), 0.6),
 )

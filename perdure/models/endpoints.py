@@ -17,7 +17,9 @@ OPENAI, ANTHROPIC = "openai", "anthropic"
 OWN_KINDS = (OPENAI, ANTHROPIC)
 """The protocols that perdure speaks itself."""
 
-BUILT_IN = frozenset({"offline", OPENAI, ANTHROPIC, "hash", "fastembed", "sentence-transformers", "wordllama"})
+BUILT_IN = frozenset(
+    {"offline", OPENAI, ANTHROPIC, "hash", "fastembed", "sentence-transformers", "static", "wordllama"}
+)
 """The schemes of built-in models and embedders. No endpoint has one of these names."""
 
 PROVIDERS = frozenset({

@@ -69,7 +69,7 @@ _MOST_CUED = 40
 _AUTHOR_WEIGHT = 0.2
 _ORDER_WEIGHT = 0.5
 
-_VECTOR_WEIGHTS = {"hash": 0.6, "wordllama": 1.0}
+_VECTOR_WEIGHTS = {"hash": 0.6, "static": 1.6, "wordllama": 1.0}
 """The weights of vectors, by the scheme of their embedder, fitted on the conversations in `benchmarks/data`."""
 _VECTOR_WEIGHT = 1.5
 """The weight of other embedders' vectors, fitted for a small encoder."""

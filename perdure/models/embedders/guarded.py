@@ -1,7 +1,7 @@
 """An embedder with a circuit breaker and retries: `breaker(retry(embed))`, as for models.
 
-The breaker's name is `embed:` plus the embedder's name, such as `embed:openai:NAME`. The built-in embedder cannot fail
-and has no breaker.
+The breaker's name is `embed:` plus the embedder's name, such as `embed:openai:NAME`. The built-in embedders cannot
+fail and have no breaker.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from perdure.clock import Clock
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.embedders.resolve import Guard
+from perdure.models.embedders.static import StaticEmbedder
 from perdure.models.protocol import ModelCall
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.resilience.registry import Breaker, BreakerRegistry
@@ -58,7 +59,7 @@ def guard_with(breakers: BreakerRegistry, settings: Settings, clock: Clock) -> G
     """Make a function for `resolve` that wraps an embedder in a circuit breaker and retries."""
 
     def guard(embedder: Embedder) -> Embedder:
-        if isinstance(embedder, HashEmbedder):
+        if isinstance(embedder, HashEmbedder | StaticEmbedder):
             return embedder
         breaker = breakers.get(f"embed:{embedder.name}")
         return GuardedEmbedder(embedder, breaker, settings, clock)

@@ -78,7 +78,7 @@ def _factory(name: str, settings: Settings) -> EmbedderFactory:
         factory: EmbedderFactory = plugins.load(found[scheme], f"PERDURE_EMBEDDER is {name!r}")
         return factory
     in_process = ["fastembed:NAME-OR-DIRECTORY", "sentence-transformers:NAME-OR-DIRECTORY", "wordllama:256"]
-    accepted = ["hash:384", "openai:NAME", *in_process]
+    accepted = ["hash:384", "static:384", "openai:NAME", *in_process]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
@@ -94,6 +94,14 @@ def _hash(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noq
             f"to {MOST_DIMENSIONS} dimensions, such as hash:384"
         )
     return HashEmbedder(int(dimensions))
+
+
+def _static(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noqa: ARG001 (as all factories)
+    from perdure.models.embedders.static import DIMENSIONS, StaticEmbedder  # noqa: PLC0415 (as below)
+
+    if dimensions != str(DIMENSIONS):
+        raise SettingsError(f"PERDURE_EMBEDDER is {f'static:{dimensions}'!r}: accepted: static:{DIMENSIONS}")
+    return StaticEmbedder()
 
 
 def _openai(model: str, settings: Settings, clock: Clock) -> Embedder:
@@ -139,6 +147,7 @@ _BUILT_IN: dict[str, EmbedderFactory] = {
     "hash": _hash,
     "openai": _openai,
     "sentence-transformers": _sentence_transformers,
+    "static": _static,
     "wordllama": _wordllama,
 }
 

@@ -1,0 +1,100 @@
+"""`static:384`: vectors of 21,000 English words, from the package itself. Needs neither network, model nor library.
+
+A text's vector has two parts. 128 components are the sum of its words' vectors, which are learned: words of similar
+meaning have similar vectors, and telling words long ones. 256 components hash the words and their parts, as `hash:256`
+does; they tell texts apart whose words have no vectors, such as names and other languages.
+
+The file `static.xz` is a table of static embeddings (as of GloVe and Model2Vec), made by
+`benchmarks/static_vectors.py`: the words' vectors were trained until their sums were similar to the vectors that
+all-MiniLM-L6-v2 (Apache License 2.0) gives to the definitions and examples of WordNet 3.1. Its content, compressed by
+LZMA: a line with the numbers of words and of components; the words, one per line; for each word a scale, as a float of
+four bytes; for each word its components, as signed bytes.
+"""
+
+from __future__ import annotations
+
+import lzma
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from sys import byteorder
+
+from perdure.models.embedders.hashing import HashEmbedder, words
+from perdure.models.embedders.protocol import Vector, unit
+from perdure.models.protocol import ModelCall
+
+DIMENSIONS = 384
+"""The only number of dimensions."""
+
+_FILE = Path(__file__).with_name("static.xz")
+_MEANING = 128
+_MEANING_SHARE = 0.8
+"""The share of the meaning in the square of a vector's length, if all words of the text have vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The words' vectors: for a word's place `at`, `components[at * size : (at + 1) * size]` times `scales[at]`."""
+
+    places: dict[str, int]
+    scales: array[float]
+    components: memoryview[int]
+    size: int
+
+    def meaning(self, text: str) -> tuple[list[float], float]:
+        """The sum of the vectors of the words in `text`, and the share of its words that have one."""
+        said, total, found = Counter(words(text)), [0.0] * self.size, 0
+        for word, times in said.items():
+            at = self.places.get(word, self.places.get(word.removesuffix("s")))
+            if at is None:
+                continue
+            found += 1
+            scale = times * self.scales[at]
+            added = [scale * each for each in self.components[at * self.size : (at + 1) * self.size]]
+            total = [one + other for one, other in zip(total, added, strict=True)]
+        return total, found / max(len(said), 1)
+
+
+@cache
+def table() -> Table:
+    """The table in the package's file. It takes 6 MB."""
+    with lzma.open(_FILE) as file:
+        number, size = map(int, file.readline().split())
+        places = {file.readline().decode().rstrip("\n"): at for at in range(number)}
+        scales = array("f", file.read(4 * number))
+        if byteorder == "big":
+            scales.byteswap()
+        return Table(places, scales, memoryview(file.read()).cast("b"), size)
+
+
+class StaticEmbedder:
+    """The embedder with the package's vectors of words."""
+
+    def __init__(self) -> None:
+        self._table = table()
+        self._parts = HashEmbedder(DIMENSIONS - _MEANING)
+
+    @property
+    def name(self) -> str:
+        return f"static:{DIMENSIONS}"
+
+    @property
+    def dimensions(self) -> int:
+        return DIMENSIONS
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        """One vector for each text. Raises the errors of `Embedder.embed`."""
+        vectors = []
+        for text, parts in zip(texts, self._parts.embed(texts, call), strict=True):
+            if call is not None:
+                call.remaining()
+            meaning, known = self._table.meaning(text)
+            length = math.hypot(*meaning)
+            share = _MEANING_SHARE * known if length else 0.0
+            meant, rest = math.sqrt(share) / (length or 1.0), math.sqrt(1 - share)
+            vectors.append(unit([*(meant * each for each in meaning), *(rest * each for each in parts)]))
+        return vectors
