@@ -6,8 +6,9 @@ ENCODER is the directory of all-MiniLM-L6-v2 in the layout of sentence-transform
 PyTorch. WORDNET is the directory `dict` of WordNet 3.1. OUT is the file to write. FILE keeps the sentences' vectors, so
 that a second run takes a minute.
 
-The words are the whole words of the encoder's vocabulary, most frequent first. Each begins with the encoder's vector of
-the word alone, reduced to `COMPONENTS` by the principal components of the sentences' vectors, and weighted by its rank
+The words are the whole words of the encoder's vocabulary, most frequent first, that occur in `_FEWEST` sentences: the
+vocabulary has words of other languages, too. Each begins with the encoder's vector of
+the word alone, reduced to `MEANING` by the principal components of the sentences' vectors, and weighted by its rank
 (as by Arora et al., 2017). Then all are trained until the sum of a sentence's words is near the encoder's vector of the
 sentence, and nearer than those of other sentences. No text of the benchmarks is among the sentences.
 """
@@ -17,19 +18,22 @@ from __future__ import annotations
 import argparse
 import lzma
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perdure.models.embedders.hashing import words
+from perdure.models.embedders.static import MEANING
 
-COMPONENTS = 128
 _ROUNDS = 2
 _BATCH = 512
 _RATE = 2e-3
 _CHARS = 200
+_FEWEST = 3
 _FREQUENT = 1e-3
 _PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
 _EXAMPLE = re.compile(r'"([^"]{12,160})"')
@@ -52,6 +56,8 @@ def main() -> None:
     known = [each for each in sorted(vocabulary, key=vocabulary.__getitem__) if each.isascii() and each.isalpha()]
     known = [each for each in known if len(each) > 1]
     texts = list(dict.fromkeys(sentences(given.wordnet)))
+    counts = Counter(word for text in texts for word in set(words(text)))
+    known = [each for each in known if counts[each] >= _FEWEST]
     vectors = _encoded(encoder, texts, given.cache)
     trained = _trained(known, texts, vectors, encoder.encode(known, batch_size=_BATCH))
     write(given.out, known, trained)
@@ -71,22 +77,23 @@ def sentences(wordnet: Path) -> Iterator[str]:
 
 
 def _encoded(encoder: Any, texts: Sequence[str], cache: Path | None) -> Any:
-    if cache is not None and cache.exists():
+    digest = sha256("\n".join(texts).encode()).hexdigest()
+    if cache is not None and cache.exists() and np.load(cache)["digest"] == digest:
         return np.load(cache)["vectors"].astype(np.float32)
-    vectors = encoder.encode(texts, batch_size=_BATCH, normalize_embeddings=True)
+    vectors = encoder.encode(texts, batch_size=_BATCH, normalize_embeddings=True).astype(np.float16)
     if cache is not None:
-        np.savez(cache, vectors=vectors.astype(np.float16))
-    return vectors
+        np.savez(cache, vectors=vectors, digest=digest)
+    return vectors.astype(np.float32)
 
 
 def _trained(known: Sequence[str], texts: Sequence[str], vectors: Any, alone: Any) -> Any:
-    """The words' vectors, in an array of shape `(words, COMPONENTS)`."""
+    """The words' vectors, in an array of shape `(words, MEANING)`."""
     import torch  # noqa: PLC0415 (as above)
     from torch.nn import functional  # noqa: PLC0415 (as above)
 
     mean = vectors.mean(axis=0)
     some = np.random.default_rng(0).choice(len(vectors), min(20_000, len(vectors)), replace=False)
-    main_axes = np.linalg.svd(vectors[some] - mean, full_matrices=False)[2][:COMPONENTS].T
+    main_axes = np.linalg.svd(vectors[some] - mean, full_matrices=False)[2][:MEANING].T
     wanted = functional.normalize(torch.tensor((vectors - mean) @ main_axes).float(), dim=1)
     ranks = np.arange(1, len(known) + 1)
     frequency = 1 / (ranks + 2.7) / (np.log(len(known)) + 0.57)
@@ -119,7 +126,7 @@ def write(out: Path, known: Sequence[str], vectors: Any) -> None:
     components = np.round(vectors / scales[:, None]).astype(np.int8)
     content = f"{len(known)} {vectors.shape[1]}\n".encode() + "".join(f"{each}\n" for each in known).encode()
     content += scales.astype("<f4").tobytes() + components.tobytes()
-    out.write_bytes(lzma.compress(content, preset=9))
+    out.write_bytes(lzma.compress(content, preset=4))  # to be read with 4 MB of memory
 
 
 if __name__ == "__main__":

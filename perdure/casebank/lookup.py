@@ -2,8 +2,8 @@
 
 A prompt contains only cases whose cosine with the question reaches a minimum, the similarity floor. The floor depends
 on the embedder: the cosine of unrelated texts is about 0 with some embedders and 0.8 with others. The floors for the
-embedders `hash` and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all cases of
-other topics are below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the
+embedders `hash`, `static` and all-MiniLM-L6-v2 were measured with `tests/casebank/questions.py`: for each question, all
+cases of other topics are below the floor. The floors for other embedders are high estimates. docs/casebank.md lists the
 measurements.
 
 Each function that runs a statement raises `Unavailable` if the database cannot be reached.
@@ -25,7 +25,7 @@ from perdure.text.patterns import compiled
 _DEFAULTS = (
     (compiled(r"hash:(\d{1,2}|1\d\d)$"), 0.6),
     (compiled(r"hash:\d+$"), 0.5),
-    (compiled(r"static:384$"), 0.5),
+    (compiled(r"static:384$"), 0.55),
     (compiled(r"(sentence-transformers|fastembed):(.*/)?all-MiniLM-L6-v2/?$", ignore_case=True), 0.6),
     (compiled(r"openai:(.*/)?text-embedding-3-(small|large)$"), 0.6),
 )

@@ -34,7 +34,7 @@ def test_no_question_reaches_a_case_of_another_topic(embedder: Embedder) -> None
     assert _cosines(embedder, list(ASIDES)).max() < least
 
 
-@pytest.mark.parametrize(("embedder", "found"), [(HashEmbedder(384), 80), (StaticEmbedder(), 83)])
+@pytest.mark.parametrize(("embedder", "found"), [(HashEmbedder(384), 80), (StaticEmbedder(), 81)])
 def test_other_wordings_find_their_case(embedder: Embedder, found: int) -> None:
     """So many of the 90 rephrased questions find their topic's case, as docs/casebank.md states."""
     wordings = [(at, wording) for at, topic in enumerate(TOPICS) for wording in topic[1:]]
@@ -48,7 +48,7 @@ def test_other_wordings_find_their_case(embedder: Embedder, found: int) -> None:
     [
         ("hash:64", 0.6),
         ("hash:384", 0.5),
-        ("static:384", 0.5),
+        ("static:384", 0.55),
         ("sentence-transformers:all-MiniLM-L6-v2", 0.6),
         ("sentence-transformers:sentence-transformers/all-MiniLM-L6-v2", 0.6),
         ("sentence-transformers:/models/all-minilm-l6-v2/", 0.6),

@@ -115,7 +115,7 @@ def test_a_name_is_compared_without_case() -> None:
     assert models.get("VLLM:Qwen3").name == "vllm:Qwen3"
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "offline", "hash", "sentence-transformers"])
+@pytest.mark.parametrize("name", ["openai", "anthropic", "offline", "hash", "static", "sentence-transformers"])
 def test_an_endpoint_does_not_hide_a_built_in_provider(name: str) -> None:
     """An endpoint with the name of a built-in provider is refused at start; the error says which variable to rename."""
     with pytest.raises(SettingsError, match=f"PERDURE_ENDPOINTS__{name.upper()}__URL: '{name}' is the name of a built"):

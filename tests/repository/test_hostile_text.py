@@ -31,7 +31,7 @@ from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import cues, time_spans
 from perdure.models import families
-from perdure.models.embedders import hashing
+from perdure.models.embedders import hashing, static
 from perdure.models.embedders import protocol as embedder_protocol
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelRequest, Role, ToolCall, ToolSchema
@@ -189,6 +189,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
     "perdure.models.embedders.hashing.HashEmbedder": lambda given: hashing.HashEmbedder(384).embed([given]),
+    "perdure.models.embedders.static.StaticEmbedder": lambda given: static.StaticEmbedder().embed([given]),
     "perdure.models.providers.wire_names.sanitized": wire_names.sanitized,
     "perdure.models.providers.errors.failure_in": lambda given: errors.failure_in({"error": [given, {given: given}]}),
     "perdure.models.providers.errors.pause_in": lambda given: errors.pause_in({"details": [{"retryDelay": given}]}),

@@ -21,6 +21,7 @@ from perdure.models.embedders import wordllama
 from perdure.models.embedders.cache import CachedEmbedder
 from perdure.models.embedders.hashing import FEWEST_DIMENSIONS, MOST_DIMENSIONS, HashEmbedder
 from perdure.models.embedders.protocol import Embedder
+from perdure.models.embedders.static import DIMENSIONS, StaticEmbedder
 from perdure.settings import EndpointSettings, Settings
 
 ENTRY_POINT_GROUP = "perdure.embedders"
@@ -78,7 +79,7 @@ def _factory(name: str, settings: Settings) -> EmbedderFactory:
         factory: EmbedderFactory = plugins.load(found[scheme], f"PERDURE_EMBEDDER is {name!r}")
         return factory
     in_process = ["fastembed:NAME-OR-DIRECTORY", "sentence-transformers:NAME-OR-DIRECTORY", "wordllama:256"]
-    accepted = ["hash:384", "static:384", "openai:NAME", *in_process]
+    accepted = ["hash:384", "openai:NAME", "static:384", *in_process]
     accepted += [f"{other}:NAME" for other in sorted({*settings.endpoints, *found.names})]
     raise SettingsError(
         f"PERDURE_EMBEDDER is {name!r}: accepted: {', '.join(accepted)}, "
@@ -97,8 +98,6 @@ def _hash(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noq
 
 
 def _static(dimensions: str, settings: Settings, clock: Clock) -> Embedder:  # noqa: ARG001 (as all factories)
-    from perdure.models.embedders.static import DIMENSIONS, StaticEmbedder  # noqa: PLC0415 (as below)
-
     if dimensions != str(DIMENSIONS):
         raise SettingsError(f"PERDURE_EMBEDDER is {f'static:{dimensions}'!r}: accepted: static:{DIMENSIONS}")
     return StaticEmbedder()

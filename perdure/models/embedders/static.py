@@ -1,14 +1,16 @@
-"""`static:384`: vectors of 21,000 English words, from the package itself. Needs neither network, model nor library.
+"""`static:384`: vectors of 16,000 English words, from the package itself. Needs neither network, model nor library.
 
 A text's vector has two parts. 128 components are the sum of its words' vectors, which are learned: words of similar
 meaning have similar vectors, and telling words long ones. 256 components hash the words and their parts, as `hash:256`
-does; they tell texts apart whose words have no vectors, such as names and other languages.
+does; they tell texts apart whose words have no vectors, such as names and other languages. The more of a text's words
+have vectors, the more weighs their meaning.
 
 The file `static.xz` is a table of static embeddings (as of GloVe and Model2Vec), made by
 `benchmarks/static_vectors.py`: the words' vectors were trained until their sums were similar to the vectors that
 all-MiniLM-L6-v2 (Apache License 2.0) gives to the definitions and examples of WordNet 3.1. Its content, compressed by
 LZMA: a line with the numbers of words and of components; the words, one per line; for each word a scale, as a float of
-four bytes; for each word its components, as signed bytes.
+four bytes; for each word its components, as signed bytes. Vectors are stored, so another file, or another rule how they
+are made, needs another name than `static:384`.
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ DIMENSIONS = 384
 """The only number of dimensions."""
 
 _FILE = Path(__file__).with_name("static.xz")
-_MEANING = 128
-_MEANING_SHARE = 0.8
-"""The share of the meaning in the square of a vector's length, if all words of the text have vectors."""
+MEANING = 128
+"""The number of components of a word's vector."""
+
+_SHARE = 0.8
+"""The share of the meaning in the square of a vector's length, if all words of the text have vectors.
+
+Otherwise the share falls with the square of their share of the words: one English word in a text of another language,
+or a word that two languages spell alike, must not decide about the text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,10 @@ class Table:
 
     def meaning(self, text: str) -> tuple[list[float], float]:
         """The sum of the vectors of the words in `text`, and the share of its words that have one."""
-        said, total, found = Counter(words(text)), [0.0] * self.size, 0
+        said = Counter(words(text))
+        total, found = [0.0] * self.size, 0
         for word, times in said.items():
-            at = self.places.get(word, self.places.get(word.removesuffix("s")))
+            at = self.places.get(word, self.places.get(_singular(word)))
             if at is None:
                 continue
             found += 1
@@ -59,24 +68,28 @@ class Table:
         return total, found / max(len(said), 1)
 
 
+def _singular(word: str) -> str:
+    return word if word.endswith("ss") else word.removesuffix("s")
+
+
 @cache
 def table() -> Table:
-    """The table in the package's file. It takes 6 MB."""
+    """The table in the package's file. It takes 5 MB."""
     with lzma.open(_FILE) as file:
         number, size = map(int, file.readline().split())
-        places = {file.readline().decode().rstrip("\n"): at for at in range(number)}
-        scales = array("f", file.read(4 * number))
-        if byteorder == "big":
-            scales.byteswap()
-        return Table(places, scales, memoryview(file.read()).cast("b"), size)
+        *known, rest = file.read().split(b"\n", number)
+    places = {word.decode(): at for at, word in enumerate(known)}
+    scales, components = array("f", rest[: 4 * number]), memoryview(rest[4 * number :]).cast("b")
+    if byteorder == "big":
+        scales.byteswap()
+    return Table(places, scales, components, size)
 
 
 class StaticEmbedder:
     """The embedder with the package's vectors of words."""
 
     def __init__(self) -> None:
-        self._table = table()
-        self._parts = HashEmbedder(DIMENSIONS - _MEANING)
+        self._parts = HashEmbedder(DIMENSIONS - MEANING)
 
     @property
     def name(self) -> str:
@@ -92,9 +105,9 @@ class StaticEmbedder:
         for text, parts in zip(texts, self._parts.embed(texts, call), strict=True):
             if call is not None:
                 call.remaining()
-            meaning, known = self._table.meaning(text)
+            meaning, known = table().meaning(text)
             length = math.hypot(*meaning)
-            share = _MEANING_SHARE * known if length else 0.0
+            share = _SHARE * known**2 if length else 0.0
             meant, rest = math.sqrt(share) / (length or 1.0), math.sqrt(1 - share)
             vectors.append(unit([*(meant * each for each in meaning), *(rest * each for each in parts)]))
         return vectors

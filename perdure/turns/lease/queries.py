@@ -288,7 +288,7 @@ _CLAIMED = f"""
 # of a turn that is older than a minute waits, too: if the turn itself crashes PostgreSQL, its attempts must count.
 # BEGIN_NEXT waits: it raises no fence, so its holder would go on with a turn that has not begun.
 _LAZILY = """
-           CASE WHEN (SELECT accepted_at FROM oldest) > perdure_now() - interval '1 minute'
+           CASE WHEN (SELECT abs(extract(epoch FROM perdure_now() - accepted_at)) < 60 FROM oldest)
                 THEN set_config('synchronous_commit', 'off', true) END AS lazily
 """.strip()
 
