@@ -7,10 +7,10 @@ PyTorch. WORDNET is the directory `dict` of WordNet 3.1. OUT is the file to writ
 that a second run takes a minute.
 
 The words are the whole words of the encoder's vocabulary, most frequent first, that occur in `_FEWEST` sentences: the
-vocabulary has words of other languages, too. Each begins with the encoder's vector of
-the word alone, reduced to `MEANING` by the principal components of the sentences' vectors, and weighted by its rank
-(as by Arora et al., 2017). Then all are trained until the sum of a sentence's words is near the encoder's vector of the
-sentence, and nearer than those of other sentences. No text of the benchmarks is among the sentences.
+vocabulary has words of other languages, too. Each begins with the encoder's vector of the word alone, reduced to
+`MEANING` by the principal components of the sentences' vectors, and weighted by its rank (as by Arora et al., 2017).
+Then all are trained until the sum of a sentence's words is near the encoder's vector of the sentence, and nearer than
+those of other sentences. None of the benchmarks' texts is among the sentences.
 """
 
 from __future__ import annotations

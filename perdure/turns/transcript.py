@@ -34,6 +34,15 @@ from perdure.turns.lease.tenure import TurnRow
 
 log = logging.getLogger(__name__)
 
+
+def as_heard(text: str, at: str, order: str) -> str:
+    """An SQL expression for a JSON array of messages from columns with these names; `heard` reads it."""
+    return f"""
+        json_agg(json_build_object('message_id', message_id, 'text', {text}, 'parts', parts, 'accepted_at', {at})
+                 ORDER BY {order})
+    """.strip()
+
+
 # `told` has the messages of the last `window` turns that the running summary does not cover, each as an array of the
 # members of `_Told`; `heard` the present turn's messages from the inbox if the transcript does not have them yet. The
 # replies of failed turns are omitted. A turn that ended before the summary got so far is read without it. The cost
@@ -59,10 +68,9 @@ HISTORY = f"""
           AND (SELECT {LEFT_OUT} OR (status = 'failed' AND reply_seq = m.seq)
                FROM turns WHERE turn_id = m.turn_id) IS NOT TRUE  -- as SPOKEN
     ) AS told, (
-        SELECT json_agg(json_build_object('message_id', i.message_id, 'text', i.text, 'parts', i.parts,
-                                          'accepted_at', i.accepted_at) ORDER BY i.position)::text
-        FROM inbox AS i
-        WHERE i.turn_id = %(turn_id)s
+        SELECT {as_heard("text", "accepted_at", "position")}::text
+        FROM inbox
+        WHERE turn_id = %(turn_id)s
           AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
     ) AS heard, (SELECT to_json(running)::text FROM running) AS running
 """  # noqa: S608 (constants)
@@ -347,7 +355,7 @@ def rejected(reply: Entry, correction: str) -> Entry:
 
 
 def heard(turn_id: UUID, records: Sequence[Mapping[str, Any]] | None) -> list[Entry]:
-    """The user's messages of rows of the inbox, as JSON."""
+    """The user's messages, from JSON that `as_heard` makes."""
     return [
         Entry(
             turn_id,

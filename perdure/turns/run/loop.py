@@ -422,7 +422,7 @@ def turn_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcri
     Raises:
         PerdureError, SettingsError: the agent or its model cannot be used.
     """
-    if type(agent) is not Agent and isinstance(agent, RunsItsTurns):  # the second check takes 20 µs before Python 3.12
+    if isinstance(agent, RunsItsTurns):
         return agent.begin_turn(runtime, tenure, transcript, variables)
     return OwnTurn(runtime, tenure, agent, transcript, variables)
 

@@ -10,6 +10,7 @@ from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 from perdure.turns.calls.queries import sum_of
 from perdure.turns.lease.leave_queries import WITH_MESSAGES
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
+from perdure.turns.transcript import as_heard
 
 _SUSPECT = f"""
                           claims > {ISOLATE_FROM_CLAIM}
@@ -88,20 +89,12 @@ _JOINED = """
 """.strip()
 
 
-def _told(text: str, at: str, order: str) -> str:
-    """The messages that joined a turn, as JSON, from columns with these names."""
-    return f"""
-        json_agg(json_build_object('message_id', message_id, 'text', {text}, 'parts', parts, 'accepted_at', {at})
-                 ORDER BY {order})
-    """.strip()
-
-
 _HEARD = "+ joined.messages, unsettled = unsettled - joined.turns"
 
 _NUMBERS = "FROM (SELECT count(*) AS messages, count(DISTINCT turn_id) AS turns FROM heard) AS joined"
 
 _TOLD = f"""
-           (SELECT {_told("text", "accepted_at", "number")} FROM heard) AS joined,
+           (SELECT {as_heard("text", "accepted_at", "number")} FROM heard) AS joined,
            (SELECT metadata FROM told) AS metadata
 """.strip()
 
@@ -202,7 +195,7 @@ STEP_REPLACED = _step(
 JOINED = Statement(
     "turns.joined",
     f"""
-    SELECT {_told("content", "created_at", "seq")} AS joined,
+    SELECT {as_heard("content", "created_at", "seq")} AS joined,
            (SELECT metadata FROM turns WHERE turn_id = %(turn_id)s) AS metadata
     FROM messages WHERE session_id = %(session_id)s AND turn_id = %(turn_id)s AND seq > %(after)s
     """,
@@ -216,10 +209,9 @@ JOINED = Statement(
 REMAINS = Statement(
     "turns.remains",
     f"""
-    SELECT (SELECT coalesce(json_agg(json_build_object('message_id', i.message_id, 'text', i.text, 'parts', i.parts,
-                                                       'accepted_at', i.accepted_at) ORDER BY i.position), '[]')
-            FROM inbox AS i
-            WHERE i.turn_id = %(turn_id)s
+    SELECT (SELECT coalesce({as_heard("text", "accepted_at", "position")}, '[]')
+            FROM inbox
+            WHERE turn_id = %(turn_id)s
               AND NOT EXISTS (SELECT FROM messages WHERE session_id = %(session_id)s AND seq = %(first_seq)s)
            ) AS uncommitted,
            (SELECT coalesce(json_agg(json_build_object('id', coalesce(c.call ->> 'id', ''), 'status', e.status,
