@@ -343,6 +343,7 @@ class MemorySettings(_Group):
     recall_timeout_s: Seconds = 2
     recall_text: Weight = 1
     recall_vector: Weight | None = None
+    recall_related: Weight = 1
     recall_neighbours: Weight = 0.6
     recall_time: Weight = 0.5
     exact_rows: Count = 5_000

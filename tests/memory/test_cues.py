@@ -119,7 +119,7 @@ def test_the_messages_of_a_named_author_are_found_first(
 
 
 @pytest.mark.parametrize(
-    ("name", "weight"), [("hash:128", 0.6), ("static:384", 1.6), ("wordllama:128", 1.0), ("openai:small", 1.5)]
+    ("name", "weight"), [("hash:128", 0.6), ("static:384", 1.2), ("wordllama:128", 1.0), ("openai:small", 1.5)]
 )
 def test_the_weight_of_vectors_is_that_of_the_embedder(
     name: str, weight: float, database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch

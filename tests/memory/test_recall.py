@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
+from functools import partial
 
 import pytest
 
@@ -15,15 +14,13 @@ from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
-from perdure.ids import new_id
-from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall.search import Layer, PromptWindow, Recall, Recalled
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
 from tests.databases import engine_of
-from tests.memory.corpus import BEGIN, import_conversation, imported, line
+from tests.memory.corpus import BEGIN, import_conversation, imported, know, line
 
 _EMBEDDER = HashEmbedder(128)
 
@@ -61,41 +58,7 @@ def _contents(found: Sequence[Recalled]) -> list[str]:
     return [each.content for each in found]
 
 
-def _know(database: Database, user_id: str, content: str, **other: Any) -> UUID:
-    """Store a memory with its vector."""
-    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
-    memory_id = other.pop("memory_id", None) or new_id(MovedClock())
-    given = {
-        "memory_id": memory_id,
-        "user_id": user_id,
-        "content": content,
-        "kind": "fact",
-        "importance": 0.7,
-        "value": 0.7,
-        "channels": ["cli"],
-        "origin": "consolidation",
-        "created_at": BEGIN,
-        "valid_from": BEGIN,
-        **other,
-    }
-    registered = register(database, _EMBEDDER.name, 128)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO users VALUES (%(user_id)s, now()) ON CONFLICT DO NOTHING", {"user_id": user_id}
-        )
-        columns, values = ", ".join(given), ", ".join(f"%({name})s" for name in given)
-        connection.exec_driver_sql(f"INSERT INTO memories ({columns}) VALUES ({values})", given)  # noqa: S608
-        connection.exec_driver_sql(
-            "INSERT INTO memory_vectors VALUES (%(memory_id)s, %(embedder_id)s, %(user_id)s, %(vector)s)",
-            {
-                "memory_id": memory_id,
-                "embedder_id": registered.embedder_id,
-                "user_id": user_id,
-                "vector": vector_literal(_EMBEDDER.embed([content])[0]),
-            },
-        )
-    engine.dispose()
-    return memory_id
+_know = partial(know, embedder=_EMBEDDER)
 
 
 def test_a_message_is_found_by_its_words(database: Database, clock: MovedClock, recall: Recall) -> None:

@@ -66,7 +66,11 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         "vector": vector_literal(_EMBEDDER.embed(["word7 word9"])[0]),
         "embedder_id": 1,
         "most": 60,
-        "most_terms": 32,
+        "most_terms": 48,
+        "most_telling": 8,
+        "words": "word7 word3 word4",
+        "shares": [1.0, 0.4, 0.3],
+        "own": 1,
         "most_rows": 500,
         "most_found": 200,
         "common": 0.1,
@@ -148,7 +152,10 @@ def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, datab
         "UPDATE memories SET content = 'word1 word2 word3', valid_from = '2001-01-01' "
         "WHERE memory_id = (SELECT min(memory_id::text)::uuid FROM memories WHERE user_id = 'half')"
     )
-    given = {"user_id": "half", "query": "thing word1 word2 word3", "most": 60, "most_terms": 32}
+    given = {
+        "user_id": "half", "query": "thing word1 word2 word3", "most": 60, "most_terms": 48, "most_telling": 8,
+        "words": "", "shares": [], "own": 0,
+    }  # fmt: skip
     for most_rows in (100, 1_000, 10_000):  # below and above the number of matches
         bounds = {"most_rows": most_rows, "most_found": 20, "common": 0.1}
         found = database.run(queries.MEMORIES_BY_WORDS, {**given, **bounds})

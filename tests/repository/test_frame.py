@@ -22,7 +22,7 @@ def texts() -> list[tuple[Path, str]]:
     return [
         (path.relative_to(ROOT), path.read_text(encoding="utf-8"))
         for path in files()
-        if path.suffix not in {".png", ".xz"}
+        if path.suffix not in {".png", ".bin"}
     ]
 
 

@@ -13,27 +13,34 @@ CANDIDATES = 60
 
 # The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2 and b = 0.5. A term counts once per row, even if the
 # row repeats it. A term's inverse document frequency is computed over the user's newest rows, including the rows that
-# `condition` excludes.
+# `condition` excludes, and multiplied by the term's share (see `expansion`): 1 for a word of the question without one.
+# `words` are the words with shares; the first `own` are the question's own, whose shares precede those of other words
+# with the same stem. They are English, so they need no `perdure_words`, which would lose their places.
 #
 # For a user with at most `most_rows` rows, the search is exact and complete. For other users, the index also finds
-# older rows, by the terms that are uncommon among the newest rows. The index finds rows with two of these terms, then
-# rows with one, up to `most_found` rows. Rarer terms come first. The cost therefore does not grow with the number of
-# the user's rows, nor with the number of rows that contain a common word.
+# older rows, by the `most_telling` heaviest of the terms that are uncommon among the newest rows. The index finds rows
+# with two of these terms, then rows with one, up to `most_found` rows. Heavier terms come first. The cost therefore
+# does not grow with the number of the user's rows, nor with the number of rows that contain a common word.
 #
-# The planner cannot estimate how many rows a CTE has, and joins CTEs row by row. Each row is therefore scored by a
-# subquery over the terms, instead of by joins of rows and terms. The constants are `float8`, because arithmetic with
-# `numeric` would take longer than reading the rows.
+# The planner cannot estimate how many rows a CTE has, and joins CTEs row by row. So each row is compared once with each
+# term (`matched`), and the weight of a match is looked up in a JSON object. The constants are `float8`, because
+# arithmetic with `numeric` would take longer than reading the rows.
 #
 # Converting a term to a `tsvector` and back to text quotes the term for `tsquery`. With `strip`, a long row is
 # decompressed once instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`. The
 # index on `words` suffices, because each row's `words` also contains the row's user (`perdure_owner`).
 _BY_WORDS = """
     asked AS MATERIALIZED (
-        SELECT row_number() OVER (ORDER BY length(term) DESC, term)::integer AS number,
-               term, quoted, quoted::tsquery AS query
-        FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
+        SELECT term, share, quoted, quoted::tsquery AS query
+        FROM (SELECT term, coalesce(max(share) FILTER (WHERE own), max(share), 1) AS share
+              FROM (SELECT term, NULL::double precision AS share, true AS own
+                    FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
+                    UNION ALL
+                    SELECT said.lexeme, (%(shares)s::double precision[])[place], place <= %(own)s
+                    FROM unnest(to_tsvector('pg_catalog.english', %(words)s)) AS said,
+                         unnest(said.positions) AS place) AS each
+              GROUP BY term ORDER BY share DESC, length(term) DESC, term LIMIT %(most_terms)s) AS shared
         CROSS JOIN LATERAL (SELECT array_to_tsvector(ARRAY[term])::text AS quoted OFFSET 0) AS of_term
-        ORDER BY length(term) DESC, term LIMIT %(most_terms)s
     ), newest AS MATERIALIZED (
         SELECT {key}, {condition} AS fits,
                CASE WHEN w.words @@ (SELECT string_agg(quoted, ' | ')::tsquery FROM asked)
@@ -42,14 +49,24 @@ _BY_WORDS = """
         ORDER BY w.{at} DESC LIMIT %(most_rows)s + 1
     ), own AS MATERIALIZED (
         SELECT count(*) AS rows, count(*) > %(most_rows)s AS many FROM newest
+    ), matched AS MATERIALIZED (
+        SELECT {key}, fits, length(words) AS length, term
+        FROM newest CROSS JOIN asked WHERE newest.words @@ asked.query
     ), counted AS MATERIALIZED (
-        SELECT asked.*, (SELECT count(*) FROM newest AS n WHERE n.words @@ asked.query) AS rows FROM asked
+        SELECT term, count(*) AS rows FROM matched GROUP BY term
     ), weighed AS MATERIALIZED (
-        SELECT quoted, query, counted.rows <= %(common)s::double precision * own.rows AS uncommon,
-               ln(1 + ((own.rows - counted.rows)::double precision + 0.5) / (counted.rows::double precision + 0.5))
-                 AS idf,
-               row_number() OVER (ORDER BY counted.rows, length(term) DESC, quoted) AS position
-        FROM own, counted
+        SELECT term, quoted, known.rows <= %(common)s::double precision * own.rows AS uncommon,
+               share * ln(1 + ((own.rows - known.rows)::double precision + 0.5) / (known.rows::double precision + 0.5))
+                 AS weight
+        FROM own CROSS JOIN (
+            SELECT term, quoted, share, coalesce((SELECT rows FROM counted WHERE counted.term = asked.term), 0) AS rows
+            FROM asked) AS known
+    ), weights AS MATERIALIZED (
+        SELECT coalesce(jsonb_object_agg(term, weight), '{{}}') AS of_terms FROM weighed
+    ), telling AS MATERIALIZED (
+        SELECT quoted, row_number() OVER (ORDER BY weight DESC, length(term) DESC, term) AS position
+        FROM weighed CROSS JOIN own WHERE own.many AND uncommon
+        ORDER BY weight DESC, length(term) DESC, term LIMIT %(most_telling)s
     ), step AS MATERIALIZED (
         SELECT terms, first.position,
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
@@ -57,9 +74,8 @@ _BY_WORDS = """
                                                FILTER (WHERE other.position > first.position) || ')'
                                  ELSE coalesce(' & !(' || string_agg(other.quoted, ' | ') || ')', '') END)::tsquery
                  AS query
-        FROM own CROSS JOIN generate_series(1, 2) AS terms CROSS JOIN weighed AS first
-        LEFT JOIN weighed AS other ON other.uncommon AND other.position <> first.position
-        WHERE own.many AND first.uncommon
+        FROM generate_series(1, 2) AS terms CROSS JOIN telling AS first
+        LEFT JOIN telling AS other ON other.position <> first.position
         GROUP BY terms, first.position, first.quoted
         ORDER BY terms DESC, first.position
     ), older AS MATERIALIZED (
@@ -69,12 +85,16 @@ _BY_WORDS = """
             WHERE w.words @@ step.query AND w.user_id || '' = %(user_id)s AND {condition}
             LIMIT %(most_found)s) AS w
         LIMIT %(most_found)s
+    ), pool AS (
+        SELECT {key}, length, term FROM matched WHERE fits
+        UNION ALL
+        SELECT {key}, length(words), term
+        FROM (SELECT DISTINCT {key}, words FROM older WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
+        CROSS JOIN asked WHERE found.words @@ asked.query
     ), scored AS (
-        SELECT {key}, length(words) AS length, avg(length(words)) OVER ()::double precision AS mean_length,
-               (SELECT sum(idf) FROM weighed WHERE pool.words @@ weighed.query) AS idf
-        FROM (SELECT {key}, words FROM newest WHERE fits AND words IS NOT NULL
-              UNION ALL
-              SELECT DISTINCT {key}, words FROM older WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS pool
+        SELECT {key}, min(length) AS length, avg(min(length)) OVER ()::double precision AS mean_length,
+               sum(((SELECT of_terms FROM weights) -> term)::double precision) AS idf
+        FROM pool GROUP BY {key}
     ), by_words AS MATERIALIZED (
         SELECT {key}, idf * {weight} AS score FROM scored ORDER BY score DESC, {key} LIMIT %(most)s
     )

@@ -35,6 +35,7 @@ from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
 from perdure.memory.recall.cues import Cues, find_cues
+from perdure.memory.recall.expansion import Expansion, expand
 from perdure.memory.recall.queries import CANDIDATES
 from perdure.memory.recall.reranking import MOST_RERANKED, Reranker
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
@@ -48,7 +49,9 @@ log = logging.getLogger(__name__)
 MAX_K = 100
 
 _MOST_WITHIN_SPAN = 20
-_MOST_TERMS = 32
+_MOST_TERMS = 48
+_MOST_TELLING = 8
+"""Number of terms by which older rows are looked up."""
 _MOST_ROWS = 200
 _MOST_FOUND = 200
 _COMMON_SHARE = 0.1
@@ -69,7 +72,7 @@ _MOST_CUED = 40
 _AUTHOR_WEIGHT = 0.2
 _ORDER_WEIGHT = 0.5
 
-_VECTOR_WEIGHTS = {"hash": 0.6, "static": 1.6, "wordllama": 1.0}
+_VECTOR_WEIGHTS = {"hash": 0.6, "static": 1.2, "wordllama": 1.0}
 """The weights of vectors, by the scheme of their embedder, fitted on the conversations in `benchmarks/data`."""
 _VECTOR_WEIGHT = 1.5
 """The weight of other embedders' vectors, fitted for a small encoder."""
@@ -214,6 +217,7 @@ class Recall:
             None if values is None or available.embedder_id is None else vector_literal(values),
             in_prompt,
             tuple(exclude_sessions),
+            expand(text, self.settings.recall_related),
         )
 
     def _embed(self, text: str, call: ModelCall | None) -> Vector | None:
@@ -254,6 +258,7 @@ class _Query:
     vector: str | None
     in_prompt: PromptWindow | None
     exclude_sessions: tuple[UUID, ...]
+    expansion: Expansion
 
     @property
     def vector_weight(self) -> float:
@@ -381,6 +386,10 @@ class _Query:
                 "most_rows": _MOST_ROWS,
                 "most_found": _MOST_FOUND,
                 "most_terms": _MOST_TERMS,
+                "most_telling": _MOST_TELLING,
+                "words": " ".join(self.expansion.words),
+                "shares": list(self.expansion.weights),
+                "own": self.expansion.own,
                 "common": _COMMON_SHARE,
                 **parameters,
             },
