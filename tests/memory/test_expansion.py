@@ -67,6 +67,12 @@ def test_related_words_fit_the_whole_question() -> None:
         "???",
         "12 34",
         "Wann hat Anna geheiratet und wo war die Feier?",
+        "Wann war die Feier?",
+        "WANN IST DIE HOCHZEIT?",
+        "Hat Anna einen Hund?",
+        "Is de hond van Anna in Den Haag?",
+        "Dove abita Marco Rossi?",
+        "QUEL EST LE NOM DE MON CHAT?",
         "Come si chiama il mio cane?",
         "Quel est le nom de mon docteur?",
         "Por favor, dime el número de mi cuenta",
@@ -80,7 +86,8 @@ def test_a_text_of_mostly_unknown_words_stays_as_it_is(question: str) -> None:
 
 def test_names_and_numbers_do_not_keep_a_text_from_being_expanded() -> None:
     expansion = expand("What did Kwame and Adaeze cook in 2024?", 1.0)
-    assert "kwame" not in expansion.words
+    assert not {"kwame", "adaeze"} & {*expansion.words}
+    assert "anna" not in expand("What did Anna cook?", 1.0).words  # known to the table, and a name here
     assert {"kitchen", "recipe"} & {*expansion.words}
 
 
@@ -147,13 +154,30 @@ def test_an_answer_in_other_words_is_found(
 
 
 def test_a_related_word_ranks_after_the_word_itself(database: Database, clock: MovedClock) -> None:
-    same, related = "A dog barked.", "A puppy barked."
-    import_conversation(database, clock, [*_UNRELATED, related, *_UNRELATED, same, *_UNRELATED])
+    """Even if the word itself is frequent, and the related one is rare."""
+    same = [f"On tuesday, part {number}." for number in range(15)]
+    related = "On wednesday, part 99."
+    import_conversation(database, clock, [*_UNRELATED, related, *_UNRELATED, *same, *_UNRELATED])
     recall = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
-    assert [each.content for each in recall.search(_ANA, "the dog", 2)] == [same, related]
+    found = [each.content for each in recall.search(_ANA, "and on tuesday", 16)]
+    assert {*found[:15]} == {*same}
+    assert found[15] == related
 
 
-def test_a_telling_word_outweighs_two_others(database: Database, clock: MovedClock) -> None:
+@pytest.mark.parametrize("embedder", [None, HashEmbedder(384)], ids=["by words only", "hash"])
+def test_a_barely_related_memory_does_not_outrank_the_very_words(
+    database: Database, clock: MovedClock, embedder: HashEmbedder | None
+) -> None:
+    """The best of a layer has the full score of its words only if it has words of the question."""
+    said = "My dog is ill since Monday."
+    import_conversation(database, clock, [*_UNRELATED, said, *_UNRELATED], embedder)
+    know(database, "ana", "The user thinks that the weather is worse in spring.", embedder or HashEmbedder(384))
+    first, *_ = Recall(database, embedder, MemorySettings(), clock).search(_ANA, "Is my dog ill?", 3)
+    assert first.content == said
+
+
+def test_a_telling_word_outweighs_another_one(database: Database, clock: MovedClock) -> None:
+    """Even in a longer message. Both words are equally rare."""
     telling, others = "Some scarlet umbrella.", "We did get there."
     import_conversation(database, clock, [*_UNRELATED, others, *_UNRELATED, telling, *_UNRELATED])
     recall = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
@@ -176,8 +200,34 @@ def test_memories_are_found_by_related_words(database: Database, clock: MovedClo
     assert recall.search(_ANA, "Which car is it?", 1, [Layer.SEMANTIC])[0].content == "The user owns an automobile."
 
 
-def test_names_and_stems_of_the_question_keep_their_weight(database: Database, clock: MovedClock) -> None:
-    """A name that the table does not know weighs as much as before, and so does a word's other form."""
-    import_conversation(database, clock, [*_UNRELATED, "Kwame restores tiles.", *_UNRELATED])
-    recall = Recall(database, None, MemorySettings(), clock)
-    assert recall.search(_ANA, "What was Kwame restoring?", 1)[0].content == "Kwame restores tiles."
+def test_a_rare_name_finds_an_older_message_among_many_known_words(database: Database, clock: MovedClock) -> None:
+    """All words of the question are looked up among the older rows, although others weigh more."""
+    answer = "Kwame gave me the key."
+    import_conversation(database, clock, [answer, *(f"Nothing of note, part {number}." for number in range(260))])
+    question = (
+        "I am planning a wedding with an orchestra, a magician, sculptures, fireworks, balloons, a photographer, "
+        "a violinist and champagne. What did Kwame say?"
+    )
+    assert Recall(database, None, MemorySettings(), clock).search(_ANA, question, 1)[0].content == answer
+
+
+def test_an_unknown_word_keeps_its_weight_beside_a_related_word_with_its_stem(
+    database: Database, clock: MovedClock
+) -> None:
+    """The table has "deleted", which is related to "erased", and not "delete"."""
+    question, own, other = "How do I delete the erased files?", "Delete it.", "Erased it."
+    assert "delete" not in static.table().places
+    assert "deleted" in expand(question, 1.0).words
+    import_conversation(database, clock, [*_UNRELATED, other, *_UNRELATED, own, *_UNRELATED])
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
+    scores = {each.content: each.score for each in recall.search(_ANA, question, 2)}
+    assert scores[own] > 0.8 * scores[other]
+
+
+def test_the_parts_of_an_address_are_no_words(database: Database, clock: MovedClock) -> None:
+    """PostgreSQL finds an address as a whole."""
+    import_conversation(database, clock, [*_UNRELATED, "An example of com."])
+    found = Recall(database, None, MemorySettings(recall_neighbours=0), clock).search(
+        _ANA, "please write to me@example.com", 1
+    )
+    assert [each.score for each in found] in ([], [0.0])

@@ -6,8 +6,9 @@ it should look for "dog" more than for "get". Both are read from the package's t
 direction which words are similar. Of the words that are similar to one word of the question, those are looked for that
 fit the question as a whole: "bank" has others beside "river" than beside "money".
 
-A text is expanded only if the table has most of its words, as it has of an English one. Texts in other languages, and
-names and numbers in any text, are looked for as they are. Called by `search`.
+A text is expanded only if it seems to be English: it has a function word that few other languages have, and the table
+has at least half of its words; or the table has all of them. Words that begin with a capital letter are looked for as
+they are, except the first one: they are names. Called by `search`.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ _TYPICAL_LENGTH = 1.143
 
 _CACHED_WORDS = 2_048
 
+_ENGLISH = frozenset({
+    "about", "and", "are", "does", "did", "from", "have", "his", "how", "it", "my", "our", "she", "that", "the",
+    "their", "them", "there", "these", "they", "this", "those", "were", "what", "when", "where", "which", "who", "whose",
+    "why", "with", "would", "you", "your",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """Words to look for, and the weight of each. The first `own` are words of the question.
 
-    A word of the question that is not among them has the weight 1.
+    A word of the question that is not among these has the weight 1.
     """
 
     words: tuple[str, ...] = ()
@@ -57,22 +64,23 @@ def expand(question: str, related_weight: float) -> Expansion:
     """
     said = dict.fromkeys(words(question))
     known = {word: at for word in said if (at := table().find(word)) is not None}
-    unknown = said.keys() - known.keys() - _names(question)
-    if not known or 4 * len(unknown) > len(said):
+    is_english = len(known) == len(said) or (2 * len(known) >= len(said) and not _ENGLISH.isdisjoint(said))
+    if not known or not is_english:
         return Expansion()
+    for name in _names(question):
+        known.pop(name, None)
     own = {word: math.sqrt(_length(at) / _TYPICAL_LENGTH) for word, at in known.items()}
     related = _related(set(known.values()), related_weight) if related_weight else {}
     return Expansion((*own, *related), (*own.values(), *related.values()), len(own))
 
 
 def _names(question: str) -> set[str]:
-    """The words that begin with a capital letter, but for the first one, and those that begin with a digit."""
-    names: set[str] = set()
-    for run in question.split()[1:]:
-        first = next((each for each in run if each.isalnum()), "")
-        if first.isupper() or first.isdigit():
-            names.update(words(run))
-    return names
+    """The words that begin with a capital letter, but for the first one. A text in capitals has none."""
+    if question.isupper():
+        return set()
+    runs = question.split()
+    capitals = [run for run in runs[1:] if next((each for each in run if each.isalnum()), "").isupper()]
+    return {word for run in capitals for word in words(run)} - set(words(runs[0]))
 
 
 def _related(known: Collection[int], weight: float) -> dict[str, float]:

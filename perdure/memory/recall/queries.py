@@ -14,13 +14,15 @@ CANDIDATES = 60
 # The score is BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2 and b = 0.5. A term counts once per row, even if the
 # row repeats it. A term's inverse document frequency is computed over the user's newest rows, including the rows that
 # `condition` excludes, and multiplied by the term's share (see `expansion`): 1 for a word of the question without one.
-# `words` are the words with shares; the first `own` are the question's own, whose shares precede those of other words
-# with the same stem. They are English, so they need no `perdure_words`, which would lose their places.
+# `words` are the words with shares; the first `own` are the question's own (`said`), whose shares precede those of
+# other words with the same stem. They are English, so they need no `perdure_words`, which would lose their places. A
+# related word counts as no rarer than the rarest of the question's own that the rows have.
 #
 # For a user with at most `most_rows` rows, the search is exact and complete. For other users, the index also finds
-# older rows, by the `most_telling` heaviest of the terms that are uncommon among the newest rows. The index finds rows
-# with two of these terms, then rows with one, up to `most_found` rows. Heavier terms come first. The cost therefore
-# does not grow with the number of the user's rows, nor with the number of rows that contain a common word.
+# older rows, by those of the terms that are uncommon among the newest rows: the question's own, and related ones if
+# they are among the `most_telling` heaviest. The index finds rows with two of these terms, then rows with one, up to
+# `most_found` rows. Heavier terms come first. The cost therefore does not grow with the number of the user's rows, nor
+# with the number of rows that contain a common word.
 #
 # The planner cannot estimate how many rows a CTE has, and joins CTEs row by row. So each row is compared once with each
 # term (`matched`), and the weight of a match is looked up in a JSON object. The constants are `float8`, because
@@ -31,15 +33,18 @@ CANDIDATES = 60
 # index on `words` suffices, because each row's `words` also contains the row's user (`perdure_owner`).
 _BY_WORDS = """
     asked AS MATERIALIZED (
-        SELECT term, share, quoted, quoted::tsquery AS query
-        FROM (SELECT term, coalesce(max(share) FILTER (WHERE own), max(share), 1) AS share
-              FROM (SELECT term, NULL::double precision AS share, true AS own
+        SELECT term, said, share, quoted, quoted::tsquery AS query
+        FROM (SELECT term, bool_or(said) AS said,
+                     CASE WHEN bool_or(said) THEN coalesce(max(share) FILTER (WHERE said), 1) ELSE max(share) END
+                       AS share
+              FROM (SELECT term, NULL::double precision AS share, true AS said, true AS wanted
                     FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
                     UNION ALL
-                    SELECT said.lexeme, (%(shares)s::double precision[])[place], place <= %(own)s
-                    FROM unnest(to_tsvector('pg_catalog.english', %(words)s)) AS said,
-                         unnest(said.positions) AS place) AS each
-              GROUP BY term ORDER BY share DESC, length(term) DESC, term LIMIT %(most_terms)s) AS shared
+                    SELECT given.lexeme, (%(shares)s::double precision[])[place], place <= %(own)s, place > %(own)s
+                    FROM unnest(to_tsvector('pg_catalog.english', %(words)s)) AS given,
+                         unnest(given.positions) AS place) AS each
+              GROUP BY term HAVING bool_or(wanted)
+              ORDER BY said DESC, share DESC, length(term) DESC, term LIMIT %(most_terms)s) AS shared
         CROSS JOIN LATERAL (SELECT array_to_tsvector(ARRAY[term])::text AS quoted OFFSET 0) AS of_term
     ), newest AS MATERIALIZED (
         SELECT {key}, {condition} AS fits,
@@ -50,23 +55,28 @@ _BY_WORDS = """
     ), own AS MATERIALIZED (
         SELECT count(*) AS rows, count(*) > %(most_rows)s AS many FROM newest
     ), matched AS MATERIALIZED (
-        SELECT {key}, fits, length(words) AS length, term
+        SELECT {key}, fits, length(words) AS length, term, share
         FROM newest CROSS JOIN asked WHERE newest.words @@ asked.query
     ), counted AS MATERIALIZED (
         SELECT term, count(*) AS rows FROM matched GROUP BY term
     ), weighed AS MATERIALIZED (
-        SELECT term, quoted, known.rows <= %(common)s::double precision * own.rows AS uncommon,
-               share * ln(1 + ((own.rows - known.rows)::double precision + 0.5) / (known.rows::double precision + 0.5))
+        SELECT term, quoted, said, rows <= %(common)s::double precision * all_rows AS uncommon,
+               share * CASE WHEN said THEN idf ELSE least(idf, max(idf) FILTER (WHERE said AND rows > 0) OVER ()) END
                  AS weight
-        FROM own CROSS JOIN (
-            SELECT term, quoted, share, coalesce((SELECT rows FROM counted WHERE counted.term = asked.term), 0) AS rows
-            FROM asked) AS known
+        FROM (SELECT known.*, own.rows AS all_rows,
+                     ln(1 + ((own.rows - known.rows)::double precision + 0.5) / (known.rows::double precision + 0.5))
+                       AS idf
+              FROM own CROSS JOIN (
+                  SELECT term, quoted, said, share,
+                         coalesce((SELECT rows FROM counted WHERE counted.term = asked.term), 0) AS rows
+                  FROM asked) AS known) AS rare
     ), weights AS MATERIALIZED (
         SELECT coalesce(jsonb_object_agg(term, weight), '{{}}') AS of_terms FROM weighed
     ), telling AS MATERIALIZED (
-        SELECT quoted, row_number() OVER (ORDER BY weight DESC, length(term) DESC, term) AS position
-        FROM weighed CROSS JOIN own WHERE own.many AND uncommon
-        ORDER BY weight DESC, length(term) DESC, term LIMIT %(most_telling)s
+        SELECT quoted, position
+        FROM (SELECT quoted, said, row_number() OVER (ORDER BY weight DESC, length(term) DESC, term) AS position
+              FROM weighed CROSS JOIN own WHERE own.many AND uncommon) AS ordered
+        WHERE said OR position <= %(most_telling)s
     ), step AS MATERIALIZED (
         SELECT terms, first.position,
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
@@ -86,17 +96,17 @@ _BY_WORDS = """
             LIMIT %(most_found)s) AS w
         LIMIT %(most_found)s
     ), pool AS (
-        SELECT {key}, length, term FROM matched WHERE fits
+        SELECT {key}, length, term, share FROM matched WHERE fits
         UNION ALL
-        SELECT {key}, length(words), term
+        SELECT {key}, length(words), term, share
         FROM (SELECT DISTINCT {key}, words FROM older WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
         CROSS JOIN asked WHERE found.words @@ asked.query
     ), scored AS (
         SELECT {key}, min(length) AS length, avg(min(length)) OVER ()::double precision AS mean_length,
-               sum(((SELECT of_terms FROM weights) -> term)::double precision) AS idf
+               sum(((SELECT of_terms FROM weights) -> term)::double precision) AS idf, max(share) AS share
         FROM pool GROUP BY {key}
     ), by_words AS MATERIALIZED (
-        SELECT {key}, idf * {weight} AS score FROM scored ORDER BY score DESC, {key} LIMIT %(most)s
+        SELECT {key}, idf * {weight} AS score, share FROM scored ORDER BY score DESC, {key} LIMIT %(most)s
     )
 """
 _WEIGHT = "2.2::double precision / (1.6::double precision + 0.6::double precision * length / mean_length)"
@@ -111,7 +121,10 @@ _KEPT = "w.archived_at IS NULL"
 _MEMORIES_WORDS = _BY_WORDS.format(table="memories", condition=_KEPT, key="memory_id", at="valid_from", weight=_WEIGHT)
 MEMORIES_BY_WORDS = Statement(
     "recall.memories_by_words",
-    f"WITH {_MEMORIES_WORDS} SELECT memory_id, score FROM by_words ORDER BY score DESC, memory_id",  # noqa: S608 (constants)
+    f"""
+    WITH {_MEMORIES_WORDS}
+    SELECT memory_id, score / max(score) OVER () * least(max(share) OVER (), 1) AS score FROM by_words
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 
@@ -169,7 +182,8 @@ _MESSAGES_NEAR = f"""
 # each, the nearest two messages before and after it that lie within `seq_reach`. `near` is the number of messages found
 # by vectors.
 #
-# Word scores are divided by the highest one, and similarities are scaled from 0 (the lowest) to 1 (the highest). A
+# Word scores are divided by the highest one and multiplied by the highest share, since the best row may have only
+# words that are barely related; and similarities are scaled from 0 (the lowest) to 1 (the highest). A
 # message borrows a share of its best neighbour's score. The share decreases with the distance, and is smaller if the
 # neighbour follows the message. One of the two is among the best, so that no message between them is unknown.
 #
@@ -228,7 +242,8 @@ _MESSAGES = """
         FROM found
     ), own_scores AS (
         SELECT session_id, seq, best, in_time,
-               %(text_weight)s::double precision * coalesce(score / max(score) OVER (), 0)
+               %(text_weight)s::double precision
+                 * coalesce(score / max(score) OVER () * (SELECT least(max(share), 1) FROM by_words), 0)
                  + %(vector_weight)s::double precision
                    * coalesce((similarity - min(similarity) OVER ())
                               / nullif(max(similarity) OVER () - min(similarity) OVER (), 0), 0) AS score

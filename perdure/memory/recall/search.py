@@ -51,7 +51,7 @@ MAX_K = 100
 _MOST_WITHIN_SPAN = 20
 _MOST_TERMS = 48
 _MOST_TELLING = 8
-"""Number of terms by which older rows are looked up."""
+"""Older rows are looked up by related words only if these are among so many heaviest terms."""
 _MOST_ROWS = 200
 _MOST_FOUND = 200
 _COMMON_SHARE = 0.1
@@ -303,7 +303,7 @@ class _Query:
         if not self.available.has_memories:
             return []
         weights = self.recall.settings
-        by_words = _normalised(self._run(queries.MEMORIES_BY_WORDS))
+        by_words = {row.memory_id: row.score for row in self._run(queries.MEMORIES_BY_WORDS)}
         ids = {*by_words, *(row.memory_id for row in self.near_memories())}
         for span in self.time_spans:
             within = self._run(queries.MEMORIES_WITHIN, start=span.start, end=span.end, most=_MOST_WITHIN_SPAN)
@@ -430,10 +430,6 @@ def _in_order(found: list[Recalled], order: Sequence[int]) -> list[Recalled]:
     """`found`, whose first results are those at the places `order`. Each place keeps its score."""
     moved = [replace(found[at], score=place.score) for at, place in zip(order, found, strict=False)]
     return moved + found[len(order) :]
-
-
-def _normalised(memories: Sequence[Any]) -> dict[UUID, float]:
-    return {row.memory_id: row.score / memories[0].score for row in memories}
 
 
 def _rescaled(similarities: Mapping[Any, float | None]) -> dict[Any, float]:
