@@ -38,8 +38,8 @@ _CACHED_WORDS = 2_048
 
 _ENGLISH = frozenset({
     "about", "and", "are", "does", "did", "from", "have", "his", "how", "it", "my", "our", "she", "that", "the",
-    "their", "them", "there", "these", "they", "this", "those", "were", "what", "when", "where", "which", "who", "whose",
-    "why", "with", "would", "you", "your",
+    "their", "them", "there", "these", "they", "this", "those", "were", "what", "when", "where", "which", "who",
+    "whose", "why", "with", "would", "you", "your",
 })  # fmt: skip
 
 
