@@ -350,12 +350,12 @@ _ASKED = call("deeper", task="Deeper!")
 SCENARIOS["other agents"] = Scenario(
     _other_agents,
     [
-        *(call("research", task="Prices?"), call("price", article="tea"), '{"tea": 3}', "It costs 3."),
+        *(call("research", task="Prices?"), call("price", article="tea"), '{"tea": 3}', "Here you are."),
         *(call("strictly", task="Prices?"), call("price", article="tea"), "It gave up."),
         *(call("research", task=" "), call("research", task="Deep?"), _ASKED, _ASKED, _ASKED),
         *('{"deepest": 3}', '{"deeper": 2}', '{"deep": 1}', "So deep."),
     ],
-    texts=("hello", "again", "deeply"),
+    texts=("hello", "again", "thirdly"),
 )
 
 
