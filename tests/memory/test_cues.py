@@ -139,7 +139,7 @@ def test_the_weight_of_vectors_is_that_of_the_embedder(
 def test_a_cue_prefers_no_message_to_a_memory(database: Database, clock: MovedClock) -> None:
     """The scores stay as they were, in another order, and none is above 1."""
     import_conversation(database, clock, _TALK)
-    recall = Recall(database, None, MemorySettings(recall_neighbours=0), clock)
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0, recall_related=0), clock)
     plain = recall.search(UserKey("ana"), "Where was the race that I ran today", 10)
     cued = recall.search(UserKey("ana"), "Where was the last race that I ran today?", 10)
     assert [each.score for each in cued] == [each.score for each in plain]

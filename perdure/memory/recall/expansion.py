@@ -47,12 +47,13 @@ _ENGLISH = frozenset({
 class Expansion:
     """Words to look for, and the weight of each. The first `own` are words of the question.
 
-    A word of the question that is not among these has the weight 1.
+    A word of the question that is not among these has the weight 1. Of those, `unknown` are no names.
     """
 
     words: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     own: int = 0
+    unknown: tuple[str, ...] = ()
 
 
 def expand(question: str, related_weight: float) -> Expansion:
@@ -67,11 +68,13 @@ def expand(question: str, related_weight: float) -> Expansion:
     is_english = len(known) == len(said) or (2 * len(known) >= len(said) and not _ENGLISH.isdisjoint(said))
     if not known or not is_english:
         return Expansion()
-    for name in _names(question):
+    names = _names(question)
+    unknown = tuple(word for word in said if word not in known and word not in names)
+    for name in names:
         known.pop(name, None)
     own = {word: math.sqrt(_length(at) / _TYPICAL_LENGTH) for word, at in known.items()}
     related = _related(set(known.values()), related_weight) if related_weight else {}
-    return Expansion((*own, *related), (*own.values(), *related.values()), len(own))
+    return Expansion((*own, *related), (*own.values(), *related.values()), len(own), unknown)
 
 
 def _names(question: str) -> set[str]:

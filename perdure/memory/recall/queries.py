@@ -249,7 +249,7 @@ _MESSAGES = """
                               / nullif(max(similarity) OVER () - min(similarity) OVER (), 0), 0) AS score
         FROM known
     ), lent AS (
-        SELECT session_id, seq,
+        SELECT session_id, seq, score AS own,
                score + %(neighbours_weight)s::double precision * greatest(
                    0,
                    CASE WHEN (best OR lag(best) OVER session) AND seq - lag(seq) OVER session <= %(seq_reach)s
@@ -265,7 +265,8 @@ _MESSAGES = """
     ), chosen AS MATERIALIZED (
         SELECT * FROM lent ORDER BY score DESC, session_id, seq LIMIT %(k)s
     )
-    SELECT m.*, chosen.session_id, chosen.seq, chosen.score, (SELECT count(*) FROM near) AS near
+    SELECT m.*, chosen.session_id, chosen.seq, chosen.own, chosen.score - chosen.own AS borrowed,
+           (SELECT count(*) FROM near) AS near
     FROM chosen CROSS JOIN LATERAL (
         SELECT m.role, m.author, m.content, m.channel, m.message_id, w.occurred_at
         FROM messages AS m JOIN message_words AS w USING (session_id, seq)

@@ -36,6 +36,7 @@ from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
 from perdure.memory.recall.cues import Cues, find_cues
 from perdure.memory.recall.expansion import Expansion, expand
+from perdure.memory.recall.late_interaction import fits
 from perdure.memory.recall.queries import CANDIDATES
 from perdure.memory.recall.reranking import MOST_RERANKED, Reranker
 from perdure.memory.recall.time_spans import TimeSpan, find_spans
@@ -67,8 +68,11 @@ _PRECEDING_FACTOR = 0.6
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15
 
-_MOST_CUED = 40
-"""Number of best messages to which the question's cues apply."""
+_MOST_COMPARED = 40
+"""Number of best messages, and of best memories, whose words are compared with the question's; cues apply to them."""
+_FIT_WEIGHT = 3.0
+"""How much higher the score of a text is whose words fit the question perfectly, than that of a text without any."""
+
 _AUTHOR_WEIGHT = 0.2
 _ORDER_WEIGHT = 0.5
 
@@ -244,6 +248,19 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class _Scored:
+    """A row that was found, its own score, and what it borrows from its neighbours and its time."""
+
+    row: Any
+    own: float
+    borrowed: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return min(1.0, self.own + self.borrowed)
+
+
+@dataclass(frozen=True, slots=True)
 class _Query:
     """One prepared query: its text, time spans, vector and exclusions.
 
@@ -275,11 +292,11 @@ class _Query:
         weights = self.recall.settings
         total = weights.recall_text + self.vector_weight
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
-        cues = find_cues(self.text)
-        most = max(k, _MOST_CUED) if cues != Cues() else k
-        rows = self._find_messages(most, max(_MOST_BEST, k), weights.recall_time * total)
-        scores = [min(1.0, row.score / highest) if highest else 0.0 for row in rows]
-        best = [(rows[at], score) for at, score in zip(_cued(rows, scores, cues)[:k], scores, strict=False)]
+        found = self._find_messages(max(k, _MOST_COMPARED), max(_MOST_BEST, k), weights.recall_time * total)
+        ranked = self._fitted([_Scored(row, row.own / (highest or 1), row.borrowed / (highest or 1)) for row in found])
+        rows, scores = [each.row for each in ranked], [each.score for each in ranked]
+        cued = _cued(rows, scores, find_cues(self.text))
+        best = [(rows[at], score) for at, score in zip(cued[:k], scores, strict=False)]
         ids = [row.message_id or f"{row.session_id}:{row.seq}" for row, _ in best]
         return [
             Recalled(
@@ -321,22 +338,43 @@ class _Query:
             fused += vector_weight * similar.get(row.memory_id, 0.0)
             fused += weights.recall_time * total * _is_within(row.valid_from, self.time_spans)
             fused *= (1 + _VALUE_WEIGHT * row.value) * (1 if row.valid_to is None else _SUPERSEDED_FACTOR)
-            return min(1.0, fused / highest) if highest else 0.0
+            return fused / highest if highest else 0.0
 
-        best = sorted(((score(row), row) for row in rows), key=lambda each: (-each[0], each[1].memory_id))[:k]
+        best = sorted((_Scored(row, score(row)) for row in rows), key=lambda each: (-each.score, each.row.memory_id))
         return [
             Recalled(
                 Layer.SEMANTIC,
-                row.memory_id,
-                row.content,
-                fused,
-                tuple(row.message_ids),
-                row.valid_from,
-                kind=row.kind,
-                valid_to=row.valid_to,
+                each.row.memory_id,
+                each.row.content,
+                each.score,
+                tuple(each.row.message_ids),
+                each.row.valid_from,
+                kind=each.row.kind,
+                valid_to=each.row.valid_to,
             )
-            for fused, row in best
+            for each in self._fitted(best[: max(k, _MOST_COMPARED)])[:k]
         ]
+
+    def _fitted(self, scored: Sequence[_Scored]) -> list[_Scored]:
+        """Those score higher whose words fit the question. Best first.
+
+        What a text borrows grows as if it fitted at least as well as the others do on average: its own words tell
+        little about it.
+        """
+        if not self.expansion.own:
+            return list(scored)
+        weight = _FIT_WEIGHT * self.recall.settings.recall_related
+        fitting = fits(self.expansion, [each.row.content for each in scored])
+        average = sum(fitting) / max(len(fitting), 1)
+        found = [
+            replace(
+                each,
+                own=each.own * (1 + weight * fit) / (1 + weight),
+                borrowed=each.borrowed * (1 + weight * max(fit, average)) / (1 + weight),
+            )
+            for each, fit in zip(scored, fitting, strict=True)
+        ]
+        return sorted(found, key=lambda each: -each.score)
 
     def near_memories(self) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector."""
@@ -397,11 +435,11 @@ class _Query:
 
 
 def _cued(rows: Sequence[Any], scores: Sequence[float], cues: Cues) -> list[int]:
-    """The places of `rows`, the first `_MOST_CUED` of them in the order that the question's cues give.
+    """The places of `rows`, the first `_MOST_COMPARED` of them in the order that the question's cues give.
 
     The scores stay at their places: a cue prefers a message to another one, and not to a memory.
     """
-    best = list(range(min(len(rows), _MOST_CUED)))
+    best = list(range(min(len(rows), _MOST_COMPARED)))
     by_time = sorted(best, key=lambda at: (rows[at].occurred_at, rows[at].seq), reverse=cues.order < 0)
     places = {at: place / max(len(best) - 1, 1) for place, at in enumerate(by_time)}
 

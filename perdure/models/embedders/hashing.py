@@ -39,6 +39,9 @@ _LATIN_ACCENTS = range(0x300, 0x370)
 _UNSPACED = (range(0x3040, 0x3100), range(0x3400, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x32000))
 """Code points of scripts without spaces: kana and ideographs."""
 
+_ASCII = bytes(ord(chr(code).lower()) if chr(code).isalnum() else ord(" ") for code in range(256))
+"""What `_spaced` does to each character of an ASCII text, twenty times as fast."""
+
 
 class HashEmbedder:
     """The built-in embedder."""
@@ -80,11 +83,18 @@ def words(text: str) -> list[str]:
 
     Words longer than `_LONGEST_WORD`, such as a sentence in Thai, a URL or a key, are split into pieces.
     """
+    spaced = text.encode().translate(_ASCII).decode() if text.isascii() else _spaced(text)
+    runs = spaced.split()
+    if max(map(len, runs), default=0) <= _LONGEST_WORD:
+        return runs
+    return [run[at : at + _LONGEST_WORD] for run in runs for at in range(0, len(run), _LONGEST_WORD)]
+
+
+def _spaced(text: str) -> str:
     decomposed = normalized("NFKD", text).casefold()
     kept = (each for each in decomposed if ord(each) not in _LATIN_ACCENTS)
     # Python does not count vowel signs as letters, but in many scripts they are parts of words.
-    spaced = "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
-    return [run[at : at + _LONGEST_WORD] for run in spaced.split() for at in range(0, len(run), _LONGEST_WORD)]
+    return "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
 
 
 def _salience(word: str) -> float:

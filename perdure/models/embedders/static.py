@@ -46,6 +46,9 @@ Otherwise the share falls with the square of their share of the words: one Engli
 or a word that two languages spell alike, must not decide about the text.
 """
 
+_MOST_POSITIVE = 127
+_SIGNS = bytes(ord("1") if 0 < byte <= _MOST_POSITIVE else ord("0") for byte in range(256))
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -69,6 +72,10 @@ class Table:
     def of(self, at: int) -> memoryview[int]:
         """The components of the word `at`."""
         return self.components[at * self.size : (at + 1) * self.size]
+
+    def signs(self, at: int) -> int:
+        """The signs of the components of the word `at`: a bit is set if its component is positive."""
+        return int(self.of(at).tobytes().translate(_SIGNS), 2)
 
     def related_to(self, at: int) -> dict[int, float]:
         """The places of the words that are related to the word `at`, and their cosines. Stop words have none."""
