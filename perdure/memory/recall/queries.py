@@ -33,16 +33,16 @@ CANDIDATES = 60
 # index on `words` suffices, because each row's `words` also contains the row's user (`perdure_owner`).
 _BY_WORDS = """
     asked AS MATERIALIZED (
-        SELECT term, said, share, quoted, quoted::tsquery AS query
+        SELECT row_number() OVER () AS place, term, said, share, quoted, quoted::tsquery AS query
         FROM (SELECT term, bool_or(said) AS said,
                      CASE WHEN bool_or(said) THEN coalesce(max(share) FILTER (WHERE said), 1) ELSE max(share) END
                        AS share
               FROM (SELECT term, NULL::double precision AS share, true AS said, true AS wanted
                     FROM unnest(tsvector_to_array(perdure_words(%(query)s))) AS term
                     UNION ALL
-                    SELECT given.lexeme, (%(shares)s::double precision[])[place], place <= %(own)s, place > %(own)s
+                    SELECT given.lexeme, (%(shares)s::double precision[])[at], at <= %(own)s, at > %(own)s
                     FROM unnest(to_tsvector('pg_catalog.english', %(words)s)) AS given,
-                         unnest(given.positions) AS place) AS each
+                         unnest(given.positions) AS at) AS each
               GROUP BY term HAVING bool_or(wanted)
               ORDER BY said DESC, share DESC, length(term) DESC, term LIMIT %(most_terms)s) AS shared
         CROSS JOIN LATERAL (SELECT array_to_tsvector(ARRAY[term])::text AS quoted OFFSET 0) AS of_term
@@ -55,28 +55,35 @@ _BY_WORDS = """
     ), own AS MATERIALIZED (
         SELECT count(*) AS rows, count(*) > %(most_rows)s AS many FROM newest
     ), matched AS MATERIALIZED (
-        SELECT {key}, fits, length(words) AS length, term, share
+        SELECT {key}, fits, length(words) AS length, place
         FROM newest CROSS JOIN asked WHERE newest.words @@ asked.query
     ), counted AS MATERIALIZED (
-        SELECT term, count(*) AS rows FROM matched GROUP BY term
+        SELECT place, count(*) AS rows FROM matched GROUP BY place
     ), weighed AS MATERIALIZED (
-        SELECT term, quoted, said, rows <= %(common)s::double precision * all_rows AS uncommon,
+        SELECT place, term, quoted, said, share, rows <= %(common)s::double precision * all_rows AS uncommon,
                share * CASE WHEN said THEN idf ELSE least(idf, max(idf) FILTER (WHERE said AND rows > 0) OVER ()) END
                  AS weight
         FROM (SELECT known.*, own.rows AS all_rows,
                      ln(1 + ((own.rows - known.rows)::double precision + 0.5) / (known.rows::double precision + 0.5))
                        AS idf
               FROM own CROSS JOIN (
-                  SELECT term, quoted, said, share,
-                         coalesce((SELECT rows FROM counted WHERE counted.term = asked.term), 0) AS rows
-                  FROM asked) AS known) AS rare
-    ), weights AS MATERIALIZED (
-        SELECT coalesce(jsonb_object_agg(term, weight), '{{}}') AS of_terms FROM weighed
+                  SELECT asked.*, coalesce((SELECT rows FROM counted WHERE counted.place = asked.place), 0) AS rows
+                  FROM asked OFFSET 0) AS known OFFSET 0) AS rare
+    ), of_places AS MATERIALIZED (
+        SELECT array_agg(weight ORDER BY place) AS weights, array_agg(share ORDER BY place) AS shares FROM weighed
     ), telling AS MATERIALIZED (
         SELECT quoted, position
         FROM (SELECT quoted, said, row_number() OVER (ORDER BY weight DESC, length(term) DESC, term) AS position
               FROM weighed CROSS JOIN own WHERE own.many AND uncommon) AS ordered
         WHERE said OR position <= %(most_telling)s
+    ), few AS MATERIALIZED (
+        SELECT {key}, w.words
+        FROM (SELECT (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text
+                        || ' & (' || string_agg(quoted, ' | ') || ')')::tsquery AS query FROM telling) AS of_all
+        CROSS JOIN LATERAL (
+            SELECT {key}, strip(w.words) AS words FROM {table} AS w
+            WHERE w.words @@ of_all.query AND w.user_id || '' = %(user_id)s AND {condition}
+            LIMIT %(most_found)s) AS w
     ), step AS MATERIALIZED (
         SELECT terms, first.position,
                (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text || ' & ' || first.quoted
@@ -86,6 +93,7 @@ _BY_WORDS = """
                  AS query
         FROM generate_series(1, 2) AS terms CROSS JOIN telling AS first
         LEFT JOIN telling AS other ON other.position <> first.position
+        WHERE (SELECT count(*) FROM few) = %(most_found)s
         GROUP BY terms, first.position, first.quoted
         ORDER BY terms DESC, first.position
     ), older AS MATERIALIZED (
@@ -96,14 +104,17 @@ _BY_WORDS = """
             LIMIT %(most_found)s) AS w
         LIMIT %(most_found)s
     ), pool AS (
-        SELECT {key}, length, term, share FROM matched WHERE fits
+        SELECT {key}, length, place FROM matched WHERE fits
         UNION ALL
-        SELECT {key}, length(words), term, share
-        FROM (SELECT DISTINCT {key}, words FROM older WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
+        SELECT {key}, length(words), place
+        FROM (SELECT DISTINCT {key}, words
+              FROM (SELECT * FROM older UNION ALL
+                    SELECT * FROM few WHERE (SELECT count(*) FROM few) < %(most_found)s) AS old
+              WHERE ({key}) NOT IN (SELECT {key} FROM newest)) AS found
         CROSS JOIN asked WHERE found.words @@ asked.query
     ), scored AS (
         SELECT {key}, min(length) AS length, avg(min(length)) OVER ()::double precision AS mean_length,
-               sum(((SELECT of_terms FROM weights) -> term)::double precision) AS idf, max(share) AS share
+               sum((SELECT weights FROM of_places)[place]) AS idf, max((SELECT shares FROM of_places)[place]) AS share
         FROM pool GROUP BY {key}
     ), by_words AS MATERIALIZED (
         SELECT {key}, idf * {weight} AS score, share FROM scored ORDER BY score DESC, {key} LIMIT %(most)s
