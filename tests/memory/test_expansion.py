@@ -47,7 +47,7 @@ def test_related_words_are_looked_for_with_less_weight(question: str, related: s
     expansion = expand(question, 1.0)
     found = expansion.words[expansion.own :]
     assert related & {*found}
-    assert len(found) <= 10
+    assert len(found) <= 5
     assert 0 < max(expansion.weights[expansion.own :]) < 1
 
 
@@ -55,7 +55,7 @@ def test_related_words_fit_the_whole_question() -> None:
     """Of the words that are similar to "bank", those fit beside "money" that do not fit beside "river"."""
     money = {*expand("Has she paid the money into the bank?", 1.0).words}
     river = {*expand("Did they fish from the bank of the river?", 1.0).words}
-    banking = {"bankers", "cash", "finances", "financial"}
+    banking = {"funds", "financially"}
     assert money >= banking
     assert not river & banking
 
@@ -88,7 +88,7 @@ def test_names_and_numbers_do_not_keep_a_text_from_being_expanded() -> None:
     expansion = expand("What did Kwame and Adaeze cook in 2024?", 1.0)
     assert not {"kwame", "adaeze"} & {*expansion.words}
     assert "anna" not in expand("What did Anna cook?", 1.0).words  # known to the table, and a name here
-    assert {"kitchen", "recipe"} & {*expansion.words}
+    assert {"culinary", "chef"} & {*expansion.words}
 
 
 def test_a_weight_of_0_adds_no_word() -> None:
@@ -102,7 +102,7 @@ def test_a_long_text_is_expanded_quickly() -> None:
     begun = time.perf_counter()
     expansion = expand(text, 1.0)
     assert time.perf_counter() - begun < 0.25
-    assert len(expansion.words) == expansion.own + 10
+    assert len(expansion.words) == expansion.own + 5
 
 
 def test_related_words_are_whole() -> None:

@@ -22,10 +22,10 @@ from operator import mul
 from perdure.models.embedders.hashing import words
 from perdure.models.embedders.static import table
 
-_MOST_RELATED = 10
+_MOST_RELATED = 5
 """Number of related words that are looked for."""
 
-_MOST_COMPARED = 24
+_MOST_COMPARED = 16
 """Number of related words that are compared with the whole question."""
 
 _MOST_WORDS = 12

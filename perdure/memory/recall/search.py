@@ -68,7 +68,7 @@ _PRECEDING_FACTOR = 0.6
 _SUPERSEDED_FACTOR = 0.5
 _VALUE_WEIGHT = 0.15
 
-_MOST_COMPARED = 40
+_MOST_COMPARED = 30
 """Number of best messages, and of best memories, whose words are compared with the question's; cues apply to them."""
 _FIT_WEIGHT = 3.0
 """How much higher the score of a text is whose words fit the question perfectly, than that of a text without any."""
