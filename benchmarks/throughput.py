@@ -1,4 +1,4 @@
-"""Compares perdure's turns per second with bare Celery tasks per second and with LangGraph's turns per second.
+"""Compares perdure's turns per second with bare Celery tasks, and with turns of LangGraph and of DBOS.
 
 A bare task makes as many commits as a turn, but runs no agent (`benchmarks.floor`). perdure and the bare tasks use the
 same broker and the same PostgreSQL server. Each of the two has one producer process, one worker process and `_WINDOW`
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import URL
 
-from benchmarks import floor, langgraph_peer, statements
+from benchmarks import dbos_peer, floor, langgraph_peer, statements
 from benchmarks.report import Rate, Section
 from benchmarks.setup import Ledger, Setup, connected, ledger, scalar
 
@@ -56,7 +56,7 @@ class Side:
 
 
 def measure(setup: Setup) -> Section:
-    """Measure perdure, bare Celery tasks and LangGraph."""
+    """Measure perdure, bare Celery tasks, LangGraph and DBOS."""
     commits = statements.count(setup, setup.scaled(100)).worker_commits
     turns = Load(setup.scaled(1_200), warm_up=2 * _WINDOW)
     tasks = Load(setup.scaled(2_500), warm_up=2 * _WINDOW)
@@ -66,20 +66,23 @@ def measure(setup: Setup) -> Section:
             floor_rate(setup, tasks, commits),
             langgraph_peer.rate(setup, conversations=setup.scaled(60), threads=1),
             langgraph_peer.rate(setup, conversations=setup.scaled(120), threads=16),
+            dbos_peer.rate_of_threads(setup, setup.scaled(500), threads=16),
+            dbos_peer.rate_of_queue(setup, setup.scaled(500)),
         )
         for _ in range(1 if setup.quick else _ROUNDS)
     ]
-    mine, bare, one, sixteen = (max(rates, key=_speed) for rates in zip(*rounds, strict=True))
-    peer = max(one, sixteen, key=_speed)
+    mine, bare, one, sixteen, dbos, queue = (max(rates, key=_speed) for rates in zip(*rounds, strict=True))
+    peer, workflows = max(one, sixteen, key=_speed), max(dbos, queue, key=_speed)
     return Section(
         name=NAME,
-        title="Turns per second: perdure, bare Celery tasks, LangGraph",
+        title="Turns per second: perdure, bare Celery tasks, LangGraph, DBOS",
         method=(
             "A turn has 2 model calls without latency and 1 tool call. perdure: one producer process, Redis, one "
             f"worker (celery -A perdure worker, default settings), {_WINDOW} messages in flight over {_USERS} "
             f"sessions, after a warm-up. Floor: a bare Celery task with {commits} single-row commits, and one commit "
-            f"by its producer; the same broker, pool and pool size. {langgraph_peer.METHOD} Transactions (including "
-            f"reads) and WAL are PostgreSQL's counts. Each figure is the better of {len(rounds)} alternating rounds."
+            f"by its producer; the same broker, pool and pool size. {langgraph_peer.METHOD} {dbos_peer.METHOD} "
+            "Transactions (including reads) and WAL are PostgreSQL's counts. Each figure is the better of "
+            f"{len(rounds)} alternating rounds."
         ),
         columns=["", "per second", "perdure is", "transactions each", "WAL KiB each"],
         rows=[
@@ -87,13 +90,17 @@ def measure(setup: Setup) -> Section:
             _row("floor: bare tasks", bare, mine),
             _row("LangGraph, 1 thread", one, mine),
             _row("LangGraph, 16 threads", sixteen, mine),
+            _row("DBOS, 16 threads", dbos, mine),
+            _row("DBOS, its queue", queue, mine),
         ],
         figures={
             "perdure_per_s": mine.per_s,
             "floor_per_s": bare.per_s,
             "langgraph_per_s": peer.per_s,
+            "dbos_per_s": workflows.per_s,
             "of_the_floor": mine.per_s / bare.per_s,
             "times_langgraph": mine.per_s / peer.per_s,
+            "times_dbos": mine.per_s / workflows.per_s,
             "transactions_per_turn": mine.transactions,
             "wal_kib_per_turn": mine.wal_kib,
             "langgraph_transactions_per_turn": peer.transactions,
