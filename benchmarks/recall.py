@@ -19,7 +19,9 @@ question of the sample, the benchmark then runs the recall that agents use. For 
 time of the sample's last message.
 
 `any@k` is the share of questions for which the first k messages found contain some of the evidence. `all@k` is the
-share of questions for which the first k messages found contain all of the evidence.
+share of questions for which the first k messages found contain all of the evidence. `any` and `all` "in 4,096 tokens"
+are the same for as many messages as have so many tokens in sum, at most 100, by perdure's own estimate: what a prompt
+can hold.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +50,13 @@ from perdure.database.migrate import migrate
 from perdure.memory.embedding import embed_sessions
 from perdure.memory.import_export import import_messages
 from perdure.memory.recall.reranking import resolve_reranker
-from perdure.memory.recall.search import Layer, Recall
+from perdure.memory.recall.search import MAX_K, Layer, Recall, Recalled
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.resolve import resolve
 from perdure.models.resolve import Models
 from perdure.servers.throwaway import servers
 from perdure.settings import Settings
+from perdure.text.tokens import estimate_tokens
 
 NAME = "recall"
 
@@ -64,19 +68,22 @@ _BETWEEN_LINES = timedelta(seconds=20)
 _IDS = re.compile(r"D0*(\d+):0*(\d+)")
 _EMBEDDER = "hash:384"
 _KS = (5, 10, 20)
+_TOKENS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One question: its category, the ids of its evidence, the ids that recall found, and the milliseconds.
 
-    The evidence is the messages that answer the question. The found ids are in order, best first.
+    The evidence is the messages that answer the question. The found ids are in order, best first. `fitting` are those
+    that fit `_TOKENS` tokens, of a search for more messages, whose time does not count.
     """
 
     category: int
     evidence: frozenset[str]
     found: Sequence[str]
     ms: float
+    fitting: frozenset[str]
 
     def any(self, k: int) -> bool:
         """Whether the first `k` messages found contain some of the evidence."""
@@ -85,6 +92,14 @@ class Answered:
     def all(self, k: int) -> bool:
         """Whether the first `k` messages found contain all of the evidence."""
         return self.evidence <= set(self.found[:k])
+
+    @property
+    def any_fits(self) -> bool:
+        return not self.evidence.isdisjoint(self.fitting)
+
+    @property
+    def all_fit(self) -> bool:
+        return self.evidence <= self.fitting
 
 
 def measure(setup: Setup) -> Section:
@@ -213,12 +228,18 @@ def _ask(recall: Recall, sample: Mapping[str, Any], lines: Sequence[Mapping[str,
         evidence = evidence_of(question) & known
         if not evidence:
             continue
+        user, asked = UserKey(str(sample["sample_id"])), question["question"]
         begun = time.perf_counter()
-        found = recall.search(
-            UserKey(str(sample["sample_id"])), question["question"], k, [Layer.EPISODIC], record=False
-        )
+        found = recall.search(user, asked, k, [Layer.EPISODIC], record=False)
         ms = (time.perf_counter() - begun) * 1000
-        yield Answered(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms)
+        fitting = _fitting(recall.search(user, asked, MAX_K, [Layer.EPISODIC], record=False))
+        yield Answered(int(question.get("category") or 0), evidence, [str(each.id) for each in found], ms, fitting)
+
+
+def _fitting(found: Sequence[Recalled]) -> frozenset[str]:
+    """The ids of the first messages that have `_TOKENS` tokens in sum."""
+    sizes = accumulate(estimate_tokens(each.content) for each in found)
+    return frozenset(str(each.id) for each, size in zip(found, sizes, strict=True) if size <= _TOKENS)
 
 
 def evidence_of(question: Mapping[str, Any]) -> frozenset[str]:
@@ -246,6 +267,9 @@ def _section(answered: Sequence[Answered], ks: Sequence[int], file: str, embedde
             for measure, hits in found.items():
                 figures[f"{name} {measure}"] = sum(hits) / len(hits) if hits else 0.0
                 row.append(f"{figures[f'{name} {measure}']:.3f}")
+        for measure, fitting in (("any", [each.any_fits for each in group]), ("all", [each.all_fit for each in group])):
+            figures[f"{name} {measure} in {_TOKENS} tokens"] = sum(fitting) / len(fitting) if fitting else 0.0
+            row.append(f"{figures[f'{name} {measure} in {_TOKENS} tokens']:.3f}")
         rows.append(row)
     took = sorted(each.ms for each in answered) or [0.0]
     for percent in (50, 95, 99):
@@ -256,7 +280,11 @@ def _section(answered: Sequence[Answered], ks: Sequence[int], file: str, embedde
         f"Evidence found among the first k messages: {file}",
         f"{messages} messages, with the embedder {embedder}; search by words and vectors in the episodic layer only; "
         f"{latency}.",
-        ["questions", "number", *(f"{measure}@{k}" for k in ks for measure in ("any", "all"))],
+        [
+            *("questions", "number"),
+            *(f"{measure}@{k}" for k in ks for measure in ("any", "all")),
+            *(f"{measure} in {_TOKENS:,} tokens" for measure in ("any", "all")),
+        ],
         rows,
         figures,
     )

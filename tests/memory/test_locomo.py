@@ -27,7 +27,22 @@ def test_irregular_evidence_is_read(database: Database) -> None:
             assert figures[f"{name} any@{fewer}"] <= figures[f"{name} any@{more}"]
             assert figures[f"{name} all@{fewer}"] <= figures[f"{name} all@{more}"]
             assert figures[f"{name} all@{more}"] <= figures[f"{name} any@{more}"]
+        assert (
+            figures[f"{name} all@20"] <= figures[f"{name} all in 4096 tokens"] <= figures[f"{name} any in 4096 tokens"]
+        )
     assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
+
+
+def test_long_messages_do_not_fit_the_tokens(database: Database) -> None:
+    """Of messages with 3,000 tokens each, only the first one found fits."""
+    samples = locomo(samples=1, sessions=2, lines=10)
+    for sample in samples:
+        for key in ("session_1", "session_2"):
+            for line in sample["conversation"][key]:
+                line["text"] += " and so on" * 900
+    figures = recall.evaluate(database.url, samples, "hash:64", [1, 20], "made.json").figures
+    assert figures["multi-hop all in 4096 tokens"] == figures["multi-hop all@1"] == 0.0
+    assert figures["multi-hop any in 4096 tokens"] == figures["multi-hop all@20"] == 1.0
 
 
 def test_lines_have_the_speaker_the_caption_and_the_time() -> None:
