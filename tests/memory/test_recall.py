@@ -14,6 +14,7 @@ from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest, ProviderError
+from perdure.memory.recall import search
 from perdure.memory.recall.search import Layer, PromptWindow, Recall, Recalled
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
@@ -130,6 +131,32 @@ def test_rarity_counts_the_messages_in_the_prompt(database: Database, clock: Mov
     assert now is not None
     found = recall.search(UserKey("ana"), "is the oboe fine today", 2, in_prompt=PromptWindow(now))
     assert _contents(found) == older
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, 5),  # all terms at once find everything
+        ({"_MOST_FOUND": 3}, 3),  # all terms at once find too many rows, so the terms are looked up one after the other
+        ({"_MOST_FOUND": 3, "_MOST_AT_ONCE": 0}, 3),
+        ({"_MOST_AT_ONCE": 0}, 5),  # as for a user with many rows
+    ],
+)
+def test_older_messages_are_found_at_once_or_term_by_term(
+    database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], most: int
+) -> None:
+    """Those with two words of the question first, if there are too many."""
+    older = [
+        "One oboe's sound.", "Two oboes here.", "An oboe in the attic.", "An attic with an oboe.", "The attic is full.",
+    ]  # fmt: skip
+    import_conversation(database, clock, [*older, *(f"Nothing of note, part {number}." for number in range(230))])
+    for name, value in limits.items():
+        monkeypatch.setattr(search, name, value)
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0, recall_related=0), clock)
+    found = _contents(recall.search(UserKey("ana"), "the oboe and the attic", 10))
+    assert len(found) == most
+    assert {*found[:2]} == {*older[2:4]}
+    assert {*found} <= {*older}
 
 
 def test_other_users_are_not_found(database: Database, clock: MovedClock, recall: Recall) -> None:

@@ -68,6 +68,7 @@ def _plan(connection: Connection, mode: str, statement: Statement, user_id: str,
         "most": 60,
         "most_terms": 48,
         "most_telling": 8,
+        "most_at_once": 2_000,
         "words": "word7 word3 word4",
         "shares": [1.0, 0.4, 0.3],
         "own": 1,
@@ -154,7 +155,7 @@ def test_frequent_words_find_the_row_with_most_of_them(filled: Connection, datab
     )
     given = {
         "user_id": "half", "query": "thing word1 word2 word3", "most": 60, "most_terms": 48, "most_telling": 8,
-        "words": "", "shares": [], "own": 0,
+        "most_at_once": 2_000, "words": "", "shares": [], "own": 0,
     }  # fmt: skip
     for most_rows in (100, 1_000, 10_000):  # below and above the number of matches
         bounds = {"most_rows": most_rows, "most_found": 20, "common": 0.1}

@@ -20,13 +20,15 @@ CANDIDATES = 60
 #
 # For a user with at most `most_rows` rows, the search is exact and complete. For other users, the index also finds
 # older rows, by those of the terms that are uncommon among the newest rows: the question's own, and related ones if
-# they are among the `most_telling` heaviest. The index finds rows with two of these terms, then rows with one, up to
-# `most_found` rows. Heavier terms come first. The cost therefore does not grow with the number of the user's rows, nor
-# with the number of rows that contain a common word.
+# they are among the `most_telling` heaviest. For a user with at most `most_at_once` rows, one scan of the index looks
+# for all of these terms (`few`); each scan reads the index's pending list, which takes longer than the rest. If that
+# finds `most_found` rows, and for other users, the index finds rows with two of the terms, then rows with one, up to
+# `most_found` rows (`step`, `older`). Heavier terms come first. The cost therefore does not grow with the number of the
+# user's rows, nor with the number of rows that contain a common word.
 #
 # The planner cannot estimate how many rows a CTE has, and joins CTEs row by row. So each row is compared once with each
-# term (`matched`), and the weight of a match is looked up in a JSON object. The constants are `float8`, because
-# arithmetic with `numeric` would take longer than reading the rows.
+# term (`matched`), and the weight of a match is read from an array, at the term's place. The constants are `float8`,
+# because arithmetic with `numeric` would take longer than reading the rows.
 #
 # Converting a term to a `tsvector` and back to text quotes the term for `tsquery`. With `strip`, a long row is
 # decompressed once instead of once per term. `user_id || ''` keeps the planner from using the index on `user_id`. The
@@ -76,10 +78,15 @@ _BY_WORDS = """
         FROM (SELECT quoted, said, row_number() OVER (ORDER BY weight DESC, length(term) DESC, term) AS position
               FROM weighed CROSS JOIN own WHERE own.many AND uncommon) AS ordered
         WHERE said OR position <= %(most_telling)s
+    ), sized AS MATERIALIZED (
+        SELECT count(*) <= %(most_at_once)s AS small
+        FROM (SELECT FROM {table} AS w WHERE w.user_id = %(user_id)s
+              ORDER BY w.{at} DESC LIMIT %(most_at_once)s + 1) AS first
     ), few AS MATERIALIZED (
         SELECT {key}, w.words
         FROM (SELECT (array_to_tsvector(ARRAY[perdure_owner(%(user_id)s)])::text
-                        || ' & (' || string_agg(quoted, ' | ') || ')')::tsquery AS query FROM telling) AS of_all
+                        || ' & (' || string_agg(quoted, ' | ') || ')')::tsquery AS query
+              FROM telling WHERE (SELECT small FROM sized)) AS of_all
         CROSS JOIN LATERAL (
             SELECT {key}, strip(w.words) AS words FROM {table} AS w
             WHERE w.words @@ of_all.query AND w.user_id || '' = %(user_id)s AND {condition}
@@ -93,7 +100,7 @@ _BY_WORDS = """
                  AS query
         FROM generate_series(1, 2) AS terms CROSS JOIN telling AS first
         LEFT JOIN telling AS other ON other.position <> first.position
-        WHERE (SELECT count(*) FROM few) = %(most_found)s
+        WHERE NOT (SELECT small FROM sized) OR (SELECT count(*) FROM few) = %(most_found)s
         GROUP BY terms, first.position, first.quoted
         ORDER BY terms DESC, first.position
     ), older AS MATERIALIZED (

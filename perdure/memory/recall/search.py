@@ -55,6 +55,8 @@ _MOST_TELLING = 8
 """Older rows are looked up by related words only if these are among so many heaviest terms."""
 _MOST_ROWS = 200
 _MOST_FOUND = 200
+_MOST_AT_ONCE = 2_000
+"""A user with at most so many rows has the older ones looked up by all telling terms at once."""
 _COMMON_SHARE = 0.1
 """A term in more than this fraction of a user's newest rows is not looked up among the older rows."""
 
@@ -423,6 +425,7 @@ class _Query:
                 "most": CANDIDATES,
                 "most_rows": _MOST_ROWS,
                 "most_found": _MOST_FOUND,
+                "most_at_once": _MOST_AT_ONCE,
                 "most_terms": _MOST_TERMS,
                 "most_telling": _MOST_TELLING,
                 "words": " ".join(self.expansion.words),
