@@ -153,10 +153,39 @@ def test_older_messages_are_found_at_once_or_term_by_term(
     for name, value in limits.items():
         monkeypatch.setattr(search, name, value)
     recall = Recall(database, None, MemorySettings(recall_neighbours=0, recall_related=0), clock)
-    found = _contents(recall.search(UserKey("ana"), "the oboe and the attic", 10))
+    found = [each.content for each in recall.search(UserKey("ana"), "the oboe and the attic", 10) if each.score]
     assert len(found) == most
     assert {*found[:2]} == {*older[2:4]}
     assert {*found} <= {*older}
+
+
+@pytest.mark.parametrize("at_once", [0, 2_000], ids=["term by term", "at once"])
+def test_older_rows_that_do_not_count_are_not_found(
+    database: Database, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Among rows that the index finds: of excluded sessions, in the prompt, of other users, and archived."""
+    monkeypatch.setattr(search, "_MOST_AT_ONCE", at_once)
+    for session in ("excluded", "prompt", "right"):
+        import_conversation(database, clock, [f"The oboe of {session}."], session=session)
+    import_conversation(database, clock, ["The oboe of Bob."], user_id="bob")
+    recall = Recall(database, None, MemorySettings(recall_neighbours=0, recall_related=0), clock)
+    excluded, prompt = (recall.search(UserKey("ana"), each, 1)[0].session_id for each in ("excluded", "prompt"))
+    assert excluded is not None
+    assert prompt is not None
+    for number in range(210):
+        _know(database, "ana", f"Nothing of note, part {number}.")
+    newest = [line(number, f"Nothing of note, part {number}.", session="now") for number in range(1_001, 1_231)]
+    imported(database, clock, newest)
+    archived = _know(database, "ana", "The oboe of the archive.", valid_from=BEGIN - timedelta(days=9))
+    kept = _know(database, "ana", "The oboe of the memory.", valid_from=BEGIN - timedelta(days=9))
+    engine = engine_of(database.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE memories SET archived_at = now() WHERE memory_id = %(id)s", {"id": archived})
+    found = recall.search(
+        UserKey("ana"), "oboe", 20, in_prompt=PromptWindow(prompt), exclude_sessions=[excluded], record=False
+    )
+    assert {each.content for each in found if each.score} == {"The oboe of right.", "The oboe of the memory."}
+    assert kept in {each.id for each in found}
 
 
 def test_other_users_are_not_found(database: Database, clock: MovedClock, recall: Recall) -> None:

@@ -47,12 +47,14 @@ _ENGLISH = frozenset({
 class Expansion:
     """Words to look for, and the weight of each. The first `own` are words of the question.
 
-    A word of the question that is not among these has the weight 1. Of those, `unknown` are no names.
+    A word of the question that is not among these has the weight 1: `names`, and words that are `unknown` to the table.
+    Both are without single letters.
     """
 
     words: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     own: int = 0
+    names: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
@@ -60,7 +62,7 @@ def expand(question: str, related_weight: float) -> Expansion:
     """The words to look for. Related words weigh at most `related_weight`.
 
     >>> expansion = expand("Is the dog ill?", 1.0)
-    >>> expansion.words[: expansion.own], "sick" in expansion.words, "puppy" in expansion.words
+    >>> expansion.words[: expansion.own], "pet" in expansion.words, "puppy" in expansion.words
     (('is', 'the', 'dog', 'ill'), True, True)
     """
     said = dict.fromkeys(words(question))
@@ -69,12 +71,18 @@ def expand(question: str, related_weight: float) -> Expansion:
     if not known or not is_english:
         return Expansion()
     names = _names(question)
-    unknown = tuple(word for word in said if word not in known and word not in names)
     for name in names:
         known.pop(name, None)
+    others = [word for word in said if word not in known and len(word) > 1]
     own = {word: math.sqrt(_length(at) / _TYPICAL_LENGTH) for word, at in known.items()}
     related = _related(set(known.values()), related_weight) if related_weight else {}
-    return Expansion((*own, *related), (*own.values(), *related.values()), len(own), unknown)
+    return Expansion(
+        (*own, *related),
+        (*own.values(), *related.values()),
+        len(own),
+        tuple(word for word in others if word in names),
+        tuple(word for word in others if word not in names),
+    )
 
 
 def _names(question: str) -> set[str]:

@@ -6,22 +6,27 @@ what else it says. A search by related words (`expansion`) has a short list for 
 therefore only a few texts, those that a search has found.
 
 The similarity of two words is the cosine of their vectors in the package's table (`models.embedders.static`), estimated
-from the signs of the 128 components: one comparison of two integers. Of a long text, the passage that fits best counts,
-since among many words there is always a similar one. Called by `search`.
+from the signs of the 128 components: one comparison of two integers. A name, or a word that the table lacks, is similar
+to itself only. Of a long text, the passage that fits best counts, since among many words there is always a similar one.
+Called by `search`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from perdure.memory.recall.expansion import Expansion
 from perdure.models.embedders.hashing import words
-from perdure.models.embedders.static import MEANING, table
+from perdure.models.embedders.static import MEANING, singular, table
 
-_TEXT_CHARS = 2_000
+_HEAD_CHARS = 1_000
+_WINDOW_CHARS = 300
+_MOST_WINDOWS = 4
+"""Of a text that is longer than `_HEAD_CHARS`, what surrounds so many words of the question is read, too."""
+
 _PASSAGE_WORDS = 50
 _LEAST_KNOWN = 0.5
 """The share of a passage's words that the table must have, or the question."""
@@ -30,28 +35,42 @@ _MOST_WORDS = 12
 """Number of the question's words that are compared, the most telling ones."""
 
 _CACHED_WORDS = 4_096
+_NAME_WEIGHT = 0.5
 _UNKNOWN_WEIGHT = 1.0
+"""The weights of words that are compared by their spelling: names, and others. A name with a digit is a code."""
+
 _UNLIKE = MEANING // 2
 _COSINES = [max(0.0, math.cos(math.pi * differing / MEANING)) for differing in range(MEANING + 1)]
 """The cosine of two vectors, by the number of components with different signs (Charikar, 2002)."""
 
+_TYPICAL = 0.5
+"""How well a text fits if nothing is known about any."""
 
-def fits(expansion: Expansion, texts: Sequence[str]) -> list[float]:
-    """How well each of `texts` fits the question of `expansion`, from 0 to 1.
 
-    A text of which the table knows too few words fits as well as the others do on average: about a name, or a text in
-    another language, the table tells nothing. If the question is not expanded, all texts fit equally.
+def fits(
+    expansion: Expansion, texts: Sequence[str], scores: Sequence[float], authors: Iterable[str] = ()
+) -> tuple[list[float], float]:
+    """How well each of `texts` fits the question of `expansion`, from 0 to 1, and the average.
+
+    The average is weighted by the squares of `scores`: most of the texts were found by accident. A text of which the
+    table knows too few words fits as well as the others do on average: about a text in another language, the table
+    tells nothing. A long text, of which not all is read, fits at least as well. The names of `authors` are left out:
+    people rarely say their own.
 
     >>> from perdure.memory.recall.expansion import expand
-    >>> puppy, puppet, name = fits(expand("Is my dog ill?", 1.0), ["The puppy is sick", "The puppet is sold", "Kwame"])
-    >>> puppy > name > puppet
+    >>> texts = ["The puppy is sick", "The puppet is sold", "Kwame"]
+    >>> (puppy, puppet, name), average = fits(expand("Is my dog ill?", 1.0), texts, [1.0, 0.5, 0.5])
+    >>> puppy > name == average > puppet
     True
     """
-    question = _Question.of(expansion)
+    question = _Question.of(expansion, {word for author in authors for word in words(author)})
     found = [question.fit(text) for text in texts]
-    known = [each for each in found if each is not None]
-    average = sum(known) / len(known) if known else 0.0
-    return [average if each is None else each for each in found]
+    known = [(fit, score) for fit, score in zip(found, scores, strict=True) if fit is not None]
+    total = sum(score**2 for _, score in known)
+    average = sum(fit * score**2 for fit, score in known) / total if total else _TYPICAL
+    fitting = [average if each is None else each for each in found]
+    longer = (len(text) > _HEAD_CHARS for text in texts)
+    return [max(each, average) if is_long else each for each, is_long in zip(fitting, longer, strict=True)], average
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +85,32 @@ class _Question:
     distances: dict[str, Sequence[int] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, expansion: Expansion) -> _Question:
-        weights = dict(zip(expansion.words[: expansion.own], expansion.weights, strict=False))
-        weights |= dict.fromkeys(expansion.unknown, _UNKNOWN_WEIGHT)
+    def of(cls, expansion: Expansion, authors: set[str]) -> _Question:
+        own = zip(expansion.words[: expansion.own], expansion.weights, strict=False)
+        weights = {singular(word): _UNKNOWN_WEIGHT for word in expansion.unknown}
+        for name in expansion.names:
+            if name not in authors:
+                weights[singular(name)] = _UNKNOWN_WEIGHT if _has_digit(name) else _NAME_WEIGHT
+        signs: dict[str, int | None] = dict.fromkeys(weights)
+        for word, weight in own:
+            weights[word], signs[word] = weight**2, _signs(word)
         telling = sorted(weights, key=lambda word: -weights[word])[:_MOST_WORDS]
-        return cls({word: _signs(word) for word in telling}, [weights[word] ** 2 for word in telling])
+        return cls({word: signs[word] for word in telling}, [weights[word] for word in telling])
 
     def fit(self, text: str) -> float | None:
         """How well the best passage fits; `None` if the table knows too few words of each."""
-        said = words(text[:_TEXT_CHARS]) if self.words else []
+        said = words(self._read(text)) if self.words else []
         passages = [said[at : at + _PASSAGE_WORDS] for at in range(0, len(said), _PASSAGE_WORDS)]
         return max((each for each in map(self._fit, passages) if each is not None), default=None)
+
+    def _read(self, text: str) -> str:
+        """The beginning of the text, and what surrounds the most telling words of the question behind it."""
+        if len(text) <= _HEAD_CHARS:
+            return text
+        lower = text.lower()
+        places = (lower.find(word, _HEAD_CHARS) for word in self.words)
+        found = [max(_HEAD_CHARS, at - _WINDOW_CHARS // 2) for at in places if at >= 0][:_MOST_WINDOWS]
+        return " ".join([text[:_HEAD_CHARS], *(text[at : at + _WINDOW_CHARS] for at in found)])
 
     def _fit(self, passage: Sequence[str]) -> float | None:
         known = [each for each in map(self._distances, passage) if each is not None]
@@ -84,18 +118,25 @@ class _Question:
             return None
         nearest = map(min, zip(*known, strict=True))
         fitting = sum(_COSINES[each] * weight for each, weight in zip(nearest, self.weights, strict=True))
-        return fitting / sum(self.weights)
+        return float(fitting / sum(self.weights))
 
     def _distances(self, word: str) -> Sequence[int] | None:
         """To each word of the question, the number of components with another sign. `None` for an unknown word."""
         if word not in self.distances:
-            self.distances[word] = self._compared(word, _signs(word))
+            self.distances[word] = self._compared(singular(word), _signs(word))
         return self.distances[word]
 
     def _compared(self, word: str, signs: int | None) -> Sequence[int] | None:
-        if signs is None:
-            return [0 if word == each else _UNLIKE for each in self.words] if word in self.words else None
-        return [_UNLIKE if other is None else (signs ^ other).bit_count() for other in self.words.values()]
+        if signs is None and word not in self.words:
+            return None
+        return [
+            0 if word == own else _UNLIKE if signs is None or other is None else (signs ^ other).bit_count()
+            for own, other in self.words.items()
+        ]
+
+
+def _has_digit(word: str) -> bool:
+    return any(each.isdigit() for each in word)
 
 
 @lru_cache(maxsize=_CACHED_WORDS)

@@ -286,7 +286,7 @@ _MESSAGES = """
     SELECT m.*, chosen.session_id, chosen.seq, chosen.own, chosen.score - chosen.own AS borrowed,
            (SELECT count(*) FROM near) AS near
     FROM chosen CROSS JOIN LATERAL (
-        SELECT m.role, m.author, m.content, m.channel, m.message_id, w.occurred_at
+        SELECT m.role, m.author, left(m.content, %(read_chars)s) AS content, m.channel, m.message_id, w.occurred_at
         FROM messages AS m JOIN message_words AS w USING (session_id, seq)
         WHERE m.session_id = chosen.session_id AND m.seq = chosen.seq OFFSET 0) AS m
     ORDER BY chosen.score DESC, chosen.session_id, chosen.seq
@@ -318,6 +318,18 @@ _MESSAGES_NEAR_BY_INDEX = """
     ) AS nearest
     ORDER BY distance, session_id, seq
 """
+
+
+CONTENTS = Statement(
+    "recall.contents",
+    """
+    SELECT m.session_id, m.seq, m.content
+    FROM unnest(%(session_ids)s::uuid[], %(seqs)s::bigint[]) AS given (session_id, seq)
+    JOIN message_words AS w USING (session_id, seq) JOIN messages AS m USING (session_id, seq)
+    WHERE w.user_id || '' = %(user_id)s
+    """,
+    writes=False,
+)
 
 
 @functools.cache

@@ -72,6 +72,8 @@ _VALUE_WEIGHT = 0.15
 
 _MOST_COMPARED = 30
 """Number of best messages, and of best memories, whose words are compared with the question's; cues apply to them."""
+_READ_CHARS = 8_000
+"""So many characters of each message are read. The rest is read if the message is among the results."""
 _FIT_WEIGHT = 3.0
 """How much higher the score of a text is whose words fit the question perfectly, than that of a text without any."""
 
@@ -177,16 +179,16 @@ class Recall:
         if not query.strip() or not wanted:
             return []
         prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions)
-        most = k if self.reranker is None else max(k, MOST_RERANKED)
-        found = prepared.messages(most) if Layer.EPISODIC in wanted else []
-        found += prepared.memories(most) if Layer.SEMANTIC in wanted else []
-        found.sort(key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
+        most = max(k, _MOST_COMPARED if self.reranker is None else MOST_RERANKED)
+        messages = prepared.messages(most) if Layer.EPISODIC in wanted else []
+        memories = prepared.memories(most) if Layer.SEMANTIC in wanted else []
+        found = prepared.ordered(messages, memories)
         if self.reranker is not None and len(found) > 1:
             asking = call or ModelCall(self.clock, self.settings.recall_timeout_s)
             found = _reranked(self.reranker, prepared.text, found, asking)
         if record:
             self._record(user_id, found[:k])
-        return found[:k]
+        return self._whole(user_id, found[:k])
 
     def nearest_memories(self, user_id: UserKey, query: str) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector, as rows of `(memory_id, similarity)`.
@@ -238,6 +240,18 @@ class Recall:
             log.warning("the embedder %s is unavailable, so recall searches by words alone: %s", name, why)
             return None
 
+    def _whole(self, user_id: UserKey, found: Sequence[Recalled]) -> list[Recalled]:
+        """`found` with the whole content of messages of which only the beginning was read."""
+        cut = {(each.session_id, each.seq) for each in found if len(each.content) == _READ_CHARS}
+        if not cut:
+            return list(found)
+        session_ids, seqs = zip(*cut, strict=True)
+        rows = self.database.run(
+            queries.CONTENTS, {"user_id": user_id, "session_ids": list(session_ids), "seqs": list(seqs)}
+        )
+        whole = {(row.session_id, row.seq): row.content for row in rows}
+        return [replace(each, content=whole.get((each.session_id, each.seq), each.content)) for each in found]
+
     def _record(self, user_id: UserKey, found: Sequence[Recalled]) -> None:
         memory_ids = [each.id for each in found if each.layer is Layer.SEMANTIC]
         if not memory_ids:
@@ -251,15 +265,20 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A row that was found, its own score, and what it borrows from its neighbours and its time."""
+    """What was found, its own score, and what it borrows from its neighbours and for its time."""
 
-    row: Any
+    found: Recalled
     own: float
-    borrowed: float = 0.0
+    borrowed: float
 
-    @property
-    def score(self) -> float:
-        return min(1.0, self.own + self.borrowed)
+    def fitted(self, weight: float, fit: float, average: float) -> Recalled:
+        """With a score that is higher if its words fit the question.
+
+        What it borrows grows as if it fitted at least as well as the others do on average: its own words tell little
+        about that.
+        """
+        own, borrowed = self.own * (1 + weight * fit), self.borrowed * (1 + weight * max(fit, average))
+        return replace(self.found, score=min(1.0, (own + borrowed) / (1 + weight)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,35 +308,35 @@ class _Query:
             return given
         return _VECTOR_WEIGHTS.get(embedder.name.partition(":")[0], _VECTOR_WEIGHT)
 
-    def messages(self, k: int) -> list[Recalled]:
+    def messages(self, k: int) -> list[_Scored]:
         """The `k` best messages, best first."""
         weights = self.recall.settings
         total = weights.recall_text + self.vector_weight
-        highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans))
-        found = self._find_messages(max(k, _MOST_COMPARED), max(_MOST_BEST, k), weights.recall_time * total)
-        ranked = self._fitted([_Scored(row, row.own / (highest or 1), row.borrowed / (highest or 1)) for row in found])
-        rows, scores = [each.row for each in ranked], [each.score for each in ranked]
-        cued = _cued(rows, scores, find_cues(self.text))
-        best = [(rows[at], score) for at, score in zip(cued[:k], scores, strict=False)]
-        ids = [row.message_id or f"{row.session_id}:{row.seq}" for row, _ in best]
+        highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans)) or 1.0
+        rows = self._find_messages(k, max(_MOST_BEST, k), weights.recall_time * total)
+        ids = [row.message_id or f"{row.session_id}:{row.seq}" for row in rows]
         return [
-            Recalled(
-                Layer.EPISODIC,
-                message_id,
-                row.content,
-                score,
-                (message_id,),
-                row.occurred_at,
-                role=row.role,
-                author=row.author,
-                channel=row.channel,
-                session_id=row.session_id,
-                seq=row.seq,
+            _Scored(
+                Recalled(
+                    Layer.EPISODIC,
+                    message_id,
+                    row.content,
+                    0.0,
+                    (message_id,),
+                    row.occurred_at,
+                    role=row.role,
+                    author=row.author,
+                    channel=row.channel,
+                    session_id=row.session_id,
+                    seq=row.seq,
+                ),
+                row.own / highest,
+                row.borrowed / highest,
             )
-            for message_id, (row, score) in zip(ids, best, strict=True)
+            for message_id, row in zip(ids, rows, strict=True)
         ]
 
-    def memories(self, k: int) -> list[Recalled]:
+    def memories(self, k: int) -> list[_Scored]:
         """The `k` best memories, best first."""
         if not self.available.has_memories:
             return []
@@ -331,52 +350,46 @@ class _Query:
             return []
         rows = self._run(queries.MEMORIES, memory_ids=list(ids))
         similar = _rescaled({row.memory_id: row.similarity for row in rows})
-        vector_weight = self.vector_weight
-        total = weights.recall_text + vector_weight
-        highest = total * (1 + weights.recall_time * bool(self.time_spans)) * (1 + _VALUE_WEIGHT)
+        total = weights.recall_text + self.vector_weight
+        highest = total * (1 + weights.recall_time * bool(self.time_spans)) * (1 + _VALUE_WEIGHT) or 1.0
 
-        def score(row: Any) -> float:
-            fused = weights.recall_text * by_words.get(row.memory_id, 0.0)
-            fused += vector_weight * similar.get(row.memory_id, 0.0)
-            fused += weights.recall_time * total * _is_within(row.valid_from, self.time_spans)
-            fused *= (1 + _VALUE_WEIGHT * row.value) * (1 if row.valid_to is None else _SUPERSEDED_FACTOR)
-            return fused / highest if highest else 0.0
-
-        best = sorted((_Scored(row, score(row)) for row in rows), key=lambda each: (-each.score, each.row.memory_id))
-        return [
-            Recalled(
+        def scored(row: Any) -> _Scored:
+            own = weights.recall_text * by_words.get(row.memory_id, 0.0)
+            own += self.vector_weight * similar.get(row.memory_id, 0.0)
+            borrowed = weights.recall_time * total * _is_within(row.valid_from, self.time_spans)
+            factor = (1 + _VALUE_WEIGHT * row.value) * (1 if row.valid_to is None else _SUPERSEDED_FACTOR) / highest
+            found = Recalled(
                 Layer.SEMANTIC,
-                each.row.memory_id,
-                each.row.content,
-                each.score,
-                tuple(each.row.message_ids),
-                each.row.valid_from,
-                kind=each.row.kind,
-                valid_to=each.row.valid_to,
+                row.memory_id,
+                row.content,
+                0.0,
+                tuple(row.message_ids),
+                row.valid_from,
+                kind=row.kind,
+                valid_to=row.valid_to,
             )
-            for each in self._fitted(best[: max(k, _MOST_COMPARED)])[:k]
-        ]
+            return _Scored(found, own * factor, borrowed * factor)
 
-    def _fitted(self, scored: Sequence[_Scored]) -> list[_Scored]:
-        """Those score higher whose words fit the question. Best first.
+        best = sorted(map(scored, rows), key=lambda each: (-each.own - each.borrowed, each.found.id))
+        return best[:k]
 
-        What a text borrows grows as if it fitted at least as well as the others do on average: its own words tell
-        little about it.
-        """
-        if not self.expansion.own:
-            return list(scored)
-        weight = _FIT_WEIGHT * self.recall.settings.recall_related
-        fitting = fits(self.expansion, [each.row.content for each in scored])
-        average = sum(fitting) / max(len(fitting), 1)
-        found = [
-            replace(
-                each,
-                own=each.own * (1 + weight * fit) / (1 + weight),
-                borrowed=each.borrowed * (1 + weight * max(fit, average)) / (1 + weight),
-            )
-            for each, fit in zip(scored, fitting, strict=True)
-        ]
-        return sorted(found, key=lambda each: -each.score)
+    def ordered(self, messages: Sequence[_Scored], memories: Sequence[_Scored]) -> list[Recalled]:
+        """What was found, with its scores, best first. The best of both layers are compared with the question."""
+        best = [*messages[:_MOST_COMPARED], *memories[:_MOST_COMPARED]]
+        compared, scores = [each.found for each in best], [each.own + each.borrowed for each in best]
+        weight, fitting, average = 0.0, [0.0] * len(compared), 0.0
+        if self.expansion.own:
+            weight = _FIT_WEIGHT * self.recall.settings.recall_related
+            authors = {each.author for each in compared if each.author}
+            fitting, average = fits(self.expansion, [each.content for each in compared], scores, authors)
+        fit = {(each.layer, each.id): fit for each, fit in zip(compared, fitting, strict=True)}
+        layers = (
+            [each.fitted(weight, fit.get((each.found.layer, each.found.id), average), average) for each in found]
+            for found in (messages, memories)
+        )
+        said, known = (sorted(found, key=lambda each: -each.score) for found in layers)
+        found = [*_cued(said, find_cues(self.text)), *known]
+        return sorted(found, key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
 
     def near_memories(self) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector."""
@@ -426,6 +439,7 @@ class _Query:
                 "most_rows": _MOST_ROWS,
                 "most_found": _MOST_FOUND,
                 "most_at_once": _MOST_AT_ONCE,
+                "read_chars": _READ_CHARS,
                 "most_terms": _MOST_TERMS,
                 "most_telling": _MOST_TELLING,
                 "words": " ".join(self.expansion.words),
@@ -437,20 +451,20 @@ class _Query:
         )
 
 
-def _cued(rows: Sequence[Any], scores: Sequence[float], cues: Cues) -> list[int]:
-    """The places of `rows`, the first `_MOST_COMPARED` of them in the order that the question's cues give.
+def _cued(found: list[Recalled], cues: Cues) -> list[Recalled]:
+    """The messages `found`, the first `_MOST_COMPARED` of them in the order that the question's cues give.
 
     The scores stay at their places: a cue prefers a message to another one, and not to a memory.
     """
-    best = list(range(min(len(rows), _MOST_COMPARED)))
-    by_time = sorted(best, key=lambda at: (rows[at].occurred_at, rows[at].seq), reverse=cues.order < 0)
+    best = found[:_MOST_COMPARED]
+    by_time = sorted(range(len(best)), key=lambda at: (best[at].occurred_at, best[at].seq), reverse=cues.order < 0)
     places = {at: place / max(len(best) - 1, 1) for place, at in enumerate(by_time)}
 
     def cued(at: int) -> float:
-        author = 1 + _AUTHOR_WEIGHT * cues.names(rows[at].author)
-        return scores[at] * author * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at])
+        author = 1 + _AUTHOR_WEIGHT * cues.names(best[at].author)
+        return best[at].score * author * (1 + _ORDER_WEIGHT * abs(cues.order) * places[at])
 
-    return [*sorted(best, key=lambda at: -cued(at)), *range(len(best), len(rows))]
+    return _in_order(found, sorted(range(len(best)), key=lambda at: -cued(at)))
 
 
 def _reranked(reranker: Reranker, question: str, found: list[Recalled], call: ModelCall) -> list[Recalled]:

@@ -36,6 +36,7 @@ _GRAMS_WITHOUT_SPACES = (1, 2)
 _WHOLE_WORD_WEIGHT = 0.25
 _TELLING_LENGTH = 8
 _LATIN_ACCENTS = range(0x300, 0x370)
+_LAST_KEPT = 0xFFFF
 _UNSPACED = (range(0x3040, 0x3100), range(0x3400, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x32000))
 """Code points of scripts without spaces: kana and ideographs."""
 
@@ -91,10 +92,23 @@ def words(text: str) -> list[str]:
 
 
 def _spaced(text: str) -> str:
-    decomposed = normalized("NFKD", text).casefold()
-    kept = (each for each in decomposed if ord(each) not in _LATIN_ACCENTS)
-    # Python does not count vowel signs as letters, but in many scripts they are parts of words.
-    return "".join(each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept)
+    return normalized("NFKD", text).casefold().translate(_SPACED)
+
+
+class _Spaced(dict[int, str]):
+    """What becomes of a character: itself, a space, or nothing. Filled as characters occur."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        # Python does not count vowel signs as letters, but in many scripts they are parts of words.
+        in_words = character.isalnum() or unicodedata.category(character)[0] == "M"
+        spaced = "" if code in _LATIN_ACCENTS else character if in_words else " "
+        if code <= _LAST_KEPT:
+            self[code] = spaced
+        return spaced
+
+
+_SPACED = _Spaced()
 
 
 def _salience(word: str) -> float:

@@ -67,7 +67,7 @@ class Table:
 
     def find(self, word: str) -> int | None:
         """The place of a word, or of its singular; `None` if the table has neither."""
-        return self.places.get(word, self.places.get(_singular(word)))
+        return self.places.get(word, self.places.get(singular(word)))
 
     def of(self, at: int) -> memoryview[int]:
         """The components of the word `at`."""
@@ -99,7 +99,8 @@ class Table:
         return total, found / max(len(said), 1)
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
+    """The word without a final s."""
     return word if word.endswith("ss") else word.removesuffix("s")
 
 
