@@ -34,6 +34,8 @@ def is_hangul(text: str) -> bool:
 
 
 def _stream_safe(text: str) -> str:
+    if not any(map(unicodedata.combining, text[::_MOST_MARKS])):  # a longer run would have one of these characters
+        return text
     run = 0
     safe: list[str] = []
     for each in text:

@@ -47,7 +47,7 @@ def test_single_letters_tell_nothing() -> None:
 
 def test_among_many_words_some_are_always_similar() -> None:
     """So the best passage counts, and not the words of all."""
-    words = [word for word in table().words[2_000:12_000:100] if word.isalpha()]
+    words = [word for word in table().words[2_000:9_000:100] if word.isalpha()]
     passages = [" ".join(words[at : at + 50]) for at in range(0, len(words), 50)]
     each = _fits(_QUESTION, *passages)
     assert _fits(_QUESTION, " ".join(words)) == pytest.approx([max(each)])

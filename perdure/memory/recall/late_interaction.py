@@ -22,8 +22,8 @@ from perdure.memory.recall.expansion import Expansion
 from perdure.models.embedders.hashing import words
 from perdure.models.embedders.static import MEANING, singular, table
 
-_HEAD_CHARS = 1_000
-_WINDOW_CHARS = 300
+_HEAD_CHARS = 600
+_WINDOW_CHARS = 200
 _MOST_WINDOWS = 4
 """Of a text that is longer than `_HEAD_CHARS`, what surrounds so many words of the question is read, too."""
 
@@ -113,18 +113,16 @@ class _Question:
         return " ".join([text[:_HEAD_CHARS], *(text[at : at + _WINDOW_CHARS] for at in found)])
 
     def _fit(self, passage: Sequence[str]) -> float | None:
-        known = [each for each in map(self._distances, passage) if each is not None]
-        if len(known) < _LEAST_KNOWN * len(passage):
+        """How well a passage fits, by its distinct words: for each word, the number of components with another sign."""
+        said, distances = set(passage), self.distances
+        for word in said - distances.keys():
+            distances[word] = self._compared(singular(word), _signs(word))
+        known = [each for word in said if (each := distances[word]) is not None]
+        if len(known) < _LEAST_KNOWN * len(said):
             return None
         nearest = map(min, zip(*known, strict=True))
         fitting = sum(_COSINES[each] * weight for each, weight in zip(nearest, self.weights, strict=True))
         return float(fitting / sum(self.weights))
-
-    def _distances(self, word: str) -> Sequence[int] | None:
-        """To each word of the question, the number of components with another sign. `None` for an unknown word."""
-        if word not in self.distances:
-            self.distances[word] = self._compared(singular(word), _signs(word))
-        return self.distances[word]
 
     def _compared(self, word: str, signs: int | None) -> Sequence[int] | None:
         if signs is None and word not in self.words:
