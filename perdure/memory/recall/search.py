@@ -376,20 +376,25 @@ class _Query:
     def ordered(self, messages: Sequence[_Scored], memories: Sequence[_Scored]) -> list[Recalled]:
         """What was found, with its scores, best first. The best of both layers are compared with the question."""
         best = [*messages[:_MOST_COMPARED], *memories[:_MOST_COMPARED]]
-        compared, scores = [each.found for each in best], [each.own + each.borrowed for each in best]
-        weight, fitting, average = 0.0, [0.0] * len(compared), 0.0
+        weight, fitting, average = 0.0, [0.0] * len(best), 0.0
         if self.expansion.own:
             weight = _FIT_WEIGHT * self.recall.settings.recall_related
-            authors = {each.author for each in compared if each.author}
-            fitting, average = fits(self.expansion, [each.content for each in compared], scores, authors)
-        fit = {(each.layer, each.id): fit for each, fit in zip(compared, fitting, strict=True)}
-        layers = (
-            [each.fitted(weight, fit.get((each.found.layer, each.found.id), average), average) for each in found]
-            for found in (messages, memories)
-        )
-        said, known = (sorted(found, key=lambda each: -each.score) for found in layers)
-        found = [*_cued(said, find_cues(self.text)), *known]
-        return sorted(found, key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
+            fitting, average = fits(
+                self.expansion,
+                [each.found.content for each in best],
+                [each.own + each.borrowed for each in best],
+                {each.found.author for each in best if each.found.author},
+            )
+        fit = iter(fitting)
+
+        def scored(found: Sequence[_Scored]) -> list[Recalled]:
+            of_best = [each.fitted(weight, next(fit), average) for each in found[:_MOST_COMPARED]]
+            others = [each.fitted(weight, average, average) for each in found[_MOST_COMPARED:]]
+            return sorted([*of_best, *others], key=lambda each: -each.score)
+
+        said, known = scored(messages), scored(memories)
+        ranked = [*_cued(said, find_cues(self.text)), *known]
+        return sorted(ranked, key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
 
     def near_memories(self) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector."""
