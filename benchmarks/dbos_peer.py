@@ -9,7 +9,7 @@ them, and DBOS's queue runs them in the same process.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +19,11 @@ from sqlalchemy.engine import URL
 
 from benchmarks.agents import ANSWER, QUESTION
 from benchmarks.report import Rate
-from benchmarks.setup import Ledger, Setup, ledger
+from benchmarks.setup import Setup, ledger
 
 _QUEUE = "turns"
 _WARM_UP = 32
+_PRODUCERS = 16
 _AT_ONCE = 50
 _POLLING_S = 0.1
 """The queue's pause between two looks. DBOS's default is 1 s.
@@ -32,43 +33,46 @@ With 0.01 s, with 16 at once, and without a limit, the queue was not faster.
 
 METHOD = (
     "DBOS: one process; a workflow of three steps, without a conversation. Its queue runs at most "
-    f"{_AT_ONCE} workflows at once, and looks for others every {_POLLING_S * 1000:.0f} ms."
+    f"{_AT_ONCE} workflows at once, and looks for others every {_POLLING_S * 1000:.0f} ms; {_PRODUCERS} threads "
+    "enqueue them, and the time is that from the first enqueuing to the last result."
 )
 
 
 def rate_of_threads(setup: Setup, turns: int, threads: int) -> Rate:
     """Measure turns per second of workflows that `threads` threads call."""
     setup.progress(f"DBOS: {turns} turns on {threads} threads")
-    with setup.database("bench_dbos", tables=False) as url, _launched(url), ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_turn, range(_WARM_UP)))
-        before, began = ledger(url), time.perf_counter()
-        answers = list(pool.map(_turn, range(turns)))
-        seconds = time.perf_counter() - began
-        counted = ledger(url) - before
-    return _rate(turns, answers, seconds, counted)
+    with ThreadPoolExecutor(threads) as pool:
+        return _rate(setup, turns, lambda turns: list(pool.map(_turn, range(turns))))
 
 
 def rate_of_queue(setup: Setup, turns: int) -> Rate:
-    """Measure turns per second of enqueued workflows. The time includes enqueuing."""
+    """Measure turns per second of enqueued workflows, from the first enqueuing to the last result."""
     setup.progress(f"DBOS: {turns} turns from its queue")
-    with setup.database("bench_dbos", tables=False) as url, _launched(url), ThreadPoolExecutor(16) as pool:
-        DBOS.register_queue(_QUEUE, worker_concurrency=_AT_ONCE, polling_interval_sec=_POLLING_S)
-        _enqueued(pool, _WARM_UP)
-        before, began = ledger(url), time.perf_counter()
-        answers = _enqueued(pool, turns)
-        seconds = time.perf_counter() - began
+    with ThreadPoolExecutor(_PRODUCERS) as pool:
+        return _rate(setup, turns, lambda turns: _enqueued(pool, turns))
+
+
+def _rate(setup: Setup, turns: int, run: Callable[[int], Sequence[str]]) -> Rate:
+    """The rate of `turns` turns after a warm-up. PostgreSQL reports a connection's counts when it closes."""
+    with setup.database("bench_dbos", tables=False) as url:
+        with _launched(url):
+            run(_WARM_UP)
+        before = ledger(url)
+        with _launched(url):
+            run(_WARM_UP)
+            began = time.perf_counter()
+            answers = run(turns)
+            seconds = time.perf_counter() - began
         counted = ledger(url) - before
-    return _rate(turns, answers, seconds, counted)
-
-
-def _rate(turns: int, answers: Sequence[str], seconds: float, counted: Ledger) -> Rate:
     assert answers == [ANSWER] * turns
-    return Rate(turns / seconds, counted.commits / turns, counted.wal_bytes / 1024 / turns)
+    counted_turns = turns + _WARM_UP
+    return Rate(turns / seconds, counted.commits / counted_turns, counted.wal_bytes / 1024 / counted_turns)
 
 
 def _enqueued(pool: ThreadPoolExecutor, turns: int) -> list[str]:
+    DBOS.register_queue(_QUEUE, worker_concurrency=_AT_ONCE, polling_interval_sec=_POLLING_S)
     handles = list(pool.map(lambda number: DBOS.enqueue_workflow(_QUEUE, _turn, number), range(turns)))
-    return [handle.get_result(polling_interval_sec=0.05) for handle in handles]
+    return [handle.get_result(polling_interval_sec=_POLLING_S) for handle in handles]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ first and last in English, German, French, Spanish and Korean, and authors in an
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from perdure.text.patterns import WORD, compiled
@@ -85,6 +85,12 @@ def find_cues(question: str) -> Cues:
     early = not plain.isdisjoint(_FIRST) or _KOREAN_FIRST.search(question) is not None
     late = not plain.isdisjoint(_LAST) or _KOREAN_LAST.search(question) is not None
     return Cues(late - early, frozenset(words))
+
+
+def names_of(authors: Iterable[str | None]) -> set[str]:
+    """The words of the authors' names, without those that are also other words of a question ("May")."""
+    words = {word for author in set(authors) for word in _words((author or "")[:_NAME_CHARS])}
+    return {word for word in words if len(word) >= _LEAST_NAME and word not in _NO_NAMES}
 
 
 def _words(text: str) -> list[str]:

@@ -14,7 +14,7 @@ Called by `search`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -34,10 +34,11 @@ _LEAST_KNOWN = 0.5
 _MOST_WORDS = 12
 """Number of the question's words that are compared, the most telling ones."""
 
-_CACHED_WORDS = 4_096
+_CACHED_WORDS = 16_384
 _NAME_WEIGHT = 0.5
 _UNKNOWN_WEIGHT = 1.0
-"""The weights of words that are compared by their spelling: names, and others. A name with a digit is a code."""
+"""The weights of words that are compared by their spelling: names and years, and others."""
+_YEAR_DIGITS = 4
 
 _UNLIKE = MEANING // 2
 _COSINES = [max(0.0, math.cos(math.pi * differing / MEANING)) for differing in range(MEANING + 1)]
@@ -48,14 +49,14 @@ _TYPICAL = 0.5
 
 
 def fits(
-    expansion: Expansion, texts: Sequence[str], scores: Sequence[float], authors: Iterable[str] = ()
+    expansion: Expansion, texts: Sequence[str], scores: Sequence[float], authors: Collection[str] = ()
 ) -> tuple[list[float], float]:
     """How well each of `texts` fits the question of `expansion`, from 0 to 1, and the average.
 
     The average is weighted by the squares of `scores`: most of the texts were found by accident. A text of which the
     table knows too few words fits as well as the others do on average: about a text in another language, the table
-    tells nothing. A long text, of which not all is read, fits at least as well. The names of `authors` are left out:
-    people rarely say their own.
+    tells nothing. A long text, of which not all is read, fits at least as well. The words `authors` are left out, the
+    names of those who wrote the texts: people rarely say their own.
 
     >>> from perdure.memory.recall.expansion import expand
     >>> texts = ["The puppy is sick", "The puppet is sold", "Kwame"]
@@ -63,7 +64,7 @@ def fits(
     >>> puppy > name == average > puppet
     True
     """
-    question = _Question.of(expansion, {word for author in authors for word in words(author)})
+    question = _Question.of(expansion, authors)
     found = [question.fit(text) for text in texts]
     known = [(fit, score) for fit, score in zip(found, scores, strict=True) if fit is not None]
     total = sum(score**2 for _, score in known)
@@ -85,15 +86,15 @@ class _Question:
     distances: dict[str, Sequence[int] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, expansion: Expansion, authors: set[str]) -> _Question:
+    def of(cls, expansion: Expansion, authors: Collection[str]) -> _Question:
         own = zip(expansion.words[: expansion.own], expansion.weights, strict=False)
-        weights = {singular(word): _UNKNOWN_WEIGHT for word in expansion.unknown}
-        for name in expansion.names:
-            if name not in authors:
-                weights[singular(name)] = _UNKNOWN_WEIGHT if _has_digit(name) else _NAME_WEIGHT
+        weights = {word: _NAME_WEIGHT if _is_year(word) else _UNKNOWN_WEIGHT for word in expansion.unknown}
+        weights |= {name: _UNKNOWN_WEIGHT if name.isdigit() else _NAME_WEIGHT for name in expansion.names}
+        weights = {singular(word): weight for word, weight in weights.items() if word not in authors}
         signs: dict[str, int | None] = dict.fromkeys(weights)
         for word, weight in own:
-            weights[word], signs[word] = weight**2, _signs(word)
+            if word not in authors:
+                weights[word], signs[word] = weight**2, _signs(word)
         telling = sorted(weights, key=lambda word: -weights[word])[:_MOST_WORDS]
         return cls({word: signs[word] for word in telling}, [weights[word] for word in telling])
 
@@ -133,8 +134,9 @@ class _Question:
         ]
 
 
-def _has_digit(word: str) -> bool:
-    return any(each.isdigit() for each in word)
+def _is_year(word: str) -> bool:
+    """Whether the word is a number that a date has. Answers rarely say their date."""
+    return word.isdecimal() and len(word) <= _YEAR_DIGITS
 
 
 @lru_cache(maxsize=_CACHED_WORDS)

@@ -320,6 +320,7 @@ _MESSAGES_NEAR_BY_INDEX = """
 """
 
 
+# The whole contents of messages of which `FIND_MESSAGES` returned the beginning.
 CONTENTS = Statement(
     "recall.contents",
     """

@@ -2,10 +2,10 @@
 
 Word and vector scores are each normalised to at most 1, multiplied by the weights `PERDURE_MEMORY__RECALL_*` and
 summed. Messages and memories from a time that the query names score higher. A message's score also grows with the
-scores of its neighbours: an answer often shares no word with the query, but the message before the answer does. Of the
-best messages, those score higher whose author the query names, and the earlier or later ones, if the query asks for the
-first or the last (`cues`).
-Superseded memories rank lower. A search finds only the messages and memories of one user.
+scores of its neighbours: an answer often shares no word with the query, but the message before the answer does. The
+best messages and memories are compared with the query word by word (`late_interaction`). Of the best messages, those
+score higher whose author the query names, and the earlier or later ones, if the query asks for the first or the last
+(`cues`). Superseded memories rank lower. A search finds only the messages and memories of one user.
 
 Vector search is exact while the user has few rows. For other users it uses the HNSW index. If the index finds too few
 rows, an exact search runs instead. Without an available embedder, the search uses words only. A reranker, if one is
@@ -34,7 +34,7 @@ from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable,
 from perdure.ids import new_id
 from perdure.memory.embedding import vector_literal
 from perdure.memory.recall import queries
-from perdure.memory.recall.cues import Cues, find_cues
+from perdure.memory.recall.cues import Cues, find_cues, names_of
 from perdure.memory.recall.expansion import Expansion, expand
 from perdure.memory.recall.late_interaction import fits
 from perdure.memory.recall.queries import CANDIDATES
@@ -179,16 +179,16 @@ class Recall:
         if not query.strip() or not wanted:
             return []
         prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions)
-        most = max(k, _MOST_COMPARED if self.reranker is None else MOST_RERANKED)
-        messages = prepared.messages(most) if Layer.EPISODIC in wanted else []
+        most = max(k, _MOST_COMPARED, MOST_RERANKED)
+        messages = prepared.messages(most, max(k, _MOST_BEST)) if Layer.EPISODIC in wanted else []
         memories = prepared.memories(most) if Layer.SEMANTIC in wanted else []
         found = prepared.ordered(messages, memories)
         if self.reranker is not None and len(found) > 1:
             asking = call or ModelCall(self.clock, self.settings.recall_timeout_s)
             found = _reranked(self.reranker, prepared.text, found, asking)
         if record:
-            self._record(user_id, found[:k])
-        return self._whole(user_id, found[:k])
+            self._record(prepared.user_id, found[:k])
+        return self._whole(prepared.user_id, found[:k])
 
     def nearest_memories(self, user_id: UserKey, query: str) -> Sequence[Any]:
         """The memories whose vectors are nearest to the query's vector, as rows of `(memory_id, similarity)`.
@@ -308,12 +308,12 @@ class _Query:
             return given
         return _VECTOR_WEIGHTS.get(embedder.name.partition(":")[0], _VECTOR_WEIGHT)
 
-    def messages(self, k: int) -> list[_Scored]:
-        """The `k` best messages, best first."""
+    def messages(self, k: int, most_best: int) -> list[_Scored]:
+        """The `k` best messages, best first. The neighbours of the `most_best` best of each search are examined."""
         weights = self.recall.settings
         total = weights.recall_text + self.vector_weight
         highest = total * (1 + weights.recall_neighbours + weights.recall_time * bool(self.time_spans)) or 1.0
-        rows = self._find_messages(k, max(_MOST_BEST, k), weights.recall_time * total)
+        rows = self._find_messages(k, most_best, weights.recall_time * total)
         ids = [row.message_id or f"{row.session_id}:{row.seq}" for row in rows]
         return [
             _Scored(
@@ -376,14 +376,14 @@ class _Query:
     def ordered(self, messages: Sequence[_Scored], memories: Sequence[_Scored]) -> list[Recalled]:
         """What was found, with its scores, best first. The best of both layers are compared with the question."""
         best = [*messages[:_MOST_COMPARED], *memories[:_MOST_COMPARED]]
-        weight, fitting, average = 0.0, [0.0] * len(best), 0.0
-        if self.expansion.own:
-            weight = _FIT_WEIGHT * self.recall.settings.recall_related
+        weight = _FIT_WEIGHT * self.recall.settings.recall_related if self.expansion.own else 0.0
+        fitting, average = [0.0] * len(best), 0.0
+        if weight:
             fitting, average = fits(
                 self.expansion,
                 [each.found.content for each in best],
                 [each.own + each.borrowed for each in best],
-                {each.found.author for each in best if each.found.author},
+                names_of(each.found.author for each in best),
             )
         fit = iter(fitting)
 

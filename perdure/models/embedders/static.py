@@ -14,7 +14,8 @@ to it, without those that have its stem, as unsigned numbers of two bytes; for e
 unsigned bytes. Vectors are stored, so other vectors, or another rule how they are made, need another name than
 `static:384`.
 
-Recall uses the table with every embedder: its search by words also finds related words (`memory.recall.expansion`).
+Recall uses the table with every embedder: its search by words also finds related words (`memory.recall.expansion`), and
+it compares the words of what it found with those of the question (`memory.recall.late_interaction`).
 """
 
 from __future__ import annotations
