@@ -185,6 +185,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.quoting.label_lines": lambda given: quoting.label_lines("user", given),
     "perdure.text.quoting.without_quotations": quoting.without_quotations,
     "perdure.models.embedders.protocol.embedded_text": embedder_protocol.embedded_text,
+    "perdure.memory.recall.cues.names_of": lambda given: cues.names_of([given]),
     "perdure.memory.recall.cues.find_cues": lambda given: cues.find_cues(f"{given}?").names(given),
     "perdure.memory.recall.time_spans.find_spans": lambda given: time_spans.find_spans(given, NOW, ZoneInfo("UTC")),
     "perdure.models.embedders.hashing.words": hashing.words,
