@@ -12,7 +12,7 @@ from perdure.database.engine import Database
 from perdure.memory.recall import search
 from perdure.memory.recall.cues import names_of
 from perdure.memory.recall.expansion import Expansion, expand
-from perdure.memory.recall.late_interaction import fits
+from perdure.memory.recall.late_interaction import _Question, fits
 from perdure.memory.recall.search import Layer, Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.static import table
@@ -122,12 +122,15 @@ def test_a_question_that_is_not_expanded_tells_nothing(question: str) -> None:
     assert len({*_fits(question, *_TEXTS)}) == 1
 
 
-def test_long_texts_are_compared_quickly() -> None:
-    """Also those in the slowest scripts: what is read of a text has a limit."""
+def test_of_a_long_text_only_parts_are_compared() -> None:
+    """Also in the slowest scripts. Recall reads up to 8,000 characters of each text."""
     words = table().words
-    question, texts = " ".join(words[3_000:3_400]), [" ".join(words[at : at + 400]) for at in range(0, 16_000, 400)]
+    question = " ".join(words[3_000:3_400])
+    texts = [f"{' '.join(words[at : at + 400])} \ufdfa\u2019"[:2_000] * 4 for at in range(0, 16_000, 400)]
+    asked = _Question.of(expand(question, 1.0), ())
+    assert {len(asked._read(text)) < 1_500 < len(text) for text in texts} == {True}
     begun = time.perf_counter()
-    assert len(_fits(question, *(f"{text} \ufdfa\u2019" * 200 for text in texts))) == len(texts)
+    assert len(_fits(question, *texts)) == len(texts)
     assert time.perf_counter() - begun < 1
 
 
