@@ -79,6 +79,7 @@ def test_texts_in_another_language_fit_equally() -> None:
     [
         ("How is the zxq81 mounted?", "The zxq81 is on the wall.", "The plate is on the wall."),
         ("What does error ORA-01555 mean?", "ORA-01555: the snapshot is old.", "The error: the snapshot is old."),
+        ("Did we pay invoice 4711?", "4711: paid on the phone.", "Did we pay for the phone?"),
         ("What is with the frobnicator?", "The frobnicators are in the shed.", "It is in the shed."),
         ("What did Bluebell eat?", "Bluebell had the hay.", "The horse had the hay."),
     ],

@@ -37,8 +37,10 @@ _MOST_WORDS = 12
 _CACHED_WORDS = 16_384
 _NAME_WEIGHT = 0.5
 _UNKNOWN_WEIGHT = 1.0
-"""The weights of words that are compared by their spelling: names and years, and others."""
+"""The weights of words that are compared by their spelling: names and dates, and others."""
+_DAY_DIGITS = 2
 _YEAR_DIGITS = 4
+_CENTURIES = frozenset({"19", "20"})
 
 _UNLIKE = MEANING // 2
 _COSINES = [max(0.0, math.cos(math.pi * differing / MEANING)) for differing in range(MEANING + 1)]
@@ -88,7 +90,7 @@ class _Question:
     @classmethod
     def of(cls, expansion: Expansion, authors: Collection[str]) -> _Question:
         own = zip(expansion.words[: expansion.own], expansion.weights, strict=False)
-        weights = {word: _NAME_WEIGHT if _is_year(word) else _UNKNOWN_WEIGHT for word in expansion.unknown}
+        weights = {word: _NAME_WEIGHT if _is_of_date(word) else _UNKNOWN_WEIGHT for word in expansion.unknown}
         weights |= {name: _UNKNOWN_WEIGHT if name.isdigit() else _NAME_WEIGHT for name in expansion.names}
         weights = {singular(word): weight for word, weight in weights.items() if word not in authors}
         signs: dict[str, int | None] = dict.fromkeys(weights)
@@ -134,9 +136,9 @@ class _Question:
         ]
 
 
-def _is_year(word: str) -> bool:
-    """Whether the word is a number that a date has. Answers rarely say their date."""
-    return word.isdecimal() and len(word) <= _YEAR_DIGITS
+def _is_of_date(word: str) -> bool:
+    """Whether the word is a day or a year, which answers rarely say. "4711" is neither."""
+    return word.isdecimal() and (len(word) <= _DAY_DIGITS or (len(word) == _YEAR_DIGITS and word[:2] in _CENTURIES))
 
 
 @lru_cache(maxsize=_CACHED_WORDS)
