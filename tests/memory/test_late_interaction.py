@@ -95,6 +95,7 @@ def test_a_name_or_an_unknown_word_fits_itself(question: str, right: str, other:
         ("What does Ines keep?", "Ines Duarte"),
         ("what does ines keep?", "Ines Duarte"),
         ("Ines keeps what?", "Ines Duarte"),
+        ("What does Adèle keep?", "Adèle Martin"),
         ("what does tom keep?", "Tom"),  # the table knows "tom"
     ],
 )
@@ -112,9 +113,9 @@ def test_the_names_of_authors_are_left_out(database: Database, clock: MovedClock
     assert recall.search(_ANA, question, 1)[0].content == texts[1]
 
 
-def test_years_tell_less_than_codes() -> None:
-    year, code, verb = _fits("When did she move, in 2023?", "The year 2023.", "In 20231.", "She moved in March.")
-    assert verb > year > code
+def test_a_date_tells_less_than_a_verb() -> None:
+    year, verb = _fits("When did she move, in 2023?", "The year 2023.", "She moved in March.")
+    assert verb > year
 
 
 @pytest.mark.parametrize("question", ["", "Wann hat Anna geheiratet?", "회의실은 어떻게 예약하나요?"])

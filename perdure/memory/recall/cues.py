@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from perdure.models.embedders import hashing
 from perdure.text.patterns import WORD, compiled
 
 MAX_CHARS = 300
@@ -88,9 +89,9 @@ def find_cues(question: str) -> Cues:
 
 
 def names_of(authors: Iterable[str | None]) -> set[str]:
-    """The words of the authors' names, without those that are also other words of a question ("May")."""
-    words = {word for author in set(authors) for word in _words((author or "")[:_NAME_CHARS])}
-    return {word for word in words if len(word) >= _LEAST_NAME and word not in _NO_NAMES}
+    """The words of the authors' names, as embedders have them, without other words of a question ("May")."""
+    found = {word for author in set(authors) for word in hashing.words((author or "")[:_NAME_CHARS])}
+    return {word for word in found if len(word) >= _LEAST_NAME and word not in _NO_NAMES}
 
 
 def _words(text: str) -> list[str]:

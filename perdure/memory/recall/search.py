@@ -375,9 +375,10 @@ class _Query:
 
     def ordered(self, messages: Sequence[_Scored], memories: Sequence[_Scored]) -> list[Recalled]:
         """What was found, with its scores, best first. The best of both layers are compared with the question."""
-        best = [*messages[:_MOST_COMPARED], *memories[:_MOST_COMPARED]]
-        weight = _FIT_WEIGHT * self.recall.settings.recall_related if self.expansion.own else 0.0
+        said, known = messages[:_MOST_COMPARED], memories[:_MOST_COMPARED]
+        best = [*said, *known]
         fitting, average = [0.0] * len(best), 0.0
+        weight = _FIT_WEIGHT * self.recall.settings.recall_related if self.expansion.own else 0.0
         if weight:
             fitting, average = fits(
                 self.expansion,
@@ -385,15 +386,14 @@ class _Query:
                 [each.own + each.borrowed for each in best],
                 names_of(each.found.author for each in best),
             )
-        fit = iter(fitting)
 
-        def scored(found: Sequence[_Scored]) -> list[Recalled]:
-            of_best = [each.fitted(weight, next(fit), average) for each in found[:_MOST_COMPARED]]
-            others = [each.fitted(weight, average, average) for each in found[_MOST_COMPARED:]]
-            return sorted([*of_best, *others], key=lambda each: -each.score)
+        def scored(found: Sequence[_Scored], of_best: Sequence[float]) -> list[Recalled]:
+            fits_of_all = [*of_best, *[average] * (len(found) - len(of_best))]
+            fitted = [each.fitted(weight, fit, average) for each, fit in zip(found, fits_of_all, strict=True)]
+            return sorted(fitted, key=lambda each: -each.score)
 
-        said, known = scored(messages), scored(memories)
-        ranked = [*_cued(said, find_cues(self.text)), *known]
+        ranked = _cued(scored(messages, fitting[: len(said)]), find_cues(self.text))
+        ranked += scored(memories, fitting[len(said) :])
         return sorted(ranked, key=lambda each: (-each.score, each.layer.value))  # of one layer, the order stays
 
     def near_memories(self) -> Sequence[Any]:
