@@ -19,6 +19,8 @@ from typing import Any, Literal, Self, assert_never
 
 Wire = Mapping[str, Any]
 
+_HEARTBEAT_S = 0.05
+
 
 @dataclass(frozen=True)
 class Call:
@@ -50,12 +52,14 @@ class Answer:
 class Chunks:
     """A stream of exactly these chunks or events.
 
-    `done`: whether the stream's end mark follows the last chunk. `hang`: whether the response then stays open.
+    `done`: whether the stream's end mark follows the last chunk. `hang`: whether the response then stays open, with
+    `heartbeat` sent again and again.
     """
 
     chunks: Sequence[Any]
     done: bool = True
     hang: bool = False
+    heartbeat: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -279,8 +283,9 @@ class _Handler(BaseHTTPRequestHandler):
         match step:
             case Answer():
                 self._answer(step, body)
-            case Chunks(chunks, done, hang):
-                self._stream([owner.frame(each) for each in chunks], end=owner.end if done else b"", hang=hang)
+            case Chunks(chunks, done, hang, heartbeat):
+                frames = [owner.frame(each) for each in chunks]
+                self._stream(frames, end=owner.end if done else b"", hang=hang, heartbeat=heartbeat)
             case Broken():
                 self._break(step, body)
             case Status():
@@ -304,7 +309,15 @@ class _Handler(BaseHTTPRequestHandler):
         frames = [owner.frame(each) for each in owner.chunks(answer, body["model"])]
         self._stream(frames, end=owner.end, interval_s=answer.interval_s)
 
-    def _stream(self, frames: Sequence[bytes], *, end: bytes, interval_s: float = 0.0, hang: bool = False) -> None:
+    def _stream(
+        self,
+        frames: Sequence[bytes],
+        *,
+        end: bytes,
+        interval_s: float = 0.0,
+        hang: bool = False,
+        heartbeat: bytes = b"",
+    ) -> None:
         self._begin_stream()
         for each in frames:
             self._send_chunk(each)
@@ -315,7 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_chunk(end)
         if hang:
             self.wfile.flush()
-            self._hang()
+            self._hang(heartbeat)
         self._send_chunk(b"")
 
     def _break(self, broken: Broken, body: Wire) -> None:
@@ -349,8 +362,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self._hang()
 
-    def _hang(self) -> None:
-        self.server.owner.pause(None)
+    def _hang(self, heartbeat: bytes = b"") -> None:
+        while self.server.owner.pause(_HEARTBEAT_S if heartbeat else None):
+            self._send_chunk(heartbeat)
+            self.wfile.flush()
         self.close_connection = True
 
     def _drip(self, interval_s: float) -> None:

@@ -20,6 +20,15 @@ The reports, by test:
     names of tools                  ollama/ollama#12132, vllm-project/vllm#32587, tontinton/maki#518
     an error as an end              damianvtran/local-operator#223, diegosouzapw/OmniRoute#8210,
                                     OleksandrChekhovskyi/hax#15
+    a refusal, as it is named       deepseek-ai/DeepSeek-V2#30, UKGovernmentBEIS/inspect_ai#2267,
+                                    MoonshotAI/kimi-code#207, NousResearch/hermes-agent#1877, #41110,
+                                    thu-coai/Glyph#9, vllm-project/vllm#36789, anomalyco/opencode#45834
+    an error within another one     diegosouzapw/OmniRoute#3044, BeehiveInnovations/pal-mcp-server#134
+    a call that Groq cannot read    pydantic/pydantic-ai#2774, #4354, pipecat-ai/pipecat#1168,
+                                    huggingface/smolagents#1119
+    the order of roles              zed-industries/zed#37021, mistralai/mistral-vibe#578,
+                                    NousResearch/hermes-agent#20154, vllm-project/vllm#6862, google/adk-python#1373
+    thoughts that are refused       janhq/jan#8136, NousResearch/hermes-agent#11089
 """
 
 from __future__ import annotations
@@ -31,7 +40,15 @@ from typing import Any
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import InvalidResponse, ProviderError, RateLimited, ToolError
+from perdure.errors import (
+    ContentFiltered,
+    ContextTooLong,
+    InvalidResponse,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+    ToolError,
+)
 from perdure.models.adapted import AdaptedModel, adapted_model
 from perdure.models.endpoints import ANTHROPIC
 from perdure.models.protocol import Message, ModelRequest, Role, ToolCall, ToolSchema
@@ -407,3 +424,150 @@ def test_the_pause_may_be_in_the_body(model: Made, server: OpenAIServer, step: C
     with pytest.raises(RateLimited) as caught:
         ask(model, QUESTION)
     assert caught.value.retry_after_s == 45.5
+
+
+# --- errors
+
+
+def error(message: str, code: str | int | None = None, **members: Any) -> Wire:
+    return {"error": {"message": message, "type": "invalid_request_error", "code": code, "param": None, **members}}
+
+
+def of_router(raw: str) -> Wire:
+    return error("Provider returned error", 400, metadata={"raw": raw, "provider_name": "Another"})
+
+
+CLAUDES = json.dumps({"type": "error", "error": {"message": "prompt is too long: 200251 tokens > 200000 maximum"}})
+TOO_LONG = [
+    error("<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]"),
+    error("Invalid request: Your request exceeded model token limit: 8192"),
+    {"error": {"code": "1261", "message": "Prompt exceeds max length"}},
+    error("max_tokens must be at least 1, got -7584. (parameter=max_tokens, value=-7584)", 400, param="max_tokens"),
+    error("The decoder prompt (length 5000) is longer than the maximum model length of 4096.", 400),
+    of_router(CLAUDES),
+    of_router("This model's maximum context length is 8192 tokens."),
+    {"error": "Bad Request", "message": "This model's maximum context length is 8192 tokens."},
+    {"error": True, "message": "This model's maximum context length is 8192 tokens."},
+    error("string too long", "string_above_max_length", param="messages[3].content"),
+]
+FILTERED = [
+    (400, error("Content Exists Risk")),
+    (403, {"code": "permission-denied", "error": "Content violates usage guidelines. Failed check: SAFETY_CHECK"}),
+    (400, {"contentFilter": [{"level": 1, "role": "user"}], "error": {"code": "1301", "message": "no"}}),
+    (200, {"id": "1", "choices": None, "base_resp": {"status_code": 1026, "status_msg": "input new_sensitive"}}),
+    (403, error("A model requires moderation on B. Your input was flagged for violence.", 403)),
+    (403, error("Refused.", 403, metadata={"reasons": ["violence"], "flagged_input": "…"})),
+]
+MALFORMED = [
+    error("Failed to call a function. Please adjust your prompt.", "tool_use_failed", failed_generation="<function=x"),
+    error("tool call validation failed: parameters for tool calculator did not match schema: errors: []"),
+    error("Failed to generate JSON. Please adjust your prompt.", "json_validate_failed"),
+]
+OF_THE_REQUEST = [
+    error("string too long", "string_above_max_length", param="tools[13].function.description"),
+    error("string too long", "string_above_max_length", param="safety_identifier"),
+    error("Your account was flagged. Please contact support.", 403),
+    of_router("temperature is too high"),
+]
+
+
+def refused(model: Made, server: OpenAIServer, status: int, body: Wire) -> PerdureError:
+    server.script(Raw(json.dumps(body).encode(), status=status, content_type="application/json"))
+    with pytest.raises(PerdureError) as caught:
+        ask(model, QUESTION)
+    return caught.value
+
+
+@pytest.mark.parametrize("body", TOO_LONG, ids=range(len(TOO_LONG)))
+def test_a_prompt_that_is_too_long(model: Made, server: OpenAIServer, body: Wire) -> None:
+    """So the turn builds a smaller prompt."""
+    assert isinstance(refused(model, server, 400, body), ContextTooLong)
+
+
+@pytest.mark.parametrize(("status", "body"), FILTERED, ids=range(len(FILTERED)))
+def test_a_filtered_prompt(model: Made, server: OpenAIServer, status: int, body: Wire) -> None:
+    """So later prompts leave the message out."""
+    assert isinstance(refused(model, server, status, body), ContentFiltered)
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_call_that_the_server_could_not_read(model: Made, server: OpenAIServer, body: Wire) -> None:
+    """So the model is asked again."""
+    made = refused(model, server, 400, body)
+    assert isinstance(made, InvalidResponse)
+    assert made.transient
+
+
+@pytest.mark.parametrize("body", OF_THE_REQUEST, ids=range(len(OF_THE_REQUEST)))
+def test_another_refusal_says_nothing_about_the_prompt(model: Made, server: OpenAIServer, body: Wire) -> None:
+    made = refused(model, server, 403 if body["error"]["code"] == 403 else 400, body)
+    assert type(made) is ProviderError
+    assert not made.transient
+
+
+def test_an_option_that_a_server_behind_a_router_refuses_is_left_out(model: Made, server: OpenAIServer) -> None:
+    body = of_router(json.dumps(error("Unsupported parameter: 'stream_options' is not supported with this model.")))
+    server.script(Raw(json.dumps(body).encode(), status=400, content_type="application/json"), Answer("Yes."))
+    assert ask(model, QUESTION).content == "Yes."
+    assert "stream_options" not in server.requests[-1]
+
+
+# --- the order of roles
+
+CALLED = ToolCall("abcdefghi", "calculator", ONE)
+STEERED = (
+    Message(Role.USER, "What is 1?"),
+    Message(Role.ASSISTANT, "", (CALLED,)),
+    Message(Role.TOOL, "1", tool_call_id=CALLED.id),
+    Message(Role.USER, "Make it 3."),
+    Message(Role.USER, "Please."),
+)
+ORDERED = ["user", "assistant", "tool", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("model_name", "said", "requests"),
+    [
+        pytest.param("mistral-large-latest", "", 1, id="known"),
+        pytest.param("gemma", "Unexpected role 'user' after role 'tool'", 2, id="tool, user"),
+        pytest.param(
+            "gemma", "Conversation roles must alternate user/assistant/user/assistant/...", 2, id="user, user"
+        ),
+    ],
+)
+def test_no_users_message_follows_a_result_or_another_one(
+    server: OpenAIServer, kind: str, model_name: str, said: str, requests: int
+) -> None:
+    """A turn that failed behind a tool's result leaves such a history, and so does a message that steers."""
+    made = made_of(server, kind, model=model_name)
+    if said:
+        server.script(Status(400, message=said))
+    server.script(Answer("Yes."))
+    tool = ToolSchema("calculator", "Computes.", {"type": "object", "properties": {"expression": {"type": "string"}}})
+    assert made.respond(ModelRequest(STEERED, (tool,)), new_call()).content == "Yes."
+    made.close()
+    assert len(server.requests) == requests
+    sent = [each for each in server.requests[-1]["messages"] if each["role"] != "system"]
+    assert [each["role"] for each in sent] == ORDERED
+    assert "Make it 3." in json.dumps(sent[-1])
+    assert "Please." in json.dumps(sent[-1])
+
+
+def test_thoughts_that_a_server_refuses_are_left_out(server: OpenAIServer) -> None:
+    """It names them with a "must", although it requires nothing."""
+    made = made_of(server, "own")
+    call = fragment(id="abcdefghi", function={"name": "calculator", "arguments": ONE})
+    server.script(Chunks([delta(role="assistant", reasoning_content="Hm."), call, CALLS]))
+    tool = ToolSchema("calculator", "Computes.", {"type": "object", "properties": {"expression": {"type": "string"}}})
+    asked = Message(Role.USER, "What is 1?")
+    first = made.respond(ModelRequest((asked,), (tool,)), new_call())
+    said = (
+        "'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : property "
+        "'reasoning_content' is unsupported)]"
+    )
+    server.script(Status(400, message=said), Answer("1"))
+    replied = Message(Role.ASSISTANT, first.content, first.tool_calls, opaque=first.opaque)
+    result = Message(Role.TOOL, "1", tool_call_id=first.tool_calls[0].id)
+    assert made.respond(ModelRequest((asked, replied, result), (tool,)), new_call()).content == "1"
+    made.close()
+    assert "reasoning_content" not in json.dumps(server.requests[-1]["messages"])

@@ -13,12 +13,15 @@ from perdure.clock import SystemClock
 from perdure.errors import ContentFiltered, ContextTooLong, InvalidResponse, PerdureError, ProviderError
 from perdure.models.adapted import AdaptedModel, adapted_model
 from perdure.models.endpoints import ANTHROPIC, Refused
-from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, ModelRequest, Role, Usage
+from perdure.models.protocol import Attachment, Message, ModelCall, ModelReply, ModelRequest, Role, ToolCall, Usage
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
 from perdure.testing.suites.models import QUESTION, ask, new_call
 from tests.models.adapted.test_adapted_suite import BlocksServer
-from tests.models.openai_server import Answer, Chunks, OpenAIServer, Raw, Status, chunk
+from tests.models.endpoints import model_of
+from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Status, chunk
+from tests.models.responses_server import ResponsesServer
+from tests.models.server import Wire
 
 Make = Callable[..., EndpointModel | AdaptedModel]
 
@@ -54,6 +57,34 @@ def make(request: pytest.FixtureRequest, server: OpenAIServer) -> Iterator[Make]
     yield model
     for each in made:
         each.close()
+
+
+Messages = tuple[BlocksServer, EndpointModel | AdaptedModel]
+MESSAGE_START: Wire = {
+    "type": "message_start",
+    "message": {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "usage": {"input_tokens": 11, "output_tokens": 1},
+    },
+}
+
+
+@pytest.fixture(params=["own", "adapted"])
+def messages(request: pytest.FixtureRequest) -> Iterator[Messages]:
+    """A server of Anthropic's protocol, and a model of it."""
+    with BlocksServer() as running:
+        endpoint = Endpoint("there", running.base_url, kind=ANTHROPIC)
+        model = (
+            EndpointModel(endpoint, "m", SystemClock())
+            if request.param == "own"
+            else adapted_model("there:m", SystemClock(), "PERDURE_MODEL", endpoint, ANTHROPIC)
+        )
+        yield running, model
+        model.close()
 
 
 def streamed(model: EndpointModel | AdaptedModel) -> tuple[str, ModelReply]:
@@ -141,10 +172,13 @@ def test_thoughts_that_were_cut_off_are_no_answer(make: Make, server: OpenAIServ
     assert ask(make(), QUESTION).content == "Sure.\n"
 
 
-@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/event-stream", "application/json", "Application/JSON", "application/x-ndjson", "text/plain", ""],
+)
 @pytest.mark.parametrize("form", ["whole", "indented", "lines"])
 def test_json_without_events_is_a_reply(make: Make, server: OpenAIServer, content_type: str, form: str) -> None:
-    """Some servers send a whole reply, or JSON in lines of its own, under the content type of a stream, too."""
+    """Some servers send a whole reply, or JSON in lines of its own, under any content type or none."""
     whole = server.whole(Answer("<think>Hm.</think>Yes."), "m")
     body = "\n".join(map(json.dumps, EVENTS)) if form == "lines" else json.dumps(whole, indent=2 * (form != "whole"))
     server.script(Raw(b"\n" + body.encode(), content_type))
@@ -164,6 +198,39 @@ def test_an_empty_stream_is_requested_again_as_a_whole(make: Make, server: OpenA
         ask(model, QUESTION)
     assert [bool(each.get("stream")) for each in server.requests] == [True, False] * 3
     assert "stream_options" not in server.requests[1]
+
+
+UNVERIFIED = Status(400, "unsupported_value", "Your organization must be verified to stream this model. Please go to:")
+
+
+def test_a_refused_stream_is_not_requested_again(
+    make: Make, server: OpenAIServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenAI streams some models only to organizations that it has verified. The other models are streamed."""
+    server.script(UNVERIFIED, *[Answer("Yes.")] * 3)
+    model, other = make(), make("other")
+    assert [streamed(each)[0] for each in (model, model, other)] == ["Yes."] * 3
+    sent = [(each["model"], each["stream"], "stream_options" in each) for each in server.requests]
+    whole = ("test-model", False, False)
+    assert sent == [("test-model", True, True), whole, whole, ("other", True, True)]
+    assert "there:test-model refused a stream, and is asked again without" in caplog.text
+
+
+def test_a_stream_may_be_refused_by_its_parameter(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the option, and the message may have other words."""
+    error = {"error": {"message": "No.", "type": "invalid_request_error", "param": "stream", "code": None}}
+    monkeypatch.setattr(server, "error", lambda _: error)
+    server.script(Status(400), Answer("Yes."))
+    assert ask(model_of(server), QUESTION).content == "Yes."
+    assert [each["stream"] for each in server.requests] == [True, False]
+
+
+def test_a_whole_reply_that_is_refused_is_not_requested_again(make: Make, server: OpenAIServer) -> None:
+    """Nothing is left to ask otherwise."""
+    server.script(UNVERIFIED, UNVERIFIED)
+    with pytest.raises(ProviderError):
+        ask(make(), QUESTION)
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 501])
@@ -247,6 +314,108 @@ def test_calls_of_two_tools_without_arguments_are_two(make: Make, server: OpenAI
     calls = ask(make(), QUESTION).tool_calls
     assert [(call.name, call.arguments) for call in calls] == given
     assert len({call.id for call in calls}) == len(given)
+
+
+PIECES = [
+    pytest.param(["{}", TWO], TWO, id="an object"),
+    pytest.param(["{}", TWO[:5], TWO[5:]], TWO, id="an object, in pieces"),
+    pytest.param(["null", TWO], TWO, id="null"),
+    pytest.param(['""', TWO], TWO, id="an empty text"),
+    pytest.param(["{}", json.dumps(TWO)], TWO, id="an object, encoded twice"),
+    pytest.param(["{}", "{}"], "{}", id="no arguments"),
+    pytest.param(["{}", TWO, TWO], f"{{}}{TWO}{TWO}", id="two objects"),
+    pytest.param(["{}", "[2]"], "{}[2]", id="no object"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "arguments"), PIECES)
+def test_empty_arguments_may_come_before_the_arguments(
+    make: Make, server: OpenAIServer, pieces: list[str], arguments: str
+) -> None:
+    """Gateways before Bedrock begin a call with what its first event has. Anything else is left to the tool."""
+    fragments: list[dict[str, Any]] = [{"index": 0, "function": {"arguments": each}} for each in pieces]
+    fragments[0] |= {"id": "a", "type": "function"}
+    fragments[0]["function"]["name"] = "calculator"
+    events = [chunk([{"index": 0, "delta": {"tool_calls": [each]}}]) for each in fragments]
+    server.script(Chunks([*events, chunk([{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])]))
+    assert ask(make(), QUESTION).tool_calls == (ToolCall("a", "calculator", arguments),)
+
+
+@pytest.mark.parametrize(("pieces", "arguments"), PIECES)
+def test_empty_arguments_may_come_before_those_of_messages(
+    messages: Messages, pieces: list[str], arguments: str
+) -> None:
+    """The provider begins each call with the input `{}`, which is no piece of it. Some servers repeat it as one."""
+    server, model = messages
+    called = {"type": "tool_use", "id": "a", "name": "calculator", "input": {}}
+    server.script(
+        Chunks(
+            [
+                MESSAGE_START,
+                {"type": "content_block_start", "index": 0, "content_block": called},
+                *(
+                    {
+                        "type": "content_block_delta",
+                        "index": 0,
+                        "delta": {"type": "input_json_delta", "partial_json": each},
+                    }
+                    for each in pieces
+                ),
+                {"type": "content_block_stop", "index": 0},
+                {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}},
+            ]
+        )
+    )
+    assert ask(model, QUESTION).tool_calls == (ToolCall("a", "calculator", arguments),)
+
+
+def test_empty_arguments_may_come_before_those_of_responses() -> None:
+    with ResponsesServer() as server:
+        endpoint = Endpoint("there", server.base_url, "key")
+        model = adapted_model("there:m", SystemClock(), "PERDURE_MODEL", endpoint, "openai-responses")
+        server.script(Answer(calls=[Call("calculator", "{}" + TWO, "a")], piece=2))
+        assert [call.arguments for call in ask(model, QUESTION).tool_calls] == [TWO]
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "usage"),
+    [
+        pytest.param({"input_tokens": 1500}, {"input_tokens": 0}, (1500, None), id="zeros at the end"),
+        pytest.param(
+            {"input_tokens": 3, "cache_read_input_tokens": 1500},
+            {"input_tokens": 0, "cache_read_input_tokens": 0},
+            (1503, 1500),
+            id="zeros of the cache",
+        ),
+        pytest.param({"input_tokens": 0}, {"input_tokens": 1500}, (1500, None), id="zeros at the beginning"),
+        pytest.param(
+            {"input_tokens": 1500},
+            {"input_tokens": 100, "cache_read_input_tokens": 1400},
+            (1500, 1400),
+            id="divided at the end",
+        ),
+    ],
+)
+def test_counts_of_messages_do_not_shrink(
+    messages: Messages, begun: Wire, ended: Wire, usage: tuple[int, int | None]
+) -> None:
+    """The counts of a reply are cumulative, but some servers end it with zeros."""
+    server, model = messages
+    start = {**MESSAGE_START["message"], "usage": {**begun, "output_tokens": 1}}
+    server.script(
+        Chunks(
+            [
+                {"type": "message_start", "message": start},
+                {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Yes."}},
+                {"type": "content_block_stop", "index": 0},
+                {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {**ended, "output_tokens": 7}},
+            ]
+        )
+    )
+    found = ask(model, QUESTION).usage
+    assert found is not None
+    assert (found.input_tokens, found.output_tokens, found.cached_tokens or None) == (usage[0], 7, usage[1])
 
 
 def test_counts_may_be_strings(server: OpenAIServer) -> None:

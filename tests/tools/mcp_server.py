@@ -6,6 +6,7 @@ Some of its tools fail on purpose. `python mcp_server.py shelves` has these fort
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -43,6 +44,18 @@ async def count(context: Context[Any, Any]) -> str:
     await context.report_progress(1, 3)
     await context.report_progress(2, 3, "almost there")
     return "counted"
+
+
+def list_orders(**given: Any) -> str:
+    """List orders."""
+    return str(given)
+
+
+_PAGE = inspect.Parameter(
+    "page", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[dict[str, int], Field(alias="page[size]")]
+)
+list_orders.__signature__ = inspect.Signature([_PAGE])  # type: ignore[attr-defined]  # (as `inspect` reads it)
+server.add_tool(list_orders, structured_output=False)
 
 
 @server.tool(structured_output=False)

@@ -137,6 +137,18 @@ def test_a_server_over_stdio_is_listed_and_called(rig: Rig, local: McpServer, mo
 
 
 @pytest.mark.long
+def test_a_server_gets_its_own_keys(rig: Rig, local: McpServer) -> None:
+    """Anthropic refuses keys with brackets, so the model gets others."""
+    found = rig.tool(local, "list_orders")
+    assert set(found.schema().parameters["properties"]) == {"page_size_"}
+    assert found.schema().parameters["required"] == ["page_size_"]
+    arguments = found.parse('{"page_size_": {"page_size_": 3}}')
+    assert found.call(arguments, context()) == "{'page[size]': {'page_size_': 3}}"
+    with pytest.raises(ToolError, match="'page\\[size\\]' appears twice"):
+        found.parse('{"page_size_": {}, "page[size]": {}}')
+
+
+@pytest.mark.long
 def test_a_server_gets_no_variable_of_perdure(rig: Rig, local: McpServer) -> None:
     """The server's process gets none of perdure's environment variables, because the server is not trusted."""
     names = rig.tool(local, "environment").call({}, context()).split()

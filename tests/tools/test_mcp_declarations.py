@@ -77,6 +77,17 @@ def test_approval_is_declared_for_all_tools_or_for_single_ones(caplog: pytest.Lo
         waits({"pay": "yes"})
 
 
+def test_approval_is_asked_with_the_servers_keys() -> None:
+    """A tool whose keys a provider refuses has others in the prompt only."""
+    server = McpServer("s", url="http://localhost/mcp", requires_approval=lambda given: given["$top"] > 10)
+    listed = Listed(name="t", input_schema={"type": "object", "properties": {"$top": {"type": "integer"}}})
+
+    (made,) = usable_tools(server, [listed], no_answer)
+
+    assert [*made.schema().parameters["properties"]] == ["_top"]
+    assert [made.needs_approval(made.parse(f'{{"_top": {top}}}')) for top in (10, 11)] == [False, True]
+
+
 def test_a_command_must_be_allowed() -> None:
     """The operator must allow the command of each server. The error message says which setting to change."""
     servers = [McpServer("w", command=["uvx", "weather"]), McpServer("s", url="https://s.example/mcp")]

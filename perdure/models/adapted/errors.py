@@ -44,10 +44,11 @@ from perdure.errors import (
 from perdure.models.adapted.http import HttpExchange
 from perdure.models.providers import endpoint
 from perdure.models.providers.endpoint import Adaptation, Quirks
-from perdure.models.providers.errors import ProviderFailure, connection_error, error_of, pause_in
-from perdure.models.providers.json_values import as_array, as_object, as_string
+from perdure.models.providers.errors import ProviderFailure, connection_error, error_of, failure_in
 
 _REFUSALS = (400, 404, 415, 422)
+_DEEPEST = 4
+"""The most members `error` within one another whose names are read."""
 
 
 def adaptation(
@@ -87,7 +88,7 @@ def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # 
             return error
         case ContentFilterError():
             return ContentFiltered("The model's provider does not allow an answer to this.")
-        case ModelContextWindowExceededError():
+        case ModelContextWindowExceededError() if error.provider_error_code != "string_above_max_length":
             return ContextTooLong("The conversation does not fit the model's context window.")
         case ModelRequestTimeout() | ModelTimeoutError(phase="read" | "write" | "pool"):
             return DeadlineExceeded("The model did not answer in time.")
@@ -113,25 +114,26 @@ def failure_of(error: ModelAPIError, http: HttpExchange) -> ProviderFailure:
     headers = dict(http.headers)
     if error.retry_after is not None and not {"retry-after", "retry-after-ms"} & headers.keys():
         headers["retry-after"] = str(error.retry_after)  # from the body
-    details = _details(error.body)
-    headers = {**pause_in(details), **headers}
-    code = error.provider_error_code or _text(details.get("code")) or None
-    said = _text(details.get("message")) or _text(details.get("detail")) or error.message
-    return ProviderFailure(status, code, said, headers, error.provider_error_type or details.get("type"))
+    told = failure_in(_lowered(_parsed(error.body)), status, headers)
+    code, kind = told.code or error.provider_error_code, told.type or error.provider_error_type
+    received = http.exchange.received.decode(errors="replace")  # the SDK keeps only the member `error`
+    return replace(told, code=code, message=told.message or f"{error.message}; {received}", type=kind)
 
 
-def _details(body: object) -> Mapping[str, object]:
-    """The object that describes the error. Vendors wrap it in `error`, and some in an array; Bedrock in `Error`."""
-    if isinstance(body, str | bytes):
-        try:
-            body = json.loads(body)
-        except ValueError:
-            return {}
+def _parsed(body: object) -> object:
+    if not isinstance(body, str | bytes):
+        return body
+    try:
+        return json.loads(body)
+    except ValueError:
+        return {}
+
+
+def _lowered(body: object, depth: int = _DEEPEST) -> object:
+    """The JSON of an error, with the names of its members in lower case: Bedrock's are `Error` and `Message`."""
     if isinstance(body, list):
-        body = next(iter(as_array(body)), None)
-    details = {name.lower(): each for name, each in as_object(body).items()}
-    return {name.lower(): each for name, each in as_object(details.get("error")).items()} or details
-
-
-def _text(value: object) -> str:
-    return as_string(value) if isinstance(value, str) else "" if value is None else json.dumps(value)
+        return [_lowered(each, depth - 1) for each in body[:1]]
+    if not isinstance(body, Mapping) or depth <= 0:
+        return body
+    members = {str(name).lower(): each for name, each in body.items()}
+    return {name: _lowered(each, depth - 1) if name == "error" else each for name, each in members.items()}

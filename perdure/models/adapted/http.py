@@ -10,7 +10,8 @@ An error that a hook raises passes through the SDK, which may wrap it. `HttpExch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ from perdure.models.adapted.repairs import Repairs, ReplyRepair
 from perdure.models.protocol import ModelCall
 from perdure.models.providers import transport
 from perdure.models.providers.errors import Exchange, ProviderFailure, Refusal, error_of
+from perdure.models.providers.reply import rest_s
 from perdure.models.providers.transport import COMPRESSED, CONNECT_TIMEOUT_S, FOREIGN_REDIRECT
+
+log = logging.getLogger(__name__)
 
 _KEEPALIVE_S = 30.0
 _LAST_READ_S = 0.1
@@ -49,6 +53,8 @@ class HttpExchange:
     failure: PerdureError | None = None
     reported: ProviderFailure | None = None
     """The error that the server reported in the body of a successful response."""
+    pieces_at_end: Callable[[], int | None] = lambda: None
+    """Returns how many pieces of the reply were read, or `None` if it has not ended yet."""
 
     def fail(self, error: PerdureError) -> PerdureError:
         """Keep `error` as the cause of the call's failure, and return it."""
@@ -115,8 +121,7 @@ async def _after(body: Any, response: Any) -> None:
         for name in ("content-encoding", "content-length", "transfer-encoding"):
             headers.pop(name, None)
     elif response.is_success:
-        path, kind = response.request.url.path, headers.get("content-type", "")
-        exchange.repair = exchange.repairs.of_reply(path, kind, exchange.sent)
+        exchange.repair = exchange.repairs.of_reply(response.request.url.path, exchange.sent)
         if exchange.repair is not None:
             headers["content-type"] = "text/event-stream"
             headers.pop("content-length", None)
@@ -165,7 +170,7 @@ class _Body:
         size = 0
         if self._is_dropped:
             return
-        async for chunk in self._chunks:
+        async for chunk in self._until_end():
             size += len(chunk)
             self._exchange.exchange.note(chunk)
             # The SDKs buffer data until a blank line arrives, without a limit.
@@ -176,6 +181,26 @@ class _Body:
                 yield repaired
         if rest := self._repaired(None):
             yield rest
+
+    async def _until_end(self) -> AsyncIterator[bytes]:
+        """The chunks. Once the reply has ended, the stream must end within `rest_s` seconds, or counts as ended.
+
+        A server may name the end too early. Each further piece of the reply therefore begins a new wait.
+        """
+        pieces, ends_at = None, None
+        while True:
+            # The SDK and pydantic-ai have read what came so far: they ask for more.
+            if (found := self._exchange.pieces_at_end()) != pieces:
+                pieces, ends_at = found, asyncio.get_running_loop().time() + rest_s(self._exchange.call)
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    chunk = await anext(self._chunks, None)
+            except TimeoutError:
+                log.warning("%s ended its reply, but not its stream", self._exchange.exchange.name)
+                return
+            if chunk is None:
+                return
+            yield chunk
 
     def _repaired(self, chunk: bytes | None) -> bytes:
         """The repaired chunk; the rest if `chunk` is `None`."""

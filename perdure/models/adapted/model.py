@@ -36,6 +36,7 @@ from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
 
 from perdure.clock import Clock
 from perdure.errors import InvalidResponse
@@ -46,12 +47,13 @@ from perdure.models.adapted.repairs import Repairs
 from perdure.models.adapted.vendors import Vendor, vendor
 from perdure.models.endpoints import Refused
 from perdure.models.families import family
-from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, name_of
+from perdure.models.protocol import ForeignModel, ModelCall, ModelReply, ModelRequest, Usage, name_of
+from perdure.models.providers.chat_wire import MAX_DESCRIPTION
 from perdure.models.providers.endpoint import Endpoint, kinds_of, known, media_types, remember
 from perdure.models.providers.errors import Exchange
 from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
 from perdure.models.providers.wire_names import WireNames
-from perdure.models.schemas import acceptable
+from perdure.models.schemas import offerable
 from perdure.models.thoughts import ThoughtTags
 
 log = logging.getLogger(__name__)
@@ -186,7 +188,10 @@ class AdaptedModel:
             ThoughtTags(thinks_first=self._quirks.thinks_first),
         )
         async with opening as stream:
+            exchange.pieces_at_end = lambda: reading.pieces if _has_ended(stream) else None
             async for event in stream:
+                if isinstance(event, PartStartEvent):
+                    reading.count(stream.usage)
                 reading.take(event)
             return reading.finish(stream.get())
 
@@ -205,6 +210,11 @@ class AdaptedModel:
             return self._vendor.model
 
 
+def _has_ended(stream: StreamedResponse) -> bool:
+    """Whether the server has named a reason for the end. Some servers write `null` as a string in every chunk."""
+    return (stream.provider_details or {}).get("finish_reason") not in {None, "", "null"}
+
+
 def _sender_of(name: str, made: PydanticModel) -> Sender:
     """The sender has the server's host: the environment may direct one name to different servers."""
     endpoint, _, model = name.partition(":")
@@ -213,13 +223,14 @@ def _sender_of(name: str, made: PydanticModel) -> Sender:
 
 
 def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -> ModelRequestParameters:
+    longest = MAX_DESCRIPTION if _is(model, "OpenAIChatModel", "OpenAIResponsesModel") else None
     tools = [
         ToolDefinition(
             name=names.to_wire(tool.name),
-            parameters_json_schema=acceptable(tool.parameters),
+            parameters_json_schema=dict(tool.parameters),
             description=tool.description,
         )
-        for tool in request.tools
+        for tool in (offerable(each, longest) for each in request.tools)
     ]
     if not tools and _needs_definitions(model):
         tools = [ToolDefinition(name=name) for name in calls_in(request.messages, names)]
@@ -231,7 +242,12 @@ def _parameters(request: ModelRequest, names: WireNames, model: PydanticModel) -
 
 def _needs_definitions(model: PydanticModel) -> bool:
     """Whether the provider requires definitions of all tools that the conversation calls."""
-    return any(each.__name__ in {"AnthropicModel", "BedrockConverseModel"} for each in type(model).__mro__)
+    return _is(model, "AnthropicModel", "BedrockConverseModel")
+
+
+def _is(model: PydanticModel, *classes: str) -> bool:
+    """Whether the model is of one of these classes of pydantic-ai, whose modules need the SDKs of their vendors."""
+    return any(each.__name__ in classes for each in type(model).__mro__)
 
 
 def _has_structured_output(model: PydanticModel) -> bool:
@@ -268,6 +284,13 @@ class _Reading:
         self._tagged: set[int] = set()
         """The indexes of the thinking parts that pydantic-ai has made of a tag in the text."""
         self._size_of_arguments = 0
+        self._begun: Usage | None = None
+        self.pieces = 0
+        """The number of events so far."""
+
+    def count(self, usage: RequestUsage) -> None:
+        """Note the tokens of the prompt, which some servers report at the beginning of a reply, and as 0 at the end."""
+        self._begun = self._begun or usage_of(vars(usage))
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         """Read one event.
@@ -275,6 +298,7 @@ class _Reading:
         Raises:
             InvalidResponse: the reply is too long.
         """
+        self.pieces += 1
         if isinstance(event, PartDeltaEvent):
             self._continue(event.index, event.delta)
         elif isinstance(event, PartStartEvent):
@@ -319,7 +343,10 @@ class _Reading:
         for part in calls:
             self._draft.extend_call(call := self._draft.add_call(), name=part.tool_name, arguments=arguments_of(part))
             call.id = part.tool_call_id
-        self._draft.usage = usage_of(vars(response.usage))
+        usage, begun = usage_of(vars(response.usage)), self._begun
+        if usage is not None and begun is not None and usage.input_tokens < begun.input_tokens:
+            usage = replace(usage, input_tokens=begun.input_tokens, cached_tokens=begun.cached_tokens)
+        self._draft.usage = usage
         self._draft.model = response.model_name or ""
         self._draft.end(endings.TOOL_CALLS if calls and reason and endings.is_proper(reason) else reason)
         rest, reply = self._draft.finish()

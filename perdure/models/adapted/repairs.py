@@ -7,9 +7,11 @@ The other repairs are those of servers that speak Chat Completions, for every pa
 
     refuses an assistant message with `content: null`    it gets an empty string
     answers with an empty stream                         it is asked for a reply without a stream
+    refuses to stream                                    the same, now and later
     gives parallel calls one index                       each call gets its own
     names a call only in its first fragment              the others get an empty name, which Mistral's SDK requires
     refuses blank texts                                  calls have none, and others say that there is nothing
+    refuses the order of the messages' roles             users' messages are joined, and follow no tool's result
     sends `null` as an event                             it is left out
     sends a complete JSON body instead of a stream       it becomes a stream of one event
     sends an error object in a stream                    it becomes perdure's error of it
@@ -25,16 +27,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.clock import Clock
-from perdure.models.providers.chat_wire import WIRE, ReplyAssembler, unblanked
+from perdure.models.providers.chat_wire import WIRE, ReplyAssembler, alternating, unblanked
 from perdure.models.providers.endpoint import Adaptation, Quirks, adapted
 from perdure.models.providers.errors import ProviderFailure, Refusal, failure_in, reports_failure
 from perdure.models.providers.json_values import as_array, as_object, as_string, documents
-from perdure.models.providers.model import BLANK
+from perdure.models.providers.model import BLANK, without_stream
 from perdure.models.providers.wire_names import WireNames
 
 _PATH = "/chat/completions"
 _NULLS = (b'"content": null', b'"content":null')
-_STREAMS = ("text/event-stream", "application/json")
 _REPAIRED = (b"tool_calls", b'"error"', b'"base_resp"', b"data: null", b"data:null")
 """What the lines have that are repaired, or that report an error."""
 _PROMPTS = frozenset({"messages", "input"})
@@ -48,32 +49,45 @@ class Repairs:
 
     quirks: Quirks
     clock: Clock
+    is_chat: bool = False
+    """Whether the latest request is one of Chat Completions."""
 
     def of_request(self, path: str, content: bytes, *, is_whole: bool) -> bytes | None:
         """The repaired body of a request; `None` if nothing is to be repaired. `is_whole`: it asks for no stream."""
-        is_null = path.endswith(_PATH) and any(null in content for null in _NULLS)
-        refuses_blanks = path.endswith(_PATH) and self.quirks.refuses_blanks
-        if not (is_whole or is_null or refuses_blanks or self.quirks.omits or self.quirks.renames):
+        self.is_chat = path.endswith(_PATH)
+        is_null = self.is_chat and any(null in content for null in _NULLS)
+        of_messages = is_null or (self.is_chat and (self.quirks.refuses_blanks or self._alternates))
+        if not (is_whole or of_messages or self.quirks.omits or self.quirks.renames):
             return None
         body = json.loads(content)
+        if of_messages:
+            body["messages"] = self._repaired_messages(body["messages"])
         for message in body.get("messages", ()):
-            if refuses_blanks:
-                message["content"] = unblanked(message.get("content"), calls=bool(message.get("tool_calls")))
-            elif is_null and message.get("role") == "assistant" and message.get("content") is None:
-                message["content"] = ""
             for part in (message, *message.get("tool_calls", ())):
                 for name in self.quirks.omits.intersection(part):
                     del part[name]
         renamed = {self.quirks.renames.get(name, name): value for name, value in body.items()}
         sent = {name: value for name, value in renamed.items() if name not in self.quirks.omits}
-        if is_whole:
+        if is_whole or "stream" in self.quirks.omits:
             sent.pop("stream_options", None)
             sent["stream"] = False
         return json.dumps(sent).encode()
 
-    def of_reply(self, path: str, content_type: str, sent: bytes) -> ReplyRepair | None:
+    def _repaired_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for message in messages:
+            if self.quirks.refuses_blanks:
+                message["content"] = unblanked(message.get("content"), calls=bool(message.get("tool_calls")))
+            elif message.get("role") == "assistant" and message.get("content") is None:
+                message["content"] = ""
+        return alternating(messages) if self._alternates else messages
+
+    @property
+    def _alternates(self) -> bool:
+        return self.quirks.alternates or self.quirks.notes_within
+
+    def of_reply(self, path: str, sent: bytes) -> ReplyRepair | None:
         """What repairs the reply to the request `sent`, which becomes a stream of events."""
-        if not path.endswith(_PATH) or not content_type.startswith(_STREAMS):
+        if not path.endswith(_PATH):
             return None
         body = as_object(json.loads(sent))
         return ReplyRepair(body) if body.get("stream") else None
@@ -81,13 +95,16 @@ class Repairs:
     def of_refusal(self, sent: bytes, failure: ProviderFailure) -> Adaptation | None:
         """How the request `sent` is repaired from now on; `None` if the failure names nothing to leave out."""
         body = as_object(json.loads(sent)) if sent else {}
-        found = adapted(self.quirks, failure, body, _REQUIRED) if _PROMPTS & body.keys() else None
+        found = without_stream(self.quirks, failure, body) if self.is_chat else None
+        if found is None and _PROMPTS & body.keys():
+            found = adapted(self.quirks, failure, body, _REQUIRED)
         return found if found is not None and _repaired(found.quirks) != _repaired(self.quirks) else None
 
 
 def _repaired(quirks: Quirks) -> tuple[object, ...]:
     """The quirks that this module and `prompt` apply. pydantic-ai decides about the others."""
-    return quirks.omits, quirks.renames, quirks.reads, quirks.refuses_blanks
+    placed = quirks.alternates or quirks.notes_within
+    return quirks.omits, quirks.renames, quirks.reads, quirks.refuses_blanks, placed
 
 
 class ReplyRepair:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.models import endings
@@ -27,8 +27,11 @@ from perdure.models.providers.reply import (
     sent_back,
 )
 from perdure.models.providers.wire_names import ANY_CHARACTERS, WireIds, WireNames
-from perdure.models.schemas import acceptable
+from perdure.models.schemas import offerable
 from perdure.models.settings import NAMES
+
+MAX_DESCRIPTION = 1_024
+"""Maximum characters of a tool's description. OpenAI's servers refuse more, and so do those that pass requests on."""
 
 OUTPUT = "response_format"
 """The option with the schema of the reply."""
@@ -45,6 +48,8 @@ _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking")
 _READ = frozenset({"role", "content", "tool_calls", "function_call", "refusal"})
 _READ_OF_CALLS = frozenset({"index", "id", "type", "function"})
 _RETURNED = "[The files that the tools returned]"
+_ACKNOWLEDGED = "OK."
+"""The assistant's message between a tool's result and a user's message, for servers that require one."""
 
 
 def request_body(
@@ -67,17 +72,15 @@ def request_body(
         form = {"name": "reply", "schema": request.output, "strict": _is_strict(request.output)}
         body[OUTPUT] = {"type": "json_schema", "json_schema": form}
     if request.tools:
+        tools = [offerable(each, MAX_DESCRIPTION) for each in request.tools]
         functions = [
-            {
-                "name": names.to_wire(each.name),
-                "description": each.description,
-                "parameters": acceptable(each.parameters),
-            }
-            for each in request.tools
+            {"name": names.to_wire(each.name), "description": each.description, "parameters": each.parameters}
+            for each in tools
         ]
         body["tools"] = [{"type": "function", "function": each} for each in functions]
         body |= _offered(request.settings, names)
-    body["messages"] = list(_wire_messages(request, names, quirks, origin))
+    messages = _wire_messages(request, names, quirks, origin)
+    body["messages"] = alternating(messages) if quirks.alternates else list(messages)
     body |= request.settings.get("extra_body", {})
     renamed = {quirks.renames.get(name, name): value for name, value in body.items()}
     return {name: value for name, value in renamed.items() if name not in quirks.omits}
@@ -133,7 +136,7 @@ def _is_strict(schema: Any) -> bool:
 def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, origin: Origin) -> Iterator[dict[str, Any]]:
     ids = WireIds(quirks.ids or ANY_CHARACTERS)
     returned = list[Attachment]()
-    prompt = placed(request.messages, within=quirks.notes_within)
+    prompt = placed(request.messages, within=quirks.notes_within or quirks.alternates)
     if prompt.system:
         yield {"role": Role.SYSTEM.value, "content": "\n\n".join(prompt.system)}
     for message in prompt.messages:
@@ -147,7 +150,7 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
             returned = []
         members, calls = sent_back(message, ids, origin, quirks)
         if calls:
-            wire |= quirks.message_members
+            wire |= {name: value for name, value in quirks.message_members.items() if name not in quirks.omits}
             wire["tool_calls"] = [
                 {
                     "id": wire_id,
@@ -168,6 +171,37 @@ def _wire_messages(request: ModelRequest, names: WireNames, quirks: Quirks, orig
 
     if returned:
         yield _returned(returned)
+
+
+def alternating(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    r"""The messages for a server that refuses a user's message behind a tool's result or another user's message.
+
+    A system message behind others becomes a user's message.
+
+    >>> asked = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+    >>> alternating([*asked, {"role": "tool", "content": "3"}, {"role": "user", "content": "four"}])[0::2]
+    [{'role': 'user', 'content': 'one\n\ntwo'}, {'role': 'assistant', 'content': 'OK.'}]
+    """
+    found = list[dict[str, Any]]()
+    for each in messages:
+        before = found[-1]["role"] if found else Role.SYSTEM
+        is_note = each["role"] == Role.SYSTEM and before != Role.SYSTEM
+        message = {**each, "role": Role.USER.value} if is_note else each
+        if message["role"] == before == Role.USER:
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], message["content"])}
+            continue
+        if message["role"] == Role.USER and before == Role.TOOL:
+            found.append({"role": Role.ASSISTANT.value, "content": _ACKNOWLEDGED})
+        found.append(message)
+    return found
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """The contents of two messages as that of one: a text, or parts."""
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n\n{other}"
+    texts = [[{"type": "text", "text": each}] if isinstance(each, str) else as_array(each) for each in (one, other)]
+    return [*texts[0], *texts[1]]
 
 
 def unblanked(content: Any, *, calls: bool = False) -> Any:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -39,7 +40,8 @@ class Quirks:
     calls, of other providers. `thinks_first`: the model's text begins with thoughts whose opening tag the server leaves
     out. `forgets`: it refuses its own opaque parts. `reads` are the media types of the files that it reads. `caches`:
     it accepts the protocol's option about its prompt cache. `notes_within`: it refuses a system message behind others.
-    `refuses_blanks`: it refuses messages with blank texts.
+    `alternates`: it refuses a user's message behind a tool's result or another user's message. `refuses_blanks`: it
+    refuses messages with blank texts.
     """
 
     omits: frozenset[str] = frozenset()
@@ -53,6 +55,7 @@ class Quirks:
     reads: frozenset[str] = frozenset()
     caches: bool = False
     notes_within: bool = False
+    alternates: bool = False
     refuses_blanks: bool = False
 
     def __or__(self, more: Quirks) -> Quirks:
@@ -66,7 +69,7 @@ NO_QUIRKS = Quirks()
 
 _OF_HOSTS = {
     "api.openai.com": Quirks(renames={"max_tokens": "max_completion_tokens"}),
-    "api.mistral.ai": Quirks(renames={"seed": "random_seed"}, ids=NINE_CHARACTERS),
+    "api.mistral.ai": Quirks(renames={"seed": "random_seed"}, ids=NINE_CHARACTERS, alternates=True),
 }
 _FAMILIES_OF_MISTRAL = ("mistral", "ministral", "magistral", "codestral", "devstral", "pixtral", "mixtral")
 
@@ -125,7 +128,9 @@ class Endpoint:
     def quirks_of(self, family: str) -> Quirks:
         """The quirks known in advance for the models of `family`; those of the endpoint's own settings come first."""
         of_host = _OF_HOSTS.get(httpx2.URL(self.base_url).host, NO_QUIRKS)
-        of_family = Quirks(ids=NINE_CHARACTERS) if family.startswith(_FAMILIES_OF_MISTRAL) else NO_QUIRKS
+        of_family = (
+            Quirks(ids=NINE_CHARACTERS, alternates=True) if family.startswith(_FAMILIES_OF_MISTRAL) else NO_QUIRKS
+        )
         given = Quirks(thinks_first=self.thinks, reads=self._reads(), caches=self._caches())
         return of_host | of_family | self.quirks | given
 
@@ -253,6 +258,8 @@ def adapted(
         return None
     if not quirks.notes_within and _has_notes(body) and any(each in said for each in _ABOUT_ROLES):
         return Adaptation(replace(quirks, notes_within=True), "a system message behind others")
+    if not quirks.alternates and _repeats_roles(body) and any(each in said for each in _ABOUT_ROLES):
+        return Adaptation(replace(quirks, alternates=True), "roles that do not alternate")
     if not quirks.refuses_blanks and _has_blanks(body) and any(each in said for each in _ABOUT_BLANKS):
         return Adaptation(replace(quirks, refuses_blanks=True), "blank texts")
     kinds = [kind for kind, (types, _) in _ATTACHED.items() if types & _types_of_parts(body)]
@@ -272,6 +279,12 @@ def remember(quirks: Quirks, refused: Refused, server: str) -> None:
 
 def _has_notes(body: Mapping[str, Any]) -> bool:
     return any(message["role"] == "system" for message in _messages(body)[1:])
+
+
+def _repeats_roles(body: Mapping[str, Any]) -> bool:
+    """Whether a user's message follows a tool's result or another user's message."""
+    roles = [message["role"] for message in _messages(body)]
+    return any(this == "user" and before in {"user", "tool"} for before, this in pairwise(roles))
 
 
 def _has_blanks(body: Mapping[str, Any]) -> bool:
@@ -309,7 +322,7 @@ def _without_members(
 ) -> Adaptation | None:
     words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
     is_long = "too long" in said and ("].id" in said or "tool_call_id" in said)
-    is_missing = bool(words & {"missing", "must", "required"})
+    is_missing = bool(words & {"missing", "must", "required"}) and not any(each in said for each in _UNSUPPORTED)
     forgets = "signature" in said and bool(words & {"invalid", "corrupted"})  # of another account, perhaps
     # The calls of another model have no thoughts before them.
     pauses = "redacted_thinking" in words and "thinking" in body
@@ -335,7 +348,8 @@ def _without_members(
         if (sent := quirks.renames.get(standard, standard)) in refused and _LIMITS[sent] in words
     }
     omits = frozenset(each for each in refused if each not in _LIMITS or not renames)
-    return Adaptation(quirks | Quirks(omits=omits, renames=renames), ", ".join(refused))
+    joined = quirks | Quirks(omits=omits, renames=renames)
+    return Adaptation(joined, ", ".join(refused)) if joined != quirks else None
 
 
 def _types_of_parts(body: Mapping[str, Any]) -> set[str]:

@@ -7,13 +7,15 @@
     a prompt that is too long; any other 413       ContextTooLong     no
     408, any 5xx                                   ProviderError      yes
     an error without a status                      ProviderError      yes, unless its code or type names a 4xx
+    a call of a tool that the server cannot read   InvalidResponse    yes
     no connection, or a broken one                 ProviderError      yes
     no answer in time                              DeadlineExceeded   yes
     any other 4xx, a redirect to another origin    ProviderError      no
     a compressed reply                             InvalidResponse    no
 
-Servers name these cases by an error code, by an error type, or only in the message. `_RATE`, `_FILTER` and `_TOO_LONG`
-have the names and phrases of all providers and servers that are known.
+Servers name these cases by an error code, by an error type, or only in the message. `_RATE`, `_FILTER`, `_TOO_LONG` and
+`_MALFORMED` have the names and phrases of all providers and servers that are known. A server in front of others may
+answer with an error of its own that contains the real one (`failure_in`).
 
 An error in the middle of a stream or in a body with status 200 has no status of its own. `_named_status` reads one.
 
@@ -26,7 +28,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -39,6 +41,7 @@ from perdure.errors import (
     ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
+    InvalidResponse,
     PerdureError,
     ProviderError,
     RateLimited,
@@ -97,22 +100,32 @@ _RATE = _Kind(
 _FILTER = _Kind(
     frozenset({
         "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "invalid_prompt",
-        "cyber_policy_violation", "data_inspection_failed", "moderation_blocked",
+        "cyber_policy_violation", "data_inspection_failed", "moderation_blocked", "content_violation",
+        "1301",  # Zhipu's
+        "1026", "1027",  # MiniMax's, about the input and the output
     }),
     ("content filter", "content_filter", "content management policy", "content policy",
-     "responsibleaipolicyviolation", "safety system"),
-    frozenset({None, 400, 403, 422}),
+     "responsibleaipolicyviolation", "safety system", "content exists risk", "violates usage guidelines",
+     "new_sensitive", "input was flagged", "flagged by moderation", "inappropriate content"),
+    frozenset({None, 400, 403, 422, 451}),
 )  # fmt: skip
 _AGAINST_POLICY = _Kind(frozenset(), ("usage policies", "usage policy"))
 """Not under 403, with which a provider says that it has locked an account out."""
 _TOO_LONG = _Kind(
     frozenset({
-        "context_length_exceeded", "request_too_large", "exceed_context_size_error", "string_above_max_length",
+        "context_length_exceeded", "request_too_large", "exceed_context_size_error",
+        "1261",  # Zhipu's
     }),
     ("context length", "context window", "context size", "context limit", "prompt is too long", "input is too long",
      "maximum prompt length", "maximum number of tokens", "inputs` must have less than",
-     "inputs` tokens + `max_new_tokens` must be", "reduce the length of the messages"),
+     "inputs` tokens + `max_new_tokens` must be", "reduce the length of the messages", "range of input length",
+     "prompt exceeds max length", "maximum model length", "model token limit", "max_tokens must be at least 1, got -"),
 )  # fmt: skip
+_TOO_LONG_STRING = _Kind(frozenset({"string_above_max_length"}), ())
+_MALFORMED = _Kind(
+    frozenset({"tool_use_failed", "json_validate_failed"}), ("tool call validation failed", "failed to call a function")
+)
+"""The model wrote a call, or an output, that the server could not read. Another try may go well."""
 _TOO_LONG_FOR_THE_SERVER = _Kind(
     frozenset(),
     ("exceeds the available context size", "exceeds the maximum context length"),
@@ -120,6 +133,8 @@ _TOO_LONG_FOR_THE_SERVER = _Kind(
 )
 _CALL_ID = compiled(r"tool_calls?\[[0-9]+\]\.id\b|\btool_call_id\b")
 """In the message of an error, the id of a call: a string that is too long is no prompt that is too long."""
+_OF_THE_PROMPT = ("messages", "input", "prompt", "system", "instructions")
+"""How the names of the parameters begin in which a string that is too long makes a prompt too long."""
 _LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-9]{1,12})\b")
 """A rate limit of tokens in a message, and the size of the request. A larger request never succeeds."""
 
@@ -209,14 +224,35 @@ def failure_in(data: object, status: int | None = None, headers: Mapping[str, st
         if not inner:
             break
         error = inner
-    told = as_object(error)
+    told = as_object(error) or {**as_object(data), "error": error}  # a text, beside which there may be more
     kind = told.get("type") or told.get("status")
     status_code = told.get("status") if isinstance(told.get("status"), int) else told.get("status_code")
     code = told.get("code") or status_code
-    message = "; ".join(_texts({key: told[key] for key in _TELLING if key in told} or error))
+    message = "; ".join(_texts({key: told[key] for key in (*_TELLING, "error") if key in told} or error))
     named = str(code) if isinstance(code, str | int) and not isinstance(code, bool) else None
     given = {**pause_in(told), **(headers or {})}
-    return ProviderFailure(status, named, message, given, kind, as_string(told.get("param")))
+    failure = ProviderFailure(status, named, message, given, kind, as_string(told.get("param")))
+    return _with_wrapped(failure, as_object(told.get("metadata")))
+
+
+def _with_wrapped(failure: ProviderFailure, metadata: Mapping[str, Any]) -> ProviderFailure:
+    """`failure` with what the server behind a router said, which OpenRouter's errors have in their `metadata`."""
+    raw = metadata.get("raw")
+    if metadata.get("flagged_input") or metadata.get("reasons"):
+        return replace(failure, type="content_filter")
+    if not raw:
+        return failure
+    try:
+        within = failure_in(json.loads(raw) if isinstance(raw, str) else raw, failure.status)
+    except (ValueError, RecursionError):
+        within = ProviderFailure(failure.status, None, as_string(raw)[:_LONGEST_PAGE], {})
+    return replace(
+        failure,
+        code=within.code or failure.code,
+        type=within.type or failure.type,
+        param=within.param or failure.param,
+        message="; ".join(filter(None, (failure.message, within.message))),
+    )
 
 
 def pause_in(error: Mapping[str, Any]) -> dict[str, str]:
@@ -269,17 +305,38 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     never_fits = _exceeds_a_whole_limit(failure.message)
     if not never_fits and (status == HTTPStatus.TOO_MANY_REQUESTS or _RATE.names(failure)):
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
-    if _FILTER.names(failure) or _AGAINST_POLICY.names(failure):
-        return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
-    is_too_long = _TOO_LONG.names(failure) and not _CALL_ID.search(failure.said)
-    too_long = never_fits or is_too_long or _TOO_LONG_FOR_THE_SERVER.names(failure)
-    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or too_long:
-        return ContextTooLong("The conversation does not fit the model's context window.")
+    if never_fits or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return _too_long()
+    if (named := _named_error(failure)) is not None:
+        return named
     if status is None:
         return ProviderError("The model's server reported an error in the middle of its reply.", transient=True)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
         return ProviderError(f"The model's server failed (status {status}).", transient=True, retry_after_s=pause)
     return ProviderError(f"The model's server refused the request (status {status}).", transient=False)
+
+
+def _named_error(failure: ProviderFailure) -> PerdureError | None:
+    """The error if the failure names what is wrong with the input, or with the model's output."""
+    if _FILTER.names(failure) or _AGAINST_POLICY.names(failure):
+        return ContentFiltered("The model's provider does not allow an answer to this: its content filter stopped it.")
+    if _is_too_long(failure) or _TOO_LONG_FOR_THE_SERVER.names(failure):
+        return _too_long()
+    if _MALFORMED.names(failure):
+        return InvalidResponse("The model's call of a tool, or its output, was malformed.")
+    return None
+
+
+def _too_long() -> ContextTooLong:
+    return ContextTooLong("The conversation does not fit the model's context window.")
+
+
+def _is_too_long(failure: ProviderFailure) -> bool:
+    """Whether the prompt is too long, and not one of its other strings, such as the id of a call."""
+    if _CALL_ID.search(failure.said):
+        return False
+    is_of_prompt = not failure.param or failure.param.startswith(_OF_THE_PROMPT)
+    return _TOO_LONG.names(failure) or (_TOO_LONG_STRING.names(failure) and is_of_prompt)
 
 
 def _exceeds_a_whole_limit(message: str) -> bool:

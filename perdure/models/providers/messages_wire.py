@@ -36,7 +36,7 @@ from perdure.models.providers.reply import (
     sent_back,
 )
 from perdure.models.providers.wire_names import PLAIN_CHARACTERS, WireIds, WireNames
-from perdure.models.schemas import acceptable, without_limits
+from perdure.models.schemas import offerable, without_limits
 from perdure.models.settings import NAMES
 
 MAX_TOKENS = 16_384
@@ -130,8 +130,8 @@ def _tools(request: ModelRequest, names: WireNames) -> dict[str, Any]:
         tools: list[Block] = [{"name": name, "input_schema": {"type": "object"}} for name in called]
         return {"tools": tools, "tool_choice": {"type": "none"}} if tools else {}
     tools = [
-        {"name": names.to_wire(each.name), "description": each.description, "input_schema": acceptable(each.parameters)}
-        for each in request.tools
+        {"name": names.to_wire(each.name), "description": each.description, "input_schema": each.parameters}
+        for each in map(offerable, request.tools)
     ]
     choice = request.settings.get("tool_choice")
     wire: dict[str, Any] = {"type": _CHOICES.get(choice, choice)} if isinstance(choice, str) else {}
@@ -345,18 +345,29 @@ class ReplyAssembler(ReplyDraft):
         return text
 
     def _count(self, holder: Mapping[str, Any]) -> None:
-        """Update the token counts. The provider's counts are cumulative, so a later count replaces an earlier one."""
+        """Update the token counts. The provider's counts are cumulative, so later counts replace earlier ones.
+
+        Smaller ones do not: some servers end a reply with zeros. A server may divide the tokens of the prompt in
+        another way at the end, so their sum decides.
+        """
         usage = as_object(holder.get("usage"))
-        for name, value in {**usage, **as_object(usage.get("output_tokens_details"))}.items():
-            if (count := as_count(value)) is not None:
-                self._counts[name] = count
+        given = {**usage, **as_object(usage.get("output_tokens_details"))}
+        later = {name: count for name, each in given.items() if (count := as_count(each)) is not None}
+        if _read_tokens({**self._counts, **later}) < _read_tokens(self._counts):
+            later = {name: count for name, count in later.items() if name not in _READ_COUNTS}
+        for name, count in later.items():
+            self._counts[name] = count if name in _READ_COUNTS else max(count, self._counts.get(name, 0))
         if "output_tokens" in self._counts and any(each in self._counts for each in _READ_COUNTS):
             self.usage = Usage(
-                input_tokens=sum(self._counts.get(each, 0) for each in _READ_COUNTS),
+                input_tokens=_read_tokens(self._counts),
                 output_tokens=self._counts["output_tokens"],
                 cached_tokens=self._counts.get("cache_read_input_tokens"),
                 reasoning_tokens=self._counts.get("thinking_tokens"),
             )
+
+
+def _read_tokens(counts: Mapping[str, int]) -> int:
+    return sum(counts.get(each, 0) for each in _READ_COUNTS)
 
 
 def _key(index: object) -> object:

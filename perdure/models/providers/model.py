@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, count
 from typing import Any
 
 import httpcore2
 
 from perdure.clock import Clock
-from perdure.errors import InvalidResponse, ProviderError
+from perdure.errors import DeadlineExceeded, InvalidResponse, ProviderError
 from perdure.models import output_tool
 from perdure.models.endpoints import ANTHROPIC, OPENAI, Refused
 from perdure.models.families import family
@@ -25,6 +25,7 @@ from perdure.models.providers import chat_wire, messages_wire
 from perdure.models.providers.endpoint import Adaptation, Endpoint, Quirks, adapted, known, remember
 from perdure.models.providers.errors import (
     Exchange,
+    ProviderFailure,
     Refusal,
     connection_error,
     error_of,
@@ -33,7 +34,7 @@ from perdure.models.providers.errors import (
     reports_failure,
 )
 from perdure.models.providers.json_values import documents
-from perdure.models.providers.reply import Origin, names_of
+from perdure.models.providers.reply import Origin, ReplyDraft, names_of, rest_s
 from perdure.models.providers.transport import TRANSPORT_ERRORS, Connections, Response, bind_call
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ _REQUEST_IDS = ("x-request-id", "request-id")
 _UNREADABLE = "The model's server sent something that cannot be read."
 _NOT_A_REPLY = "The model's server sent something that is not part of a reply."
 _DONE = b"[DONE]"
+_ABOUT_STREAMS = ("to stream this model", "streaming is not supported", "not support streaming")
+"""Parts of messages that refuse a stream."""
 BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
@@ -131,6 +134,7 @@ class EndpointModel:
             for attempt in count(1):
                 sent = self._with_output(request, quirks)
                 body = self._wire.request_body(self._model, sent, quirks, self._origin)
+                body = body if body.get("stream") else _unstreamed(body)
                 try:
                     reply = self._ask(sent, body, quirks, call, exchange)
                     break
@@ -157,7 +161,11 @@ class EndpointModel:
         is_final = (
             refusal.late or not isinstance(error, ProviderError) or (refusal.failure.status is None and error.transient)
         )
-        return None if is_final else adapted(quirks, refusal.failure, body, self._wire.required)
+        if is_final:
+            return None
+        return without_stream(quirks, refusal.failure, body) or adapted(
+            quirks, refusal.failure, body, self._wire.required
+        )
 
     def _ask(
         self, request: ModelRequest, body: Mapping[str, Any], quirks: Quirks, call: ModelCall, exchange: Exchange
@@ -166,17 +174,7 @@ class EndpointModel:
         assembler = self._wire.assembler(names_of(request), quirks, self._origin)
         headers = {**self._wire.headers, **request.settings.get("extra_headers", {})}
         with self._client.post(self._path, body, exchange, headers) as response:
-            for parsed, is_whole in events(_noted(response, exchange, may_be_empty=bool(body["stream"]))):
-                if parsed is None:  # it only keeps the connection open
-                    continue
-                if reports_failure(parsed):
-                    raise Refusal(failure_in(parsed), late=bool(assembler.text_length))
-                if not isinstance(parsed, dict):
-                    raise InvalidResponse(_NOT_A_REPLY)
-                text = assembler.feed_whole(parsed) if is_whole else assembler.feed(parsed)
-                call.delta(text)
-                if assembler.complete:
-                    break
+            self._read(_noted(response, exchange, may_be_empty=bool(body["stream"])), assembler, call)
         if not exchange.received and body["stream"]:  # the server may have failed behind the head of its response
             whole = _unstreamed(body)
             try:
@@ -187,6 +185,49 @@ class EndpointModel:
         rest, reply = assembler.finish()
         call.delta(rest)
         return reply
+
+    def _read(self, chunks: Iterator[bytes], assembler: ReplyDraft, call: ModelCall) -> None:
+        """Read a reply to the end of its stream, for which it waits only `rest_s` seconds once the reply has ended.
+
+        A server may name the end too early. Each further piece of the reply therefore begins a new wait.
+        """
+        size = -1
+        with ExitStack() as waiting:
+            for parsed, is_whole in events(chunks):
+                if parsed is None:  # it only keeps the connection open
+                    continue
+                if reports_failure(parsed):
+                    raise Refusal(failure_in(parsed), late=bool(assembler.text_length or assembler.stop_reason))
+                if not isinstance(parsed, dict):
+                    raise InvalidResponse(_NOT_A_REPLY)
+                call.delta(assembler.feed_whole(parsed) if is_whole else assembler.feed(parsed))
+                if assembler.complete:
+                    break
+                if assembler.stop_reason and assembler.size > size:
+                    size = assembler.size
+                    waiting.close()
+                    waiting.enter_context(self._waiting_for_rest(call))
+
+    @contextmanager
+    def _waiting_for_rest(self, call: ModelCall) -> Iterator[None]:
+        """Read the stream within the block for `rest_s` seconds at most. Then the block ends without an error."""
+        try:
+            with call.part(rest_s(call)) as part, bind_call(part) as part_socket, part.aborting(part_socket.hang_up):
+                yield
+        except (DeadlineExceeded, httpcore2.TimeoutException):
+            call.check()
+            log.warning("%s ended its reply, but not its stream", self.name)
+
+
+def without_stream(quirks: Quirks, failure: ProviderFailure, body: Mapping[str, Any]) -> Adaptation | None:
+    """How `body` can be sent to a server that refuses to stream the reply. Returns `None` if it refuses another thing.
+
+    OpenAI streams some models only to organizations that it has verified.
+    """
+    is_about_streams = failure.param == "stream" or any(each in failure.said for each in _ABOUT_STREAMS)
+    if not body.get("stream") or not is_about_streams:
+        return None
+    return Adaptation(quirks | Quirks(omits=frozenset({"stream"})), "a stream")
 
 
 def _unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from perdure.errors import ContextTooLong, InvalidResponse
 from perdure.models import endings
-from perdure.models.protocol import Message, ModelReply, ModelRequest, Opaque, ToolCall, Usage
+from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Opaque, ToolCall, Usage
 from perdure.models.providers.endpoint import NO_QUIRKS, Quirks
 from perdure.models.providers.json_values import as_array, as_object, as_string
 from perdure.models.providers.wire_names import ANY_CHARACTERS, IdForm, WireIds, WireNames, make_unique
@@ -27,7 +27,12 @@ MAX_REPLY_CHARS = 2_000_000
 MAX_TOOL_CALLS = 128
 """Maximum number of calls that providers allow in one message."""
 
+REST_S = 5.0
+"""Maximum seconds from the end of a reply to the end of its stream. The usage may come between them."""
+
 _MOST_ENCODINGS = 3
+_NO_ARGUMENTS = ("{}", "null", '""')
+"""What some servers send as arguments before the arguments."""
 
 EMPTY_TEXT = "(nothing)"
 """In place of a blank text, which some providers refuse."""
@@ -98,13 +103,28 @@ class ToolCallDraft:
         return bool(self.arguments) and self.arguments[-1].endswith("}") and _is_object("".join(self.arguments))
 
     def whole_arguments(self) -> str:
-        """The arguments. Of a server that repeats what it has already sent in later pieces, its last piece."""
+        """The arguments. Of a server that repeats what it has already sent in later pieces, its last piece.
+
+        Empty arguments before the arguments are left out: `{}{"city": "Rome"}` are `{"city": "Rome"}`.
+        """
         whole = _decoded("".join(self.arguments))
-        if len(self.arguments) == 1 or _is_object(whole):
+        if _is_object(whole):
             return whole
+        for empty in _NO_ARGUMENTS:
+            if whole.startswith(empty) and _is_object(rest := _decoded(whole[len(empty) :])):
+                return rest
         *before, last = self.arguments or [""]
         grows = all(later.startswith(earlier) for earlier, later in zip(before, self.arguments[1:], strict=True))
         return last if _is_object(last) and (grows or "".join(before) == last) else whole
+
+
+def rest_s(call: ModelCall) -> float:
+    """Seconds to wait, at the end of a reply, for what may follow it. Some time of the call is left after them.
+
+    Raises:
+        CallAborted, DeadlineExceeded: the call is over.
+    """
+    return min(REST_S, call.remaining() / 2)
 
 
 def _decoded(text: str) -> str:
@@ -131,7 +151,8 @@ class ReplyDraft:
     """A reply under construction. When `stop_reason` is set, the server has ended the reply.
 
     `complete`: the stream has ended. `overflowed`: the prompt and the reply together do not fit the model's context
-    window. `members` are the members of the provider's message that perdure does not read.
+    window. `members` are the members of the provider's message that perdure does not read. `size`: the characters of
+    the reply so far.
     """
 
     ID_FORM: ClassVar[IdForm] = ANY_CHARACTERS
@@ -154,7 +175,7 @@ class ReplyDraft:
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._held_back = ""
-        self._size = 0
+        self.size = 0
 
     def feed(self, event: Mapping[str, Any]) -> str:
         """Add one event of a stream, and return its text.
@@ -299,8 +320,8 @@ class ReplyDraft:
         return tuple(finished), Opaque(*self._origin, _storable(parts)) if parts else None
 
     def _grow(self, characters: int) -> None:
-        self._size += characters
-        if self._size > MAX_REPLY_CHARS:
+        self.size += characters
+        if self.size > MAX_REPLY_CHARS:
             raise InvalidResponse(f"The model's reply is longer than {MAX_REPLY_CHARS:,} characters.")
 
 

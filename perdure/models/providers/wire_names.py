@@ -1,23 +1,31 @@
-"""Tool names and call ids in the forms that providers accept.
+"""Tool names, call ids and keys of arguments in the forms that providers accept.
 
 In perdure, a tool may have a name such as `weather:forecast`, and a call keeps the id that the model gave it. Providers
 accept only letters, digits, `_` and `-`, and refuse a prompt with an invalid name or a repeated id. Names and ids are
 therefore translated in requests, and names in replies are translated back. The translation is deterministic, because
 providers cache prompts by their prefix.
+
+Anthropic refuses a prompt with a tool whose arguments have keys such as `filter[name]`. A tool of an MCP server
+translates them in its own schema, and back in the arguments of its calls (`WireKeys`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from perdure.models.schemas import applied, keys_in, of_items, of_member, with_keys
 
 MAX_NAME = 64
 MAX_ID = 40
+MAX_KEY = 64
 
 _ALNUM = frozenset(string.ascii_letters + string.digits)
 _ALLOWED_CHARACTERS = _ALNUM | {"_", "-"}
+_ALLOWED_IN_KEYS = _ALLOWED_CHARACTERS | {"."}
 _ROOM_FOR_A_NUMBER = 8
 
 
@@ -128,3 +136,52 @@ class WireIds:
 
     def of_result(self, call_id: str | None) -> str:
         return self._assigned.get(call_id or "", call_id or "")
+
+
+class WireKeys:
+    """Maps the keys of a tool's arguments to keys that the provider accepts, and back.
+
+    `schema` is the tool's schema with these keys. A key has one translation in all objects of the schema, and no two
+    keys have the same.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        keys = dict.fromkeys(keys_in(schema))
+        used = {key for key in keys if _is_accepted(key)}
+        wire = {key: make_unique(sanitized(key), used, MAX_KEY) for key in keys if not _is_accepted(key)}
+        self._given = schema
+        self._by_wire_key = {translated: key for key, translated in wire.items()}
+        self.schema: Mapping[str, Any] = with_keys(schema, wire) if wire else schema
+
+    def from_wire(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with the tool's own keys. Keys that the schema does not name in their place stay.
+
+        Raises:
+            ValueError: an object has a key both in its own form and in the provider's.
+        """
+        if not self._by_wire_key:
+            return arguments
+        found: dict[str, Any] = self._own(arguments, [self._given])
+        return found
+
+    def _own(self, value: Any, schemas: list[Any]) -> Any:
+        if not schemas or not isinstance(value, dict | list):
+            return value
+        given = applied(schemas, self._given)
+        if isinstance(value, list):
+            items = of_items(given)
+            return [self._own(each, items) for each in value]
+        known = {key for each in given if isinstance(named := each.get("properties"), Mapping) for key in named}
+        found: dict[str, Any] = {}
+        members: dict[str, Any] = value
+        for wire, each in members.items():
+            own = self._by_wire_key.get(wire, wire)
+            key = own if own in known else wire
+            if key in found:
+                raise ValueError(f"the key {key!r} appears twice")
+            found[key] = self._own(each, of_member(given, key))
+        return found
+
+
+def _is_accepted(key: str) -> bool:
+    return 0 < len(key) <= MAX_KEY and _ALLOWED_IN_KEYS.issuperset(key)

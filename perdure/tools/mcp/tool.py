@@ -16,7 +16,7 @@ from mcp_types import Tool as Listed
 
 from perdure.errors import Abandoned, CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.models.providers.wire_names import MAX_NAME
+from perdure.models.providers.wire_names import MAX_NAME, WireKeys
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
 from perdure.tools.mcp.faults import MalformedAnswer, NoAnswer, NotConnected
@@ -48,7 +48,8 @@ _MAX_SCHEMA = 32_000
 class RemoteTool:
     """A tool of an MCP server; see `sources.RunnableTool`.
 
-    `breaker` is None, because `ServerConnection` passes each call through the server's breaker.
+    `parameters` is the server's schema, with keys that providers accept. `breaker` is None, because `ServerConnection`
+    passes each call through the server's breaker.
     """
 
     breaker: ClassVar[None] = None
@@ -63,6 +64,7 @@ class RemoteTool:
     max_result_chars: int
     requires_approval: Approval
     approver: Approver
+    _keys: WireKeys
     _server: str
     _remote: str
     _call_tool: CallTool
@@ -71,7 +73,7 @@ class RemoteTool:
         return ToolSchema(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Check that the arguments are a strict JSON object.
+        """Check that the arguments are a strict JSON object, and return them with the server's keys.
 
         Only the server checks the arguments against the tool's schema. perdure does not, because the schema is
         untrusted: matching its regular expressions may take days.
@@ -80,7 +82,7 @@ class RemoteTool:
             ToolError: the arguments are anything else; the message is for the model.
         """
         try:
-            return load_arguments(arguments, self.parameters)
+            return self._keys.from_wire(load_arguments(arguments, self.parameters))
         except (ValueError, OverflowError) as error:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
 
@@ -133,16 +135,18 @@ def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallToo
 
 def _remote_tool(server: McpServer, listed: Listed, call_tool: CallTool) -> RemoteTool:
     description = listed.description or listed.title or listed.name
+    keys = WireKeys(listed.input_schema)
     return RemoteTool(
         name=f"{server.name}:{listed.name}",
         description=untrusted.cut(untrusted.storable(description), _MAX_DESCRIPTION),
-        parameters=listed.input_schema,
+        parameters=keys.schema,
         effect=server.effect_of(listed.name, _effect_hint(listed.annotations)),
         timeout_s=server.timeout_s,
         probe=server.probes.get(listed.name),
         max_result_chars=server.max_result_chars,
         requires_approval=server.approval_of(listed.name),
         approver=server.approver_of(listed.name),
+        _keys=keys,
         _server=server.name,
         _remote=listed.name,
         _call_tool=call_tool,

@@ -1,7 +1,8 @@
 """Which of an agent's tools are in a prompt, if not all of them fit.
 
 The budget of tools is `PERDURE_MEMORY__BUDGET_TOOLS`, by default a share of the model's window. If it does not suffice,
-the first tools are sent, with `search_tools` and the tools that the turn has found with it (`perdure.tools.search`).
+or if there are more tools than providers accept, the first tools are sent, with `search_tools` and the tools that the
+turn has found with it (`perdure.tools.search`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from perdure.turns.prompt.parts import affordable, schema_tokens
 
 DEFAULT_WINDOW = 32_000
 """The tokens of a window that is not known."""
+
+MOST_TOOLS = 127
+"""Maximum tools of a prompt. OpenAI and Google accept 128; an agent's output may be one more (`models.output_tool`)."""
 
 _SHARE = 4
 """Tools have the window divided by this number."""
@@ -58,14 +62,14 @@ def usable_window(runtime: Runtime, agent: Agent) -> int | None:
 
 
 def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offered:
-    """The tools that fit into `most` tokens. `messages` are the turn's own, whose searches count."""
+    """At most `MOST_TOOLS` tools that fit into `most` tokens. `messages` are the turn's own, whose searches count."""
     schemas = tools.schemas()
-    sent = affordable(schemas, most)
+    sent = affordable(schemas[:MOST_TOOLS], most)
     room = most if tools.search is None else most - schema_tokens(tools.search.schema())
     if len(sent) < len(schemas) and tools.search is not None and room > 0:
-        found = affordable(search.found_in(messages, schemas), room)
+        found = affordable(search.found_in(messages, schemas)[: MOST_TOOLS - 1], room)
         others = [each for each in schemas if each not in found]
-        first = affordable(others, room - sum(map(schema_tokens, found)))
+        first = affordable(others[: MOST_TOOLS - 1 - len(found)], room - sum(map(schema_tokens, found)))
         sent = (*first, tools.search.schema(), *found)
     names = {each.name for each in sent}
     return Offered(sent, tuple(each.name for each in schemas if each.name not in names), most)
