@@ -16,6 +16,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
 
+from perdure.adapters.pydantic_ai.declared import tools_of
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.own_model import OwnModel
 from perdure.adapters.pydantic_ai.turn import AdaptedTurn
@@ -64,15 +65,15 @@ class AdaptedAgent(Agent):
         return replace(self, replaced_model=model)
 
     def find_tool(self, name: str) -> Any:
-        """What the ledger and approvals know of the tool `name`; pydantic-ai has the tool itself."""
+        """What approvals know of the tool `name`; `None` if only a run of the agent shows what the tool declares."""
         for toolset in self.wrapped.toolsets:
-            tools = getattr(toolset, "tools", None)
-            if isinstance(tools, dict) and name in tools:
-                return AdaptedTool.of(name, tools[name].metadata)
-        return AdaptedTool(name)
+            for declared, metadata in tools_of(toolset):
+                if declared == name:
+                    return AdaptedTool.of(name, metadata)
+        return None
 
     def _declared_tools(self) -> list[Any]:
-        return sorted(name for each in self.wrapped.toolsets for name in (getattr(each, "tools", None) or {}))
+        return sorted(name for each in self.wrapped.toolsets for name, _ in tools_of(each))
 
     def asked_model(self, default: str) -> Any:
         return self.model or self.wrapped.model or default
@@ -87,11 +88,10 @@ class AdaptedAgent(Agent):
         if isinstance(given, Model):
             return given
         if given is not None:
-            return OwnModel(given, runtime.clock, runtime.settings.model_timeout_s)
+            return OwnModel.of(given, runtime)
         if self.model is None and self.wrapped.model is not None:
             return self.wrapped.model
-        own = runtime.models(self.model or runtime.settings.model)
-        return OwnModel(own, runtime.clock, runtime.settings.model_timeout_s)
+        return OwnModel.of(runtime.models(self.model or runtime.settings.model), runtime)
 
     def given_model(self, model: Model | str) -> Model | None:
         """The argument `model` of a run."""
@@ -230,8 +230,8 @@ def _check_durable(made: AdaptedAgent) -> None:
             "perdure records model requests and tool calls only"
         )
     for toolset in agent.toolsets:
-        for name, tool in (getattr(toolset, "tools", None) or {}).items():
-            AdaptedTool.of(name, tool.metadata)
+        for name, metadata in tools_of(toolset):
+            AdaptedTool.of(name, metadata)
 
 
 def _bound(made: AdaptedAgent) -> Durability:

@@ -1,8 +1,9 @@
 """The tool calls of one reply, on the rows of `tool_effects`. The methods run in the turn's thread, unless they say so.
 
-The intents are committed with the reply. A call begins only if this process has just committed its intent, or if the
-ledger shows that it may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect
-class and its probe, as for perdure's own tools (`turns.calls.execute`).
+The intents are committed with the reply. The intent of a call that a capability of the agent approves is committed
+before the call begins. A call begins only if this process has just committed its intent, or if the ledger shows that it
+may: after a crash, a recorded result is returned, and a call in doubt is decided by its effect class and its probe, as
+for perdure's own tools (`turns.calls.execute`).
 
 A call that needs a person's decision has no intent. When pydantic-ai has run the other calls of the reply, it asks for
 the decisions; the calls then become `asked`, and the turn waits without a worker. The next run of the agent finds the
@@ -55,6 +56,8 @@ Checked = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 _APPROVAL, _DEFERRED = "approval_required", "call_deferred"
 _NOT_RUN = "Error: this call was not run."
+_LATE = 0.1
+"""The part of a call's time limit that may pass before the call begins; later, the limit starts anew."""
 _DONE = frozenset({"tool_return", "tool_content_result"})
 
 
@@ -104,6 +107,7 @@ class Calls:
         self.open_reply = open_reply
         self._runtime = runtime
         self._tenure = tenure
+        self._agent = agent
         self._positions = {part.tool_call_id: position for position, part in enumerate(parts)}
         self._planned = dict(planned)
         self._hooks = hooks = ToolHooks(runtime, tenure, tenure.at_hand, agent)
@@ -113,6 +117,8 @@ class Calls:
         )
         self._files = files
         self._rows: dict[int, Row[Any]] = {}
+        self._is_own = False
+        """Whether this process has committed the reply."""
         self._fresh: set[int] = set()
         """The positions of calls whose intents this process has just committed, and that have not begun."""
         self._begun_here: set[int] = set()
@@ -134,6 +140,7 @@ class Calls:
         Raises:
             LeaseLost: another worker has the session.
         """
+        self._is_own = True
         self._fresh = set(self._planned)
         if at is None:
             for planned in self._planned.values():
@@ -191,12 +198,9 @@ class Calls:
             Unreadable: the installed pydantic-ai cannot read the result, and another worker may.
         """
         position = self._positions[name]
-        planned, row = self._planned.get(position), self._rows.get(position)
+        row, planned = self._rows.get(position), self._equipped(position, definition, approved=approved)
         if planned is None:  # no intent: the agent of the worker that committed the reply had no such tool
             return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
-        if definition is not None and planned.tool is None:
-            tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
-            planned = replace(planned, tool=tool)
         self._planned[position] = planned = replace(planned, arguments=dict(arguments))
         if position in self._fresh:
             self._fresh.discard(position)
@@ -342,14 +346,15 @@ class Calls:
             LeaseLost: another worker has the session.
         """
         self._rows = self.rows()
-        external = [part for part in requests.calls if self._positions[part.tool_call_id] not in self._rows]
-        if external:
+        deferred = [part for part in requests.calls if self._is_deferred(part)]
+        if deferred:
             self._wait(
                 queries.DEFER,
-                [self._row(self._positions[part.tool_call_id], _declared(part, definitions)) for part in external],
+                [self._to_defer(part, definitions, requests.metadata.get(part.tool_call_id)) for part in deferred],
             )
+            self._fresh -= {self._positions[part.tool_call_id] for part in deferred}
             self._rows = self.rows()
-        asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part)]
+        asked = [self._to_ask(part, definitions) for part in requests.approvals if self._must_ask(part, definitions)]
         if asked:
             self._wait(queries.ASK, asked)
             raise Undecided
@@ -387,14 +392,40 @@ class Calls:
             self._record(position, "failed", "this call was not run.", None)
         self._fresh = set()
 
-    def _must_ask(self, part: ToolCallPart) -> bool:
+    def _is_deferred(self, part: ToolCallPart) -> bool:
+        """Whether the call waits for a client from now on: a hook or a wrapper may defer a call that has an intent."""
         row = self._rows.get(self._positions[part.tool_call_id])
-        return row is None or (row.status == "intended" and row.approver is None)
+        return row is None or (row.status == "intended" and row.waits_for is None)
+
+    def _to_defer(
+        self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition], metadata: object
+    ) -> dict[str, Any]:
+        shown = to_jsonable_python(metadata, bytes_mode="base64", serialize_unknown=True)
+        payload = storable_json({"kind": _DEFERRED, "metadata": shown})
+        return self._row(self._positions[part.tool_call_id], _declared(part, definitions), payload)
+
+    def _must_ask(self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> bool:
+        """Whether the call waits for a person from now on, or for staff after the turn's user has approved it."""
+        row = self._rows.get(self._positions[part.tool_call_id])
+        if row is None or (row.status == "intended" and row.approver is None):
+            return True
+        if row.status != "approved" or row.approver == STAFF:
+            return False
+        if _declared(part, definitions).approver_of(_object(row.arguments)) != STAFF:
+            return False
+        # `approvals.decide` has let only staff approve a call if the agent declares it, or if its arguments are edited
+        # and the agent declares nothing.
+        seen = self._agent.find_tool(part.tool_name)
+        return not self._is_edited(row) if seen is None else seen.approver_of(_object(row.arguments)) != STAFF
+
+    def _is_edited(self, row: Row[Any]) -> bool:
+        return bool(row.arguments != self.open_reply.tool_calls[row.position].arguments)
 
     def _to_ask(self, part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> dict[str, Any]:
-        tool = _declared(part, definitions)
-        row = self._row(self._positions[part.tool_call_id], tool)
-        return {**row, "approver": tool.approver_of(_object(part.args_as_json_str()))}
+        tool, position = _declared(part, definitions), self._positions[part.tool_call_id]
+        known = self._rows.get(position)
+        arguments = part.args_as_json_str() if known is None else known.arguments
+        return {**self._row(position, tool), "approver": tool.approver_of(_object(arguments))}
 
     def _row(self, position: int, tool: RunnableTool, payload: Any = None) -> dict[str, Any]:
         """The row of a call that waits."""
@@ -422,6 +453,20 @@ class Calls:
         )
         if not rows:
             raise LeaseLost
+
+    def _intended(self, position: int, definition: ToolDefinition) -> Planned:
+        """Commit the intent of a call that was to wait for a decision; returns the call.
+
+        Raises:
+            LeaseLost: another worker has the session.
+        """
+        planned = self._planned[position] = self._with_tool(self._plan(position, None), definition)
+        at = self._runtime.clock.monotonic()
+        self._wait(queries.INTEND, [{**self._row(position, planned.runnable), "timeout_s": planned.timeout_s}])
+        self._tenure.renewed(at)
+        self._ledger.intended([planned], at)
+        self._fresh.add(position)
+        return planned
 
     def _begin_approved(self) -> None:
         unbegun = {
@@ -460,8 +505,7 @@ class Calls:
         if row.status == "denied":
             self._statuses[position] = "denied"
             return ToolDenied(row.result or approvals.DENIED)
-        edited = row.arguments != self.open_reply.tool_calls[position].arguments
-        return ToolApproved(override_args=_object(row.arguments) if edited else None)
+        return ToolApproved(override_args=_object(row.arguments) if self._is_edited(row) else None)
 
     def _planned_at(self, position: int) -> Planned:
         return self._planned.get(position) or self._plan(position, None)
@@ -470,15 +514,35 @@ class Calls:
         call = self.open_reply.tool_calls[position]
         return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
 
+    def _equipped(self, position: int, definition: ToolDefinition | None, *, approved: bool) -> Planned | None:
+        """The call with its tool; `None` if it has no intent and may have none."""
+        planned = self._planned.get(position)
+        if definition is None:
+            return planned
+        if planned is None:  # a capability of the agent has approved the call
+            return self._intended(position, definition) if self._is_own or approved else None
+        if planned.tool is not None:
+            return planned
+        equipped = self._with_tool(planned, definition)
+        if position in self._fresh and equipped.timeout_s != planned.timeout_s:  # the row has the limit of all tools
+            self._ledger.extend(equipped)
+        return equipped
+
+    def _with_tool(self, planned: Planned, definition: ToolDefinition) -> Planned:
+        tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
+        return replace(planned, tool=tool, timeout_s=tool.timeout_s or self._runtime.settings.turn.tool_timeout_s)
+
     def _timeout_s(self, position: int) -> float:
         planned = self._planned.get(position)
         tool = None if planned is None else planned.tool
         return (tool.timeout_s if tool is not None else None) or self._runtime.settings.turn.tool_timeout_s
 
     def _begun(self, planned: Planned) -> Begin:
+        """Begin the call. A call that begins late, such as after one that runs alone, has its whole time limit."""
         now = self._runtime.clock.monotonic()
         self._begun_here.add(planned.position)
-        if not self._tenure.still_valid() or now >= self._ledger.until(planned):
+        is_late = self._ledger.until(planned) - now < planned.timeout_s * (1 - _LATE)
+        if is_late or not self._tenure.still_valid():
             self._ledger.extend(planned)
         left_s = self._ledger.until(planned) - now
         self._until = max(self._until, now + left_s)  # of the calls that run side by side, the longest

@@ -4,8 +4,9 @@ A reply is the row of the assistant, and the results of its calls are rows of to
 every channel, memory and erasure treat the conversation like any other. What the rows cannot express (signatures,
 thoughts, files, the shape of a result) is in the column `opaque`, as pydantic-ai writes it to JSON:
 
-    the assistant's row       {"response": MESSAGE}; a reply that was rejected: {"response": MESSAGE, "requests": […]}
-    the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply; for files: `files`
+    the assistant's row       {"response": MESSAGE}; of a reply that was rejected, also `requests` and `usage`
+    the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply; for files: `files`;
+                              {"usage": {…}}: the turn's usage until then, with what tools added to it
     a rendered output         {"output": true}: no message of the model, so it is not part of its history
 
 These names are stored data: a test pins them. Instructions are not stored, because each run makes its own.
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import __version__
 from pydantic_ai.messages import (
     BinaryContent,
@@ -37,6 +40,7 @@ from pydantic_ai.messages import (
     UserContent,
     UserPromptPart,
 )
+from pydantic_ai.usage import RequestUsage, RunUsage
 from pydantic_core import to_jsonable_python
 
 from perdure.adapters.pydantic_ai.files import filled
@@ -49,9 +53,11 @@ from perdure.turns.transcript import Entry, reply_entry
 ENDPOINT = "pydantic-ai"
 """The endpoint in `opaque`, so that no wire sends these parts."""
 
-RESPONSE, REQUESTS, OUTPUT = "response", "requests", "output"
+RESPONSE, REQUESTS, USAGE, OUTPUT = "response", "requests", "usage", "output"
 
 _UNNAMED = "tool"
+
+_USAGE = TypeAdapter(RunUsage)
 
 Data = Callable[[Mapping[str, Any]], bytes | None]
 """The bytes of a file that a stored message refers to, or `None` to describe the file."""
@@ -81,14 +87,17 @@ def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterabl
     return made, reply_entry(turn_id, made, frozenset(taken))
 
 
-def with_requests(entry: Entry, requests: Sequence[ModelMessage], referring: Callable[[Any], Any]) -> Entry:
-    """The row, with the messages that the model received after it or after its round.
+def with_requests(
+    entry: Entry, requests: Sequence[ModelMessage], usage: RunUsage, referring: Callable[[Any], Any]
+) -> Entry:
+    """The row, with the messages that the model received after it or after its round, and the turn's usage until then.
 
     `referring` puts references in place of files that are stored.
     """
     parts = entry.opaque.parts if entry.opaque is not None else {}
     records = ModelMessagesTypeAdapter.dump_python([_without_instructions(each) for each in requests], mode="json")
-    return replace(entry, opaque=_opaque({**parts, REQUESTS: referring(records)}))
+    used = _USAGE.dump_python(usage, mode="json", exclude_defaults=True)
+    return replace(entry, opaque=_opaque({**parts, REQUESTS: referring(records), USAGE: used}))
 
 
 def rendered(turn_id: UUID, text: str) -> Entry:
@@ -123,11 +132,43 @@ def system_text(part: ModelRequestPart) -> str:
     return str(part.content) if isinstance(part, UserPromptPart) and isinstance(part.content, Note) else ""
 
 
-def calls_done(entries: Sequence[Entry]) -> int:
-    """How many calls of a turn's closed rounds pydantic-ai counts: those that returned a result."""
-    requests = [message for entry in entries for message in _stored(entry, REQUESTS, lambda _: None, is_strict=False)]
-    parts = [part for message in requests if isinstance(message, ModelRequest) for part in message.parts]
-    return sum(isinstance(part, ToolReturnPart) and part.outcome == "success" for part in parts)
+def usage_of_run(entries: Sequence[Entry]) -> RunUsage:
+    """The usage with which a run continues a turn: that of its last closed round, and of the replies after it.
+
+    A round that other agents closed has no record: what they and the guards used counts by the rows.
+    """
+    found, after = RunUsage(), list(entries)
+    for number, entry in reversed(list(enumerate(entries))):
+        if (recorded := _recorded_usage(entry)) is not None:
+            found, after = recorded, after[number + 1 :]
+            break
+    for entry in after:
+        replied = _stored(entry, RESPONSE, lambda _: None, is_strict=False)
+        for response in replied:
+            if isinstance(response, ModelResponse):
+                found.incr(_billed(response))
+        if not replied and entry.usage is not None:
+            found.incr(RequestUsage(input_tokens=entry.usage.input_tokens, output_tokens=entry.usage.output_tokens))
+        found.requests += entry.role is Role.ASSISTANT
+    return found
+
+
+def _recorded_usage(entry: Entry) -> RunUsage | None:
+    if not _is_ours(entry) or entry.opaque is None or USAGE not in entry.opaque.parts:
+        return None
+    try:
+        return _USAGE.validate_python(entry.opaque.parts[USAGE])
+    except ValidationError:
+        return None
+
+
+def _billed(response: ModelResponse) -> RequestUsage:
+    """The usage of a reply, with its cost, which pydantic-ai computes after the reply is committed."""
+    usage = copy(response.usage)
+    if usage.cost is None:
+        with suppress(AssertionError, LookupError, ValueError):  # pydantic-ai knows no price
+            usage.cost = response.cost().total_price
+    return usage
 
 
 def result_texts(requests: Sequence[ModelRequest]) -> dict[str, tuple[str, str]]:

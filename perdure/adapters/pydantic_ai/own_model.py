@@ -6,14 +6,15 @@ This class makes the prompt of pydantic-ai's messages, and a response of the rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import anyio.to_thread
 from pydantic_ai.messages import (
     BinaryContent,
+    InstructionPart,
     ModelMessage,
     ModelRequest,
     ModelResponse,
@@ -47,20 +48,33 @@ from perdure.models.protocol import (
 )
 from perdure.models.protocol import Model as Own
 from perdure.models.protocol import ModelRequest as Request
+from perdure.models.settings import of_call
+from perdure.runtime import Runtime
 from perdure.turns.transcript import reply_entry
 
-_OPAQUE = "perdure"
+_OPAQUE, _CHOICE = "perdure", "tool_choice"
 _FINISHES = {endings.STOP: "stop", endings.TOOL_CALLS: "tool_call", endings.LENGTH: "length"}
 
 
 class OwnModel(Model[Any]):
     """The model `own` of perdure."""
 
-    def __init__(self, own: Own, clock: Clock, timeout_s: float) -> None:
-        super().__init__(profile=ModelProfile(supports_tools=True))
+    def __init__(self, own: Own, clock: Clock, timeout_s: float, defaults: Mapping[str, Any]) -> None:
+        """`defaults` are the settings that an agent's own replace, member by member: `PERDURE_MODEL_SETTINGS`."""
+        # pydantic-ai refuses a model that must call a tool in each step, so `prompt` adds the choice of tools.
+        settings = {name: value for name, value in defaults.items() if name != _CHOICE}
+        super().__init__(
+            settings=cast("ModelSettings", settings), profile=ModelProfile(supports_tools=True, supports_thinking=True)
+        )
         self.own = own
         self._clock = clock
         self._timeout_s = timeout_s
+        self._default_choice = {name: value for name, value in defaults.items() if name == _CHOICE}
+
+    @classmethod
+    def of(cls, own: Own, runtime: Runtime) -> OwnModel:
+        """The model `own` with the settings of the installation."""
+        return cls(own, runtime.clock, runtime.settings.model_timeout_s, runtime.settings.model_settings)
 
     @property
     def model_name(self) -> str:
@@ -94,8 +108,8 @@ class OwnModel(Model[Any]):
     ) -> Request:
         """The prompt of perdure for pydantic-ai's messages."""
         prepared, parameters = self.prepare_request(settings, parameters)
-        newest = next((each for each in reversed(messages) if isinstance(each, ModelRequest)), None)
-        system = [newest.instructions] if newest is not None and newest.instructions else []
+        instructions = InstructionPart.join(self._get_instruction_parts(messages, parameters) or [])
+        system = [instructions] if instructions else []
         said: list[Message] = []
         for each in messages:
             if isinstance(each, ModelRequest):
@@ -103,10 +117,22 @@ class OwnModel(Model[Any]):
                 said += [_told(part) for part in each.parts if not isinstance(part, SystemPromptPart)]
             else:
                 said.append(_replied(each))
-        tools = [*parameters.function_tools, *parameters.output_tools]
+        tools = [*parameters.declared_function_tools, *parameters.output_tools]
         first = [Message(Role.SYSTEM, "\n\n".join(system))] if system else []
         schemas = tuple(schema_of(each) for each in tools)
-        return Request((*first, *said), schemas, dict(prepared or {}), cache_key=cache_key)
+        return Request((*first, *said), schemas, self._given(prepared, parameters, messages), cache_key=cache_key)
+
+    def _given(
+        self, prepared: ModelSettings | None, parameters: ModelRequestParameters, messages: Sequence[ModelMessage]
+    ) -> dict[str, Any]:
+        given = dict(prepared or {})
+        if parameters.thinking is not None:
+            given["thinking"] = parameters.thinking
+        newest = messages[-1:]
+        return of_call(
+            self._default_choice, given, tools=parameters.declared_tool_defs,
+            has_results=any(isinstance(part, ToolReturnPart) for each in newest for part in each.parts),
+        )  # fmt: skip
 
     def response(self, reply: ModelReply) -> ModelResponse:
         """The response of pydantic-ai for a reply."""

@@ -6,7 +6,8 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else.
+# Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else. Or
+# the turn's user has approved it, and staff must.
 ASK = Statement(
     "turns.ask_approval",
     f"""
@@ -26,7 +27,7 @@ ASK = Statement(
         ON CONFLICT (effect_id) DO UPDATE
         SET status = 'asked', approver = excluded.approver, intended_at = excluded.intended_at,
             decide_at = excluded.decide_at
-        WHERE tool_effects.status = 'intended'
+        WHERE tool_effects.status IN ('intended', 'approved')
     )
     SELECT session_id FROM fenced
     """,  # noqa: S608 (constants)
@@ -51,6 +52,28 @@ DEFER = Statement(
         SET waits_for = 'client', payload = excluded.payload, intended_at = excluded.intended_at,
             decide_at = excluded.decide_at
         WHERE tool_effects.status = 'intended' AND tool_effects.finished_at IS NULL
+    )
+    SELECT session_id FROM fenced
+    """,  # noqa: S608 (constants)
+)
+
+# Intends a call of which the reply was committed without an intent.
+INTEND = Statement(
+    "turns.intend_call",
+    f"""
+    WITH fenced AS (
+        UPDATE sessions
+        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
+            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)} ELSE state END
+        WHERE {HELD}
+        RETURNING session_id
+    ), intended AS (
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
+                                  intended_at, decide_at)
+        SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'intended',
+               perdure_now(), perdure_now() + make_interval(secs => e.timeout_s)
+        FROM fenced, jsonb_to_recordset(%(calls)s::jsonb) AS e (
+            effect_id uuid, position int, tool text, arguments text, effect text, timeout_s double precision)
     )
     SELECT session_id FROM fenced
     """,  # noqa: S608 (constants)

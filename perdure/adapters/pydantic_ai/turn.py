@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import anyio.to_thread
 from pydantic_ai import RunContext
-from pydantic_ai.capabilities import ReinjectSystemPrompt
+from pydantic_ai.capabilities import Hooks, ReinjectSystemPrompt
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.exceptions import ModelAPIError, UserError
 from pydantic_ai.messages import (
@@ -55,7 +55,7 @@ from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.files import ResultFiles
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
-from perdure.adapters.pydantic_ai.units import CODEC, Body, current
+from perdure.adapters.pydantic_ai.units import CODEC, Body, continued, current
 from perdure.errors import (
     BudgetExhausted,
     ContentFiltered,
@@ -152,13 +152,13 @@ class AdaptedTurn(Turn):
         self._model = agent.model_in(runtime)
         self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
         self._called_at_s = tenure.spent_s
+        self.prompt: str | list[UserContent] | None = None
         self._call: ModelCall | None = None
         self._thread = TurnThread()
         self._body: Running[Any] | None = None
         self._pending: Entry | None = None
         """A reply without calls. It is the turn's reply, unless the agent rejects it."""
         self._calls: Calls | None = None
-        self._definitions: Mapping[str, ToolDefinition] = {}
         self._tool_error: Exception | None = None
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
         """The last error of the model as the run sees it, and as perdure knows it."""
@@ -286,9 +286,13 @@ class AdaptedTurn(Turn):
                 deps=await self._deps(),
                 instructions=instructions,
                 model_settings=_without_retries,
-                usage=self._usage(),
+                usage=messages.usage_of_run(self.transcript.present),
                 usage_limits=self._agent.usage_limits,
-                capabilities=[ReinjectSystemPrompt(), self._agent.durability(given)],
+                capabilities=[
+                    ReinjectSystemPrompt(),
+                    Hooks(before_node_run=continued),
+                    self._agent.durability(given),
+                ],
                 infer_name=False,
             )
 
@@ -405,12 +409,14 @@ class AdaptedTurn(Turn):
             payload = await body()
         return await anyio.to_thread.run_sync(calls.check_result, position, payload)
 
-    async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
+    async def decide(
+        self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]
+    ) -> DeferredToolResults:
         """The answers for calls that wait for a person or a client; see `units.Run`."""
         calls = self._calls
         if calls is None:
             raise UserError("perdure waits only for calls of a model's reply")
-        return await self._thread.do(lambda: calls.decide(requests, self._definitions))
+        return await self._thread.do(lambda: calls.decide(requests, definitions))
 
     def delta(self, text: str) -> None:
         """Report streamed text; see `units.Run`."""
@@ -428,7 +434,7 @@ class AdaptedTurn(Turn):
         context: RunContext[Any],
     ) -> Any:
         """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
-        self._close_round(context.messages, parameters)
+        self._close_round(context, parameters)
         if self._why_stop() is not None:
             raise Interrupted
         if self._budget.is_set:
@@ -500,7 +506,7 @@ class AdaptedTurn(Turn):
         runtime, cheaper = self._runtime, self._runtime.settings.budget.cheaper_model
         assert cheaper is not None  # noqa: S101 (else nothing raises `_Cheaper`)
         self._asked = cheaper
-        self._model = OwnModel(runtime.models(cheaper), runtime.clock, runtime.settings.model_timeout_s)
+        self._model = OwnModel.of(runtime.models(cheaper), runtime)
         self.streams = False
         self._lesson = Lesson(runtime.windows, endpoints.canonical(cheaper, runtime.settings))
 
@@ -586,7 +592,7 @@ class AdaptedTurn(Turn):
         finally:
             self._call, self._body = None, None
 
-    def _close_round(self, known: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
+    def _close_round(self, context: RunContext[Any], parameters: ModelRequestParameters) -> None:
         """Commit the results of the open calls, or the reply that the agent rejected.
 
         Raises:
@@ -595,23 +601,23 @@ class AdaptedTurn(Turn):
         lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
         if lacking is not None and not self._tenure.overdue:
             raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
-        entries, results = self._round(messages.last_requests(known))
+        entries, results = self._round(messages.last_requests(context.messages), context.usage)
         if entries:
             committed = self._commit_round(Step([*self.transcript.uncommitted, *entries], results=results))
             if committed.joined:
                 raise _Steered
 
-    def _round(self, requests: Sequence[ModelRequest]) -> tuple[list[Entry], list[Result]]:
+    def _round(self, requests: Sequence[ModelRequest], usage: RunUsage) -> tuple[list[Entry], list[Result]]:
         """The uncommitted reply or the results of the open calls, with what the model receives after it."""
         pending, calls = self._pending, self._calls
         self._pending = self._calls = None
         if pending is not None:
-            return [messages.with_requests(pending, requests, self._result_files.referring)], []
+            return [messages.with_requests(pending, requests, usage, self._result_files.referring)], []
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
         entries = result_entries(calls.open_reply, texts)
-        last = messages.with_requests(entries[-1], requests, self._result_files.referring)
+        last = messages.with_requests(entries[-1], requests, usage, self._result_files.referring)
         return [*entries[:-1], last], results
 
     def _read_reply(self, payload: Any, model_id: str | None) -> tuple[ModelResponse, ModelReply, Entry]:
@@ -636,15 +642,15 @@ class AdaptedTurn(Turn):
             return
         if self._tenure.shutting_down:
             raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
-        self._definitions = {each.name: each for each in parameters.function_tools}
+        definitions = {each.name: each for each in parameters.function_tools}
         planned = {
-            position: self._plan(position, reply, self._definitions[call.name])
+            position: self._plan(position, reply, definitions[call.name])
             for position, call in enumerate(reply.tool_calls)
-            if call.name in self._definitions and self._definitions[call.name].kind == "function"
+            if call.name in definitions and definitions[call.name].kind == "function"
         }
         intents = [each.intent() for each in planned.values()]
         # A reply that calls an output tool may end the turn, so the session's state stays that of a model's reply.
-        runs_tools = all(call.name in self._definitions for call in reply.tool_calls)
+        runs_tools = all(call.name in definitions for call in reply.tool_calls)
         made_step = Step([*self.transcript.uncommitted, reply], runs_tools=runs_tools, intents=intents)
         at = self._commit(made_step).sent_at
         open_reply = self.transcript.open_reply()
@@ -678,12 +684,12 @@ class AdaptedTurn(Turn):
         told, data = self._rendered(fitting, built)
         note = [] if built is None else [ModelRequest(parts=[UserPromptPart(messages.Note(built.note))])]
         strictly = None if self._tenure.overdue else self._row.turn_id
-        if all(entry.role is Role.USER for entry in self.transcript.present):
-            asked = [told(entry) for entry in self.transcript.present]
-            files = [each for content in asked if not isinstance(content, str) for each in content]
-            texts = [content for content in asked if isinstance(content, str) and content]
-            prompt = [*texts, *files] if files else _safe(self.transcript.asked, built)
-            return prompt, [*messages.history(earlier, strictly=None, told=told, data=data), *note]
+        asked = list(takewhile(lambda entry: entry.role is Role.USER, fitting.present))
+        self.prompt = _prompt([told(entry) for entry in asked]) or _safe(
+            "\n".join(each.content for each in asked), built
+        )
+        if len(asked) == len(fitting.present):
+            return self.prompt, [*messages.history(earlier, strictly=None, told=told, data=data), *note]
         before = messages.history(earlier, strictly=strictly, told=told, data=data)
         return None, [*before, *note, *messages.history([fitting.present], strictly=strictly, told=told, data=data)]
 
@@ -742,7 +748,7 @@ class AdaptedTurn(Turn):
         if self._pending is not None and (data is not None or text == self._pending.content):
             return Replied(self._pending, data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
-        closing, results = self._round(requests)
+        closing, results = self._round(requests, result.usage)
         if calls is not None and calls.runs_tools:
             self._commit(Step(closing, results=results))
             closing = []
@@ -773,13 +779,6 @@ class AdaptedTurn(Turn):
         if isinstance(self._model, OwnModel):
             return self._model.own.name
         return self._model if isinstance(self._model, str) else self._model.model_id
-
-    def _usage(self) -> RunUsage:
-        """The usage of the turn so far, so that limits of usage count it."""
-        found = RunUsage(requests=self.transcript.steps, tool_calls=messages.calls_done(self.transcript.present))
-        if (used := self.transcript.usage) is not None:
-            found.input_tokens, found.output_tokens = used.input_tokens, used.output_tokens
-        return found
 
 
 def _model_id(context: RunContext[Any]) -> str | None:
@@ -815,6 +814,13 @@ def _ended(payload: Any, model: object) -> Any:
     if is_known and not finish_reason(response):
         raise ModelAPIError(response.model_name or "", "The response ended without a finish reason.")
     return payload
+
+
+def _prompt(asked: Sequence[str | list[UserContent]]) -> list[UserContent]:
+    """A prompt with files of a turn's first messages; empty without files."""
+    files = [each for content in asked if not isinstance(content, str) for each in content]
+    texts = [content for content in asked if isinstance(content, str) and content]
+    return [*texts, *files] if files else []
 
 
 def _safe(text: str, built: Prompt | None) -> str:

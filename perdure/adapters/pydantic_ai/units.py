@@ -12,12 +12,13 @@ import sys
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from itertools import count
 from typing import Any, Protocol, Self, cast
 
 from pydantic import ValidationError
-from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, WrapperToolset
+from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, UserPromptNode, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec import (
@@ -45,6 +46,7 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    UserContent,
 )
 from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
@@ -86,6 +88,8 @@ class Run(Protocol):
 
     streams: bool
     """Whether the run's model streams its text."""
+    prompt: str | list[UserContent] | None
+    """What the user asked in the turn, also if the history of the run has it already."""
 
     async def request_model(
         self,
@@ -112,8 +116,13 @@ class Run(Protocol):
         """
         ...
 
-    async def decide(self, requests: DeferredToolRequests) -> DeferredToolResults:
-        """The decisions about calls that wait for a person, and the results of calls that wait for a client."""
+    async def decide(
+        self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]
+    ) -> DeferredToolResults:
+        """The decisions about calls that wait for a person, and the results of calls that wait for a client.
+
+        `definitions` are the run's tools by name.
+        """
         ...
 
     def delta(self, text: str) -> None:
@@ -243,9 +252,38 @@ class Durability(BaseDurabilityCapability[Any]):
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
         """The answers for calls that wait for a person or a client."""
-        del ctx
         run = current.get()
-        return None if run is None else await run.decide(requests)
+        return None if run is None else await run.decide(requests, ctx.tools)
+
+
+async def continued(ctx: RunContext[Any], *, node: Any) -> Any:
+    """Give a run that continues a turn the turn's prompt as its `ctx.prompt`; a hook before each node of the run."""
+    del ctx
+    run = current.get()
+    if run is None or not isinstance(node, UserPromptNode) or node.user_prompt is not None:
+        return node
+    given = {each.name: getattr(node, each.name) for each in fields(node) if each.init}
+    return _Continued(**given, prompt=run.prompt)
+
+
+@dataclass
+class _Continued(UserPromptNode[Any, Any]):
+    """The first node of a run that adds no prompt, because its history has the prompt."""
+
+    prompt: str | list[UserContent] | None = None
+
+    @classmethod
+    @cache
+    def get_node_id(cls) -> str:
+        """The id under which the graph of a run knows the node."""
+        return UserPromptNode.get_node_id()
+
+    async def run(self, ctx: Any) -> Any:
+        """Run the node. It takes the last request of the history for the prompt, which may be what a tool returned."""
+        ctx.deps.prompt = self.prompt
+        found = await super().run(ctx)
+        ctx.deps.prompt = self.prompt
+        return found
 
 
 class _RecordedToolset(WrapperToolset[Any]):

@@ -129,7 +129,10 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
             raise NotFound("There is no such call in this turn.")
         row = found[0]
         if not by.is_staff and STAFF in (row.approver, approver):
-            raise Forbidden("This call needs the approval of staff, so the user of the turn cannot decide about it.")
+            edited = "" if row.approver == STAFF or decision.arguments is None else " with these arguments"
+            raise Forbidden(
+                f"This call{edited} needs the approval of staff, so the user of the turn cannot decide about it."
+            )
         if row.status != "asked":
             raise Conflict("That call was already decided, or needed no decision.")
         if locked[0].ending or not row.waits:
@@ -168,6 +171,8 @@ def _examined(runtime: Runtime, row: Row[Any], edited: Mapping[str, Any] | None)
         declared = next(each.approver_of(name) for each in agent.servers if each.name == server)
         given = load_object(row.arguments) if edited is None else edited
         return text, who_approves(row.tool, declared, given)
+    if tool is None and not agent.is_own:
+        return text, row.approver if edited is None else STAFF
     if tool is None:
         if edited is None:
             return None, row.approver

@@ -16,6 +16,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.pydantic_ai import messages
 from perdure.models.protocol import Opaque, Role, ToolCall
@@ -127,7 +128,7 @@ def test_the_names_of_stored_members(harness: Harness, bench: Bench) -> None:
     assert stored == [
         ("user", None),
         ("assistant", ("pydantic-ai", ["response"])),
-        ("tool", ("pydantic-ai", ["requests"])),
+        ("tool", ("pydantic-ai", ["requests", "usage"])),
         ("assistant", ("pydantic-ai", ["response"])),
     ]
 
@@ -137,6 +138,7 @@ def test_text_that_postgresql_refuses() -> None:
     row = messages.with_requests(
         Entry(TURN, Role.TOOL, "x"),
         [ModelRequest(parts=[UserPromptPart("a\x00b")], instructions="secret")],
+        RunUsage(requests=1),
         lambda records: records,
     )
     assert row.opaque is not None

@@ -1,0 +1,86 @@
+"""What an agent without a model of its own sends to the model of perdure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import PromptedOutput
+
+from perdure.models.protocol import Role
+from perdure.settings import Settings
+from perdure.testing import Scripted, ask, call
+
+
+class Box(BaseModel):
+    """An output."""
+
+    width: int
+
+
+DEFAULTS = {"temperature": 0.2, "max_tokens": 500, "thinking": "high"}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (None, DEFAULTS),
+        ({"temperature": 0.1, "thinking": False}, DEFAULTS | {"temperature": 0.1, "thinking": False}),
+        ({"seed": 3}, DEFAULTS | {"seed": 3}),
+    ],
+)
+def test_the_settings_of_all_agents(own: Any, expected: dict[str, Any]) -> None:
+    """They reach the model, except those that the agent has itself."""
+    settings = Settings.model_validate({"model_settings": DEFAULTS})
+    model = Scripted("done")
+    ask(PydanticAgent(name="adapted", model_settings=own), "go", model=model, settings=settings)
+    sent = model.requests[0].settings
+    assert {name: sent.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("choice", "first"), [("required", "required"), (["look", "other"], ["look"])])
+def test_a_choice_of_tools_holds_until_there_are_results(choice: Any, first: Any) -> None:
+    """As for perdure's own agents: else the model would call tools endlessly."""
+    bare = PydanticAgent(name="adapted")
+
+    @bare.tool_plain
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    model = Scripted(call("look"), "done")
+    settings = Settings.model_validate({"model_settings": {"tool_choice": choice}})
+    assert ask(bare, "go", model=model, settings=settings).status == "done"
+    assert [each.settings.get("tool_choice") for each in model.requests] == [first, None]
+    ask(PydanticAgent(name="adapted"), "go", model=(model := Scripted("done")), settings=settings)
+    assert "tool_choice" not in model.requests[0].settings
+
+
+def test_the_schema_of_a_prompted_output() -> None:
+    """It is part of the instructions."""
+    model = Scripted('{"width":1}')
+    bare = PydanticAgent(name="adapted", instructions="You measure.", output_type=PromptedOutput(Box))
+    answer = ask(bare, "go", model=model)
+    assert answer.status == "done"
+    [system] = [each.content for each in model.requests[0].messages if each.role is Role.SYSTEM][:1]
+    assert "You measure." in system
+    assert '"width"' in system
+
+
+def test_a_tool_that_is_loaded_on_demand() -> None:
+    """The model receives its schema after a search has found it."""
+    bare = PydanticAgent(name="adapted")
+
+    @bare.tool_plain(defer_loading=True)
+    def weather(city: str) -> str:
+        """Say what the weather of a city is like."""
+        return f"rain in {city}"
+
+    model = Scripted(call("search_tools", queries=["weather"]), call("weather", city="Rome"), "done")
+    answer = ask(bare, "go", model=model)
+    assert [each.result for each in answer.calls][1:] == ["rain in Rome"]
+    offered = [{tool.name for tool in each.tools} for each in model.requests]
+    assert "weather" not in offered[0]
+    assert "weather" in offered[1]
