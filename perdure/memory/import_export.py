@@ -2,7 +2,7 @@
 
     {user_id, tenant?, session, message_id, role, author?, content, occurred_at, channel?, error?: {code, message},
      turn?, agent?, status?, feedback?: {score, comment?}, tool_calls?: [{id, name, arguments}], tool_call_id?,
-     model?, usage?, stop_reason?}
+     model?, usage?, stop_reason?, remember?, forgotten?}
 
 `session` groups a user's lines into sessions. Imported sessions have ended and await consolidation. `session` and
 `message_id` together identify a line. If a file is imported again, only its new lines are added. Invalid lines are
@@ -11,7 +11,8 @@ skipped, and reported with their number and the reason. An exported file can be 
 `turn` groups successive lines of a session into a turn. Without it, a user's line after a reply begins a turn. `agent`,
 `status` (`cancelled`) and `feedback` are the turn's. `error` marks the reply of a failed turn: it is kept for people,
 and is neither searched nor shown to a model. Each call in `tool_calls` has its result in one of the next lines, with
-the role `tool`.
+the role `tool`. If a line of a turn has `remember: false`, nothing of the turn is remembered or searched. No memory is
+extracted from a line with `forgotten: true`.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -30,6 +31,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictBool,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -82,7 +84,8 @@ def _aware(value: datetime) -> datetime:
 _EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 _STORED = {
-    "role", "content", "message_id", "channel", "author", "tool_calls", "tool_call_id", "model", "usage", "stop_reason"
+    "role", "content", "message_id", "channel", "author", "tool_calls", "tool_call_id", "model", "usage", "stop_reason",
+    "forgotten",
 }  # fmt: skip
 """The members of a line that the row of its message has."""
 
@@ -155,6 +158,8 @@ class ImportLine(BaseModel):
     model: _Name | None = None
     usage: LineUsage | None = None
     stop_reason: _Name | None = None
+    remember: StrictBool = True
+    forgotten: StrictBool = False
 
     @field_validator("error", "feedback", "tool_calls", "model", "stop_reason")
     @classmethod
@@ -291,6 +296,8 @@ def export_messages(
             "model": row.model,
             "usage": row.usage,
             "stop_reason": row.stop_reason,
+            "remember": False if row.is_left_out else None,
+            "forgotten": True if row.is_forgotten else None,
         }
         yield {key: value for key, value in line.items() if value is not None}
 
@@ -454,10 +461,12 @@ def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, An
                     "first": position,
                     "reply": None,
                     "accepted_at": line.occurred_at,
+                    "remember": True,
                 }
             )
         turn, before = turns[-1], line
         turn["settled_at"] = line.occurred_at
+        turn["remember"] &= line.remember
         if line.role == "assistant":
             turn["steps"] += line.error is None
             turn["reply"] = None if line.tool_calls else position

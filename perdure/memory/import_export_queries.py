@@ -63,14 +63,19 @@ ADD = Statement(
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, steps, first_seq,
                            reply_seq, error_code, error_message, accepted_at, settled_at, settled_tick, usage,
-                           feedback)
+                           feedback, additions)
         SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, coalesce(t.agent, grown.agent),
                t.channel, 5, t.status, t.steps, %(message_count)s + t.first, %(message_count)s + t.reply, t.error_code,
-               t.error_message, t.accepted_at, t.settled_at, grown.tick + t.position, t.usage, t.feedback
+               t.error_message, t.accepted_at, t.settled_at, grown.tick + t.position, t.usage, t.feedback,
+               CASE WHEN NOT t.remember THEN '{"remember": false}'::jsonb END
         FROM grown, jsonb_to_recordset(%(turns)s::jsonb) AS t (
             position int, turn_id uuid, agent text, channel text, status text, steps int, first int, reply int,
             error_code text, error_message text, accepted_at timestamptz, settled_at timestamptz, usage jsonb,
-            feedback jsonb)
+            feedback jsonb, remember boolean)
+    ), forgotten AS (
+        INSERT INTO forgotten_messages (session_id, seq, forgotten_at)
+        SELECT %(session_id)s, %(message_count)s + m.position, perdure_now()
+        FROM jsonb_to_recordset(%(messages)s::jsonb) AS m (position int, forgotten boolean) WHERE m.forgotten
     )
     INSERT INTO messages (session_id, seq, turn_id, role, content, message_id, channel, token_count, created_at, author,
                           tool_calls, tool_call_id, model, usage, stop_reason)
@@ -89,10 +94,14 @@ _MESSAGES = f"""
            m.created_at AS occurred_at, m.channel, failed.error_code, failed.error_message, m.tool_calls,
            m.tool_call_id, m.model, m.usage, m.stop_reason, m.turn_id AS turn, t.agent,
            CASE WHEN t.status = 'cancelled' THEN t.status END AS status,
-           CASE WHEN t.reply_seq = m.seq THEN t.feedback END AS feedback
+           CASE WHEN t.reply_seq = m.seq THEN t.feedback END AS feedback,
+           coalesce(t.additions -> 'remember' = 'false', false) AS is_left_out,
+           coalesce((SELECT true FROM forgotten_messages AS f
+                     WHERE f.session_id = m.session_id AND f.seq = m.seq), false) AS is_forgotten
     FROM messages AS m JOIN sessions AS s USING (session_id) {WITH_FAILURE}
     LEFT JOIN LATERAL (
-        SELECT agent, status, settled_at, reply_seq, feedback FROM turns WHERE turn_id = m.turn_id LIMIT 1) AS t ON true
+        SELECT agent, status, settled_at, reply_seq, feedback, additions FROM turns
+        WHERE turn_id = m.turn_id LIMIT 1) AS t ON true
     WHERE (m.session_id, m.seq) > (%(after_session)s::uuid, %(after_seq)s::bigint)
       AND (m.role = 'user' OR t.settled_at IS NOT NULL)
       AND (m.role = 'tool' OR m.tool_calls IS NOT NULL OR m.content ~ '[^[:space:]]')

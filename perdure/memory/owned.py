@@ -15,8 +15,10 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, NotFound
 from perdure.ids import new_id
 from perdure.memory import owned_queries
-from perdure.memory.consolidation.judging import Topic
-from perdure.memory.consolidation.queries import LOCK_USER
+from perdure.memory.consolidation.queries import END_AT, LOCK_USER
+from perdure.memory.consolidation.reopening import reopen
+from perdure.text.injections import instructs
+from perdure.text.statements import USER, read
 
 _MOST_SOURCES = 50
 _SOURCE_CHARS = 2_000
@@ -93,28 +95,42 @@ def read_with_sources(executor: Executor, memory_id: UUID) -> dict[str, Any]:
 def correct(database: Database, clock: Clock, user_id: UserKey, memory_id: UUID, content: str) -> dict[str, Any]:
     """Replace a memory by the user's own words; returns the new memory. A repeated call returns the same memory.
 
+    What the memory had superseded holds again if the new words do not change it. A memory that has ended, and that no
+    other has superseded, may be corrected, too: the new one holds. With the words that it has, it holds again itself.
+
     Raises:
         NotFound: the user has no such memory.
         Conflict: another memory has superseded it.
     """
     content = " ".join(content.split())
-    new, topic = new_id(clock), Topic.of(content)
+    new = new_id(clock)
     with database.transaction("memories.correct") as transaction:
         locked = transaction.run(LOCK_USER, {"user_id": user_id})
         rows = transaction.run(owned_queries.TO_CORRECT, {"memory_id": memory_id, "user_id": user_id}) if locked else ()
         if not rows:
             raise NotFound("There is no such memory.")
         [found] = rows
-        if content in (found.content, found.newer_content):
-            return read_memory(transaction, memory_id if content == found.content else found.superseded_by)
-        if not found.holds:
+        if content == found.content:
+            if found.superseded_by is None:
+                transaction.run(END_AT, {"memory_id": memory_id, "by": None, "at": None})
+            return read_memory(transaction, memory_id)
+        if content == found.newer_content:
+            return read_memory(transaction, found.superseded_by)
+        if found.superseded_by is not None:
             raise Conflict("A newer memory has superseded this one. Correct the newer one.")
-        correction = {
-            "memory_id": memory_id, "new_id": new, "content": content, "subject": topic.subject or None,
-            "attribute": topic.attribute or None, "user_id": user_id,
-        }  # fmt: skip
-        transaction.run(owned_queries.CORRECT, correction)
+        given = {"memory_id": memory_id, "new_id": new, "content": content, "user_id": user_id}
+        transaction.run(owned_queries.CORRECT, {**given, **_read(content)})
+        reopen(transaction, user_id, memory_id)
         return read_memory(transaction, new)
+
+
+def _read(content: str) -> dict[str, Any]:
+    """What the rules read in the words of a correction, for the statement `CORRECT`."""
+    if instructs(content):
+        return {"instructs": True, "is_read": True, "subject": None, "attribute": None}
+    found = read(content)
+    is_read = found.attribute is not None or found.taste != 0 or found.subject != USER
+    return {"instructs": False, "is_read": is_read, "subject": found.subject, "attribute": found.attribute}
 
 
 def _body(row: Any) -> dict[str, Any]:

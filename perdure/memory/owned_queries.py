@@ -57,22 +57,25 @@ LIST = Statement(
 TO_CORRECT = Statement(
     "memories.to_correct",
     """
-    SELECT m.content, m.valid_to IS NULL AS holds, m.superseded_by,
+    SELECT m.content, m.superseded_by,
            (SELECT newer.content FROM memories AS newer
             WHERE newer.memory_id = m.superseded_by AND newer.origin = 'user') AS newer_content
     FROM memories AS m WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s FOR NO KEY UPDATE
     """,
 )
 
-# The new memory is embedded later (`embed_missing`). Its attribute is the old one's if its words name none.
+# The new memory is embedded later (`embed_missing`). Its subject and attribute are the old one's if the rules read none
+# in its words (`is_read`). A corrected quotation is a fact, unless the new words still give instructions to a model.
 CORRECT = Statement(
     "memories.correct",
     """
     WITH made AS (
         INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, session_id,
                               created_at, valid_from, subject, attribute)
-        SELECT %(new_id)s, user_id, kind, %(content)s, importance, importance, channels, 'user', session_id,
-               perdure_now(), perdure_now(), coalesce(subject, %(subject)s), coalesce(%(attribute)s, attribute)
+        SELECT %(new_id)s, user_id, CASE WHEN kind = 'conversation' AND NOT %(instructs)s THEN 'fact' ELSE kind END,
+               %(content)s, importance, importance, channels, 'user', session_id, perdure_now(), perdure_now(),
+               CASE WHEN %(is_read)s THEN %(subject)s ELSE subject END,
+               CASE WHEN %(is_read)s THEN %(attribute)s ELSE attribute END
         FROM memories WHERE memory_id = %(memory_id)s
         RETURNING memory_id, user_id
     ), sources AS (

@@ -19,6 +19,7 @@ from perdure.text.titles import MAX_CHARS
 from perdure.text.untrusted import first_line
 
 _ARCHIVED = "its conversation was archived"
+_LEFT_OUT = "its conversation is left out of memory"
 
 
 def list_conversations(
@@ -59,8 +60,8 @@ def change_conversation(
 
     An argument of `None` changes nothing. If `archived` is True, also requests the end of the conversation's live
     session. The next message to an archived conversation restores the conversation. If `remember` is False, no memory
-    is extracted from the conversation from now on, and no search finds its messages, earlier ones included. If
-    `remember` is True, later messages are remembered again.
+    is extracted from the conversation from now on, no search finds its messages, earlier ones included, and the cases
+    that were learnt from it are archived. If `remember` is True, later messages are remembered again.
 
     Raises:
         NotFound: the user has no such conversation.
@@ -79,6 +80,7 @@ def change_conversation(
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
         if remember is False:
             transaction.run(queries.LEAVE_OUT, named)
+            transaction.run(queries.ARCHIVE_CASES, {**named, "reason": _LEFT_OUT})
         found = read_conversation(transaction, user, conversation)
     if requested is not None:
         requested.wake(wake)

@@ -235,6 +235,29 @@ LEAVE_OUT = Statement(
     """,
 )
 
+# Archives the cases that were learnt from a conversation. Runs after LEAVE_OUT, which waits for concurrent feedback.
+ARCHIVE_CASES = Statement(
+    "sessions.archive_cases",
+    """
+    WITH learnt AS (
+        SELECT c.* FROM sessions AS s JOIN turns AS t USING (session_id) JOIN cases AS c ON c.turn_id = t.turn_id
+        WHERE s.user_id = %(user_id)s AND s.scope = '/' || %(conversation)s AND c.status = 'active'
+        FOR NO KEY UPDATE OF c
+    ), kept AS (
+        INSERT INTO case_archive (case_id, query, response_text, category_path, query_vector, embedder, usage_count,
+                                  success_rate, last_accessed_at, created_at, user_id, turn_id, review, archived_at,
+                                  archived_reason)
+        SELECT case_id, query, response_text, category_path, query_vector, embedder, usage_count, success_rate,
+               last_accessed_at, created_at, user_id, turn_id, review, perdure_now(), %(reason)s
+        FROM learnt
+    ), recorded AS (
+        INSERT INTO case_history (case_id, event, reason, at)
+        SELECT case_id, 'archived', %(reason)s, perdure_now() FROM learnt
+    )
+    UPDATE cases AS c SET status = 'archived' FROM learnt WHERE c.case_id = learnt.case_id
+    """,
+)
+
 # --- messages ----------------------------------------------------------------------------
 
 # The state of the questions to the user (`ask_user`) among the calls of a message, by the call's position.
@@ -531,7 +554,8 @@ PLAN_FORK = Statement(
 
 # Writes a fork: the session, the turns under new ids, the turns' messages, and the working variables. The copied turns
 # keep their ticks, so that a fork can be forked at the same ticks as its source. What is not to be remembered of the
-# source is not to be remembered of the fork.
+# source is not to be remembered of the fork. A person's feedback stays with the source. If later turns are not copied,
+# the agent is that of the last turn copied: a later turn may have handed the conversation over.
 FORK = Statement(
     "sessions.fork",
     f"""
@@ -552,9 +576,11 @@ FORK = Statement(
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, attempts,
                            steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at,
-                           fingerprint, additions, accepted_at, started_at, settled_at, settled_tick)
+                           instructions, tools_left_out, data, fingerprint, additions, accepted_at, started_at,
+                           settled_at, settled_tick)
         SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
-               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at, fingerprint,
+               steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at, instructions,
+               tools_left_out, data, fingerprint,
                CASE WHEN additions -> 'remember' = 'false' THEN '{{"remember": false}}'::jsonb END,
                accepted_at, started_at, settled_at, settled_tick
         FROM copied
@@ -572,7 +598,11 @@ FORK = Statement(
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           turn_count, message_count, last_turn_seq, tick, variables_tick, previous_session_id,
                           forked_from, remember)
-    SELECT %(fork_id)s::uuid, s.user_id, s.scope, false, s.agent,
+    SELECT %(fork_id)s::uuid, s.user_id, s.scope, false,
+           CASE WHEN EXISTS (SELECT FROM turns AS later
+                             WHERE later.session_id = s.session_id AND later.first_seq IS NOT NULL
+                               AND later.seq > (SELECT max(seq) FROM copied))
+                THEN (SELECT agent FROM copied ORDER BY position DESC LIMIT 1) ELSE s.agent END,
            {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
            ARRAY(SELECT channel FROM copied GROUP BY channel ORDER BY min(position)),
            (SELECT count(*) FROM done), (SELECT count(*) FROM said), (SELECT count(*) FROM done),

@@ -6,9 +6,10 @@
     "I live in Lyon." + "I was born by the sea."  → unknown
 
 The module knows no meaning. It reads a statement's subject, its attribute (such as "home") with the attribute's value,
-its taste, and whether it says that something is over, by rules and short word lists in English, German, Spanish,
-Korean, Japanese and Chinese. `contradiction` compares numbers, names and opposites. A statement that the rules cannot
-read is `UNKNOWN`. `SAME` and `CHANGES` are therefore rare rather than wrong.
+its taste, whether it holds now, and whether it says that something is over, by rules and short word lists in English,
+German, Spanish, Korean, Japanese and Chinese. `contradiction` compares numbers, names and opposites. A statement that
+the rules cannot read is `UNKNOWN`. `SAME` and `CHANGES` are therefore rare rather than wrong: a change needs two
+statements about the present, of one subject, and a repetition needs the same words in the same order.
 
 Called by the judge `guard` of consolidation, and by the tool `remember`.
 """
@@ -34,6 +35,7 @@ _CACHED = 2_000
 _SAME_TOPIC = 0.5
 _SHARED_TOPIC = 0.66
 _SAME_FRAME = 0.5
+_FEW_WORDS = 3
 
 
 class Relation(StrEnum):
@@ -56,13 +58,23 @@ SINGLE = frozenset({"age", "birthday", "employer", "home", "manager", "name", "o
 """The attributes of which a subject has one value at a time. A new value ends the earlier one."""
 
 
+class Mood(StrEnum):
+    """When a statement holds: now, ahead (a plan, a wish, a condition), or not now (the past, a question)."""
+
+    NOW = "now"
+    AHEAD = "ahead"
+    PAST = "past"
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What the rules read in one statement.
 
-    `subject` is `USER`, a relative or an animal such as "sister", or a name. `value` has the words of the attribute's
-    value, `head` the word next to the attribute's cue. `words` are those that carry meaning. `is_over`: it denies or
-    ends something. `taste`: 1 likes, -1 dislikes, 0 neither. `frame` has the words in their order.
+    `subject` is `USER`, another person, animal or thing such as "sister" or "friend anna", a name, or empty for another
+    subject that the rules cannot name. `value` has the words of the attribute's value, `head` the word next to
+    the attribute's cue. `words` are those that carry meaning. `is_over`: it denies or ends something. `taste`: 1 likes,
+    -1 dislikes, 0 neither. `frame` has the words in their order, and `digits` the numbers in digits.
+    `opening`: the first word, if the statement does not begin with the user.
     """
 
     subject: str
@@ -73,26 +85,34 @@ class Statement:
     is_over: bool
     taste: int
     frame: tuple[str, ...]
+    mood: Mood
+    digits: tuple[str, ...]
+    opening: str
 
 
 def relate(earlier: str, later: str) -> Relation:
     """The relation of `later` to `earlier`. `SAME` is symmetric."""
     old, new = read(earlier), read(later)
     if old.subject != new.subject:
-        return Relation.UNRELATED
+        return Relation.UNKNOWN if _may_be_one(old.subject, new.subject) else Relation.UNRELATED
     if old.attribute is not None and old.attribute == new.attribute:
         return _of_attribute(old, new, differ=differ(earlier, later))
     if old.taste and new.taste:
         return _of_tastes(old, new, differ=differ(earlier, later))
-    if old.words == new.words and old.words and not differ(earlier, later):
+    if old.frame == new.frame and old.frame and not differ(earlier, later):
         return Relation.SAME
     return _of_topic(old, new, earlier, later)
 
 
 def differ(earlier: str, later: str) -> bool:
-    """Whether the statements cannot be the same: they differ in a number, a name, a denial, a taste or one word."""
+    """Whether the statements cannot be the same: they differ in a number, a name, a denial, a taste or one word.
+
+    They also differ if only one is about the past, and if the roles in them are `turned`.
+    """
     old, new = read(earlier), read(later)
     if (old.is_over, old.subject) != (new.is_over, new.subject) or (old.taste * new.taste) < 0:
+        return True
+    if _differ_in_mood(old, new) or turned(earlier, later):
         return True
     found = difference(earlier, later)
     if found is not None:
@@ -105,12 +125,59 @@ def differ(earlier: str, later: str) -> bool:
     return _differ_in_one_place(old.frame, new.frame)
 
 
-def overlap(earlier: str, later: str) -> bool:
-    """Whether the statements have a word, a number or an attribute in common, or one of them has no word to compare."""
+def comparable(earlier: str, later: str) -> bool:
+    """Whether the statements are about one subject, and both hold now, so that one may change the other."""
     old, new = read(earlier), read(later)
-    if not old.words or not new.words or (old.attribute is not None and old.attribute == new.attribute):
+    return old.subject == new.subject != "" and old.mood is new.mood is Mood.NOW
+
+
+def denies(earlier: str, later: str) -> bool:
+    """Whether one of two statements about the present denies something that the other asserts."""
+    old, new = read(earlier), read(later)
+    is_opposed = old.is_over != new.is_over or old.taste * new.taste < 0
+    same_attribute = old.attribute is not None and old.attribute == new.attribute
+    shared = old.value & new.value if same_attribute and old.value and new.value else old.words & new.words
+    return comparable(earlier, later) and is_opposed and bool(shared)
+
+
+def turned(earlier: str, later: str) -> bool:
+    """Whether the statements differ in who does what to whom, in the order of their numbers, or in before and after.
+
+    They may have the same words: "I owe Tom 50 euros" and "Tom owes me 50 euros".
+    """
+    old, new = read(earlier), read(later)
+    if old.digits != new.digits and sorted(old.digits) == sorted(new.digits):
         return True
-    return bool(old.words & new.words or {*features(earlier).numbers} & {*features(later).numbers})
+    shared = old.words & new.words
+    is_reordered = [each for each in old.frame if each in shared] != [each for each in new.frame if each in shared]
+    plain = [normalized("NFKC", each[:MAX_CHARS]).casefold() for each in (earlier, later)]
+    directed = [_DIRECTED.search(each) is not None or _UNLISTED.search(each) is not None for each in plain]
+    swaps = len({_OBJECT.search(each) is not None for each in plain}) > 1
+    times = [set(_TIMES.findall(each)) for each in plain]
+    return times[0] != times[1] or (is_reordered and (any(directed) or swaps)) or (all(directed) and swaps)
+
+
+def resemble(earlier: str, later: str) -> bool:
+    """Whether the statements have most of their words in common, or no word and the same numbers."""
+    old, new = (frozenset(filter(_is_long, read(each).words)) for each in (earlier, later))
+    if not old and not new:
+        return read(earlier).digits == read(later).digits != ()
+    return len(old & new) >= _SHARED_TOPIC * len(old | new)
+
+
+def anchors(text: str, other: str) -> frozenset[str]:
+    """The numbers of a statement, and its words that are written as names.
+
+    The first word has a capital letter in any case, so it counts only if it is a name within the other statement.
+    """
+    (opening, inner), (_, others) = _capitals(text[:MAX_CHARS]), _capitals(other[:MAX_CHARS])
+    return frozenset(inner | (opening & others) | {*features(text).numbers})
+
+
+def _capitals(text: str) -> tuple[set[str], set[str]]:
+    """The first word, and the capitalised words after it."""
+    first = _FIRST_WORD.search(text)
+    return (set(), set()) if first is None else ({first[0]}, set(_NAME.findall(text[first.end() :])))
 
 
 @lru_cache(_CACHED)
@@ -118,43 +185,58 @@ def read(text: str) -> Statement:
     """Read one statement, in linear time."""
     spelled = normalized("NFKC", text[:MAX_CHARS]).strip()
     plain = spelled.casefold().replace("ß", "ss").replace("’", "'")  # noqa: RUF001 (the character to replace)
-    attribute, head, value = _attribute(spelled, plain)
-    taste = -1 if _DISLIKES.search(plain) else 1 if _LIKES.search(plain) else 0
+    cue = _cue(spelled, plain)
+    found = _DISLIKES.search(plain) or _LIKES.search(plain)
+    taste = 0 if found is None else -1 if _DISLIKES.search(plain) else 1
     is_over = _OVER.search(plain) is not None
     bare = _EMPTY.sub(_blank, _DISLIKES.sub(_blank, _LIKES.sub(_blank, without_numbers(plain))))
     frame = tuple(_words(bare))
     # "do not like" is a dislike, and denies nothing else
+    taste_at = len(plain) if found is None else found.start()
     return Statement(
-        USER if attribute == "manager" else _subject(spelled, plain, attribute),
-        attribute,
-        head,
-        value,
+        USER if cue.name == "manager" else _subject(spelled, plain, cue, taste_at),
+        cue.name,
+        cue.head,
+        cue.value,
         frozenset(frame),
         is_over and not taste,
         -taste if is_over and taste > 0 else taste,
         frame,
+        _mood(plain),
+        tuple(_DIGITS.findall(plain)),
+        _opening(plain, frame),
     )
 
 
-def _of_attribute(old: Statement, new: Statement, *, differ: bool) -> Relation:  # noqa: C901, PLR0911 (a table)
+def _may_be_one(subject: str, other: str) -> bool:
+    """Whether two subjects may be one: "friend" and "friend anna", or an unnamed one and any other."""
+    one, two = {*subject.split()}, {*other.split()}
+    return one <= two or two <= one
+
+
+def _differ_in_mood(old: Statement, new: Statement) -> bool:
+    has_attribute = old.attribute is not None and old.attribute == new.attribute
+    return old.mood is not new.mood and (has_attribute or Mood.PAST in (old.mood, new.mood))
+
+
+def _of_attribute(old: Statement, new: Statement, *, differ: bool) -> Relation:  # noqa: PLR0911 (a table)
     shared, either = old.value & new.value, old.value | new.value
+    changes = Relation.CHANGES if old.mood is new.mood is Mood.NOW and old.subject else Relation.UNKNOWN
+    if not old.value or not new.value:
+        return Relation.UNKNOWN
     if old.attribute in SEVERAL:
         if not shared or (shared not in (old.value, new.value) and len(shared) < _SAME_TOPIC * len(either)):
-            return Relation.UNRELATED if old.value and new.value else Relation.UNKNOWN
+            return Relation.UNRELATED
         if old.is_over != new.is_over:
-            return Relation.CHANGES
+            return changes
         return Relation.SAME if old.value == new.value and not differ else Relation.UNKNOWN
-    if not old.value or not new.value:
-        return Relation.CHANGES if old.is_over != new.is_over else Relation.UNKNOWN
+    if old.is_over or new.is_over:
+        return changes if shared and old.is_over != new.is_over else Relation.UNKNOWN
     if old.value == new.value:
-        if old.is_over != new.is_over:
-            return Relation.CHANGES
         return Relation.UNKNOWN if differ else Relation.SAME
-    if new.is_over and shared:
-        return Relation.CHANGES
     is_name = old.attribute in ("name", "manager") and shared not in (old.value, new.value)
     if is_name or (old.head not in new.value and new.head not in old.value):
-        return Relation.CHANGES
+        return changes
     return Relation.UNKNOWN
 
 
@@ -164,18 +246,20 @@ def _of_tastes(old: Statement, new: Statement, *, differ: bool) -> Relation:
         return Relation.UNRELATED if old.words and new.words and not differ else Relation.UNKNOWN
     if old.taste != new.taste:
         alike = len(shared) >= _SHARED_TOPIC * min(len(old.words), len(new.words))
-        return Relation.CHANGES if alike else Relation.UNKNOWN
-    return Relation.SAME if old.words == new.words and not differ else Relation.UNKNOWN
+        return Relation.CHANGES if alike and old.mood is new.mood is Mood.NOW else Relation.UNKNOWN
+    return Relation.SAME if old.frame == new.frame and not differ else Relation.UNKNOWN
 
 
 def _of_topic(old: Statement, new: Statement, earlier: str, later: str) -> Relation:
     """Statements without a known attribute: one topic, and another number or a denial."""
     shared = old.words & new.words
-    if not shared:
+    is_of_other = not {old.opening} <= {"", *new.words} or not {new.opening} <= {"", *old.words}
+    if not shared or is_of_other or Mood.PAST in (old.mood, new.mood) or not old.subject:
         return Relation.UNKNOWN
     if old.is_over != new.is_over:
         alike = len(shared) >= _SHARED_TOPIC * min(len(old.words), len(new.words))
-        return Relation.CHANGES if alike else Relation.UNKNOWN
+        is_told = len(shared) > 1 or max(len(old.words), len(new.words)) <= _FEW_WORDS
+        return Relation.CHANGES if alike and is_told else Relation.UNKNOWN
     numbers, others = features(earlier).numbers, features(later).numbers
     if numbers and others and numbers != others and not _are_years({*numbers} ^ {*others}):
         alike = len(shared) >= _SAME_TOPIC * len(old.words | new.words)
@@ -215,7 +299,7 @@ _STOP_WORDS = frozenset(
     a an and are as at be been by do does for from had has have i i'm i've i'd in is it its me my mine now of on or
     our so the their these this those to user user's users was we were with am got work works worked working currently
     really very much any
-    anymore more these days each every all usually better last month since after longer turned out wrong
+    anymore more these days each every all usually better last month since longer turned out wrong
     als am an auf bei das dem den der des die ein eine einen einer einem es für fuer gern gerne habe hat ich im in ist
     ihr inzwischen jetzt mein meine meinem meinen meiner meines nach nun sehr sein seit unser unsere um und viel von
     vom wir zu zum zur nutzer nutzerin benutzer doch mehr uhr findet statt liegt betragt beträgt zahle bin haben
@@ -233,7 +317,7 @@ _EMPTY = compiled(
     r"|我|你|的|了|是|在|有|很|也|都|和|就|对|說|说|这|那"
     r"|一个|个|个|從|从|起|到|不再|再|不|没|被|医生|给|付|元|円|月に|症"
     r"|allergisch|allergies?|allergic|allergien?|alergias?|al[eé]rgic[oa]s?|알레르기가?는?|알러지가?|アレルギー|过敏"
-    r"|\b(?:not?|never|no longer|don't|doesn't|nicht|keinen?|keine[rm]?|nunca)\b|取消|中止|취소\p{Hangul}*"
+    r"|\b(?:after all|not?|never|no longer|don't|doesn't|nicht|keinen?|keine[rm]?|nunca)\b|取消|中止|취소\p{Hangul}*"
     r"|\b(?:cancell?ed|plan(?:s|ned|ning)?|going|abgesagt|planen?|geplant|cancelado|cancelé|vamos)\b|계획\p{Hangul}*|計画|计划"
 )
 """What carries no meaning of its own: pronouns and particles of scripts without spaces, cues, and denials."""
@@ -281,13 +365,38 @@ _KOREAN_ENDING = compiled(
 )
 
 
+_DIGITS = compiled(r"\p{Nd}+(?:[.,:]\p{Nd}+)*")
+_NAME = compiled(r"\p{Lu}[\p{L}\p{M}]+")
+_FIRST_WORD = compiled(r"[\p{L}\p{M}']+")
+_SHORTEST_LONG = 3
+
+
+def _is_long(word: str) -> bool:
+    """Whether a word can name a topic: a spaced script's shortest words are articles, pronouns and prepositions."""
+    return len(word) >= _SHORTEST_LONG or not _SHORT.fullmatch(word)
+
+
+_SHORT = compiled(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}\p{M}]+")
+_DIRECTED = compiled(
+    r"\b(?:to|than|from|over|before|after|by|until|owe[sd]?|lend[s]?|lent|borrow\pL*|manage[sd]?|chas\pL+)\b"
+    r"|\b(?:als|statt|von|nach|vor|schuld\pL+|leih\pL+|lieber)\b|\b(?:que|al|desde|hasta|deb[eo]n?|prefier\pL+)\b"
+    r"|\b(?:au|aux|que|doi[st]|préf\pL+)\b|보다|에서|에게|한테|より|から|まで|に|を|比|从|到|欠|借|多过|胜过|给|把|被|爱"
+)
+"""Words after which it matters what comes first: "I owe Tom" and "Tom owes me" have the same words."""
+
+_OBJECT = compiled(r"\b(?:me|us|him|them|mir|mich|uns|ihm|ihn|te|nous|moi)\b")
+_TIMES = compiled(r"\b(?:until|till|before|after|bis|vor|hasta|antes|después)\b")
+_UNLISTED = compiled(r"[^\p{Latin}\p{Hangul}\p{Han}\p{Hiragana}\p{Katakana}\p{Common}\p{M}]")
+"""A letter of a script for which `_DIRECTED` has no words."""
+
+
 # --- denials and tastes -------------------------------------------------------------------
 
 _OVER = compiled(
     r"\b(?:not|no longer|never|don't|doesn't|didn't|isn't|aren't|won't|can't|stopped|quit|cancell?ed|called off)\b"
     r"|\b(?:gave up|is gone|left)\b"
     r"|\b(?:nicht|kein(?:e|en|er|em)?|nie|abgesagt|storniert|aufgehört|ist weg|gekündigt|verlassen)\b"
-    r"|\b(?:no|ya no|nunca|cancel(?:ado|amos|é)|dej(?:é|ado) de)\b"
+    r"|\bno [^,]|\b(?:nunca|cancel(?:ado|amos|é)|dej(?:é|ado) de)\b"
     r"|더 ?이상|않|(?:^| )안 |없[어습는다]|아니|취소|그만|못해|끊었"
     r"|ません|ない|なく|なか|じゃな|やめ|中止|取り?消|キャンセル"
     r"|不过敏|不[^错同管过]|没|取消|戒了"
@@ -299,6 +408,45 @@ _LIKES = compiled(
 _DISLIKES = compiled(
     r"\b(?:hate[sd]?|dislike[sd]?|detest[s]?|hasse|hasst|verabscheue|odi[oa]|detesto)\b|싫|嫌い|讨厌|討厭"
 )
+
+
+# --- when it holds ------------------------------------------------------------------------
+
+_PAST = compiled(
+    r"[?\x{ff1f}\x{061f}]|^(?:who|what|when|where|which|why|how|wer|was|wann|wo|wie|quién|qué|cuándo|dónde|cómo) "
+    r"|\b(?:used to|formerly|previously|was|were|had|ate|back then|ago|while i|when i was)\b"
+    r"|\b(?:liked|loved|hated|enjoyed|preferred|disliked)\b|\bas an? (?:\pL+ )?(?:child|kid|student|teenager|boy)\b"
+    r"|\b(?:until|till|bis|hasta) (?:\pL+ )?(?:1[89]|20)\pN\pN\b|\b(?:from|between) (?:1[89]|20)\pN\pN (?:to|and)\b"
+    r"|\b(?:as if|if|whether|falls|wenn|ob|cuando era|de niñ[oa]|de pequeñ[oa]|de joven)\b|(?:^|[ ,])si "
+    r"|\b(?:früher|fruher|damals|einst|als (?:kind|student|studentin|jugendliche[r]?)|ehemalige?[rsn]?|war|hatte)\b"
+    r"|\b(?:arbeitete[n]?|wohnte[n]?|lebte[n]?|mochte|liebte|hasste|gewohnt|gelebt)\b"
+    r"|\b(?:antes|antiguamente|vivía\pL*|viví|vivió|trabajab\pL+|trabajé|trabajó|me llamaba|era|fui|gustaba[n]?)\b"
+    r"|살았|일했|근무했|다녔|거주했|좋아했|싫어했|어릴 때|어렸을|예전|옛날|만약|까요"
+    r"|住んでいま?した|住んでいた|住んでた|働いていま?した|働いていた|勤めていま?した|勤めていた|暮らしていま?した|好きでした|嫌いでした"
+    r"|子供の頃|子どもの頃|以前|昔|かつて|もし|ですか|ますか"
+    r"|小时候|曾经|曾在|从前|当时|过去|年轻时|如果|吗|[住叫]过"
+)
+_DWELT = compiled(r"\b(?:lived|worked|resided|been based)\b")
+_PERFECT = compiled(r"(?:\b(?:have|has)|'ve|'s) (?:\pL+ )?(?:lived|worked|been based)\b.*\b(?:since|for)\b")
+"""What began in the past and still holds: "I have lived in Lyon since 2010"."""
+
+_AHEAD = compiled(
+    r"\b(?:would|will|'ll|wish\pL*|want[s]?|dream\pL*|think\pL* (?:about|of)|thought|plan\pL*|consider\pL*|might)\b"
+    r"|\b(?:could|should|shall|maybe|perhaps|probably|hop(?:e|es|ing) to|going to|about to|one day|soon|next \pL+)\b"
+    r"|\b(?:mov(?:e|es|ing) to|(?:i|we|he|she|they|user) may|i'd|looking (?:for|at)|almost|nearly|ideal|imagin\pL+)\b"
+    r"|\b(?:someday|würde\pL*|möchte\pL*|will|wollen|werde|wird|träum\pL*|traum\pL*|denke|überleg\pL*|vielleicht|bald)\b"
+    r"|\b(?:nächste[nsmr]?|zieh(?:e|t) nach|wünsch\pL*)\b"
+    r"|\b(?:quier\pL+|quisiera|gustaría\pL*|encantaría\pL*|sueñ\pL+|pienso|planeo|quizás?|tal vez|próxim[oa])\b"
+    r"|\b(?:voy a|vamos a|mudar\pL*)\b"
+    r"|다음|내년|싶|예정|생각|계획|할 거|갈 거|아마|つもり|予定|たいです|たいと|来年|来月|来週|かもしれ|夢"
+    r"|想|打算|计划|希望|可能|也许|梦想|明年|下个月|下周|将来|将要|准备"
+)
+
+
+def _mood(plain: str) -> Mood:
+    if _PAST.search(plain) or (_DWELT.search(plain) and not _PERFECT.search(plain)):
+        return Mood.PAST
+    return Mood.AHEAD if _AHEAD.search(plain) else Mood.NOW
 
 
 # --- subjects ----------------------------------------------------------------------------
@@ -320,11 +468,56 @@ _PARTIES = {
         "colleague": "colleague kollege kollegin colega 동료 同僚 同事",
         "dog": "dog hund hundes perro perra 강아지 犬 狗",
         "cat": "cat katze kater gato gata 고양이 猫",
+        "parents": "parents eltern padres 부모님 両親 父母 爸妈",
+        "grandmother": "grandmother grandma granny oma grossmutter abuela 할머니 외할머니 祖母 奶奶 外婆 姥姥",
+        "grandfather": "grandfather grandpa opa grossvater abuelo 할아버지 외할아버지 祖父 爷爷 外公 姥爷",
+        "uncle": "uncle onkel tío 삼촌 외삼촌 叔父 伯父 叔叔 舅舅 伯伯",
+        "aunt": "aunt tante tía 이모 고모 叔母 伯母 阿姨 姑姑 姨妈",
+        "cousin": "cousin cousine primo prima 사촌 従兄 従妹 従弟 従姉 表哥 表弟 表姐 表妹 堂哥 堂弟",
+        "nephew": "nephew neffe sobrino 조카 甥 侄子 外甥",
+        "niece": "niece nichte sobrina 조카딸 姪 侄女 外甥女",
+        "children": "children kids kinder hijos",
+        "flatmate": "flatmate roommate housemate mitbewohner mitbewohnerin 룸메이트 室友",
     }.items()
     for word in words.split()
 }
-_FIRST_PERSON = frozenset(word_list("i i'm i've i'd i'll we ich wir user nutzer nutzerin usuario usuaria yo nosotros"))
-_POSSESSIVES = compiled(r"(?:my|our|his|her|their|user's|mein\w*|unser\w*|mis?|nuestr\w+|su)")
+_FIRST_PERSON = frozenset(
+    word_list("i i'm i've i'd i'll we we're we've ich wir user nutzer nutzerin benutzer usuario usuaria yo nosotros")
+)
+_POSSESSIVES = compiled(
+    r"(?:my|our|his|her|their|user's|mein\w*|unser\w*|mis?|nuestr\w+|sus?|mon|ma|mes|notre|nos|minha?|meus?|mio|mia)"
+)
+_TOLD = frozenset({*_FIRST_PERSON, "me", "mir", "mí", "uns", "nos"})
+_THIRD_PERSON = frozenset(
+    word_list("he he's she she's it it's they they're they've who who's which er sie ella él ellos ellas quien")
+)
+_OWN = frozenset(
+    word_list("name names age job life family alter familie leben edad nombre familia vida nom âge famille title beruf")
+)
+"""What a user has and is not another: "my age is now 34" is about the user."""
+
+_OWN_CUE = compiled(
+    r"^(?:name|home|house|flat|apartment|job|occupation|employer|allerg(?:y|ies|ie|ien)\b|zuhause|arbeitgeber|beruf|casa|hogar|empresa"
+    r"|nombre|alergia|manager|boss|chef|jef)"
+)
+_WHOLE = frozenset(
+    word_list("new current full real own present actual nueva nuevo neue neuer neues neuen aktuelle aktueller jetziger")
+)
+"""What may stand before a user's attribute. Others name a part or another one: "my middle name", "my first job"."""
+
+_NOT_NOUNS = frozenset(
+    word_list("""
+    is are was were be been has have had does do did don't doesn't isn't aren't not no longer never now also still just
+    always currently recently already both all really too moved lives works ist sind hat haben nicht nie jetzt auch noch
+    gerade schon seit está están es son tiene ya se ahora también too, and und y
+    """)
+)
+_AND = frozenset(word_list("and und y"))
+_PREPOSITIONS = frozenset(word_list("in from at of with on near for who that aus von bei mit de del con que en"))
+_FIRST_VERB = compiled(
+    r"^(?:viv(?:o|imos)|mud(?:é|amos|o)|trabaj(?:o|amos)|tengo|me llam|i'm"
+    r"|(?:wohne|lebe|arbeite|heisse|ziehe|bin|am)\b)"
+)
 _NAMED = compiled(
     r"^(?P<name>\p{Lu}[\p{L}\p{M}]+) (?:lives?|moved|works?|is|has|likes|loves|hates|prefers|wohnt|lebt|arbeitet|heißt"
     r"|ist|hat|mag|liebt|vive|trabaja|es|tiene|se)\b"
@@ -338,48 +531,160 @@ _NOT_NAMED = frozenset(
 )
 _SPANISH_FIRST = compiled(r"^(?:ahora |ya no |ya |en \w+ |desde \w+ )?(?:\w+[oé]|me|soy|estoy|voy|he|tengo)\b")
 _UNSPACED_PARTY = compiled(
-    r"^(?:私の|うちの|僕の|我的|我家的|我家|我|用户的|用户|ユーザーの)?(?P<party>"
+    r"^(?:私の|うちの|僕の|我的|我家的|我家|我|用户的|用户|ユーザーの)?(?P<which>[大二三四小]|第[二三]个|另一[个只])?(?P<party>"
     + "|".join(sorted((word for word in _PARTIES if ord(word[0]) in range(0x3400, 0xA000)), key=len, reverse=True))
     + r")(?P<rest>.?)"
 )
 _UNSPACED_TOPIC = compiled(
-    r"^(?P<topic>[\p{Han}\p{Katakana}ーさんくちゃ]{2,8}?)(?:は|が).*(?:住|働|勤)"
+    r"^(?:(?:私|うち|僕|俺)の)?(?P<topic>[\p{Han}\p{Katakana}ーさんくちゃ]{2,8}?)(?:は|が)(?:.*(?:住|働|勤|引っ?越)|\pN+歳)"
+    r"|^(?:(?:私|うち|僕|俺)の)?(?P<owner>[\p{Han}\p{Katakana}ー]{1,8}?)の名前は"
+    r"|^我的(?P<noun>\p{Han}{2,4}?)(?:的名字)?(?:现在|今年)?(?:叫|住在|搬|\pN+岁|在.{1,8}(?:工作|上班))"
     r"|^(?P<named>\p{Han}{2,4}?)(?:现在|已经)?(?:住在|搬到|在.+(?:工作|上班))"
 )
 _KOREAN_TOPIC = compiled(
-    r"^(?P<topic>\p{Hangul}{2,4}?)(?:은|는|이|가) .*(?:살|산다|이사|일해|일한|근무|다니|다녀|이직)"
+    r"^(?:(?:제|내|우리|저희|나의|저의) (?:\p{Hangul}+ )?)?(?P<topic>\p{Hangul}{2,4}?)(?:은|는|이|가) "
+    r"(?:.*(?:살|산다|이사|일해|일한|근무|다니|다녀|이직)|\pN+ ?(?:살|세))"
 )
-_NO_TOPIC = compiled(r"私|僕|俺|我|用户|ユーザー|家|今|仕事|職業|저|나|사용자|집|직업|월|회사|现在|从|銀行|学校|住|搬")
+_NO_TOPIC = compiled(
+    r"私|僕|俺|我|用户|ユーザー|家|今|仕事|職業|저|나|사용자|집|직업|월|회사|现在|从|銀行|学校|住|搬|올해|지금|현재|요즘|이제|이름|名|年齢|年龄|工作|职业"
+)
 _KOREAN_OWNED = ("이름", "나이", "집", "직업", "생일")
+_KOREAN_QUALIFIERS = frozenset(word_list("첫째 둘째 셋째 큰 작은 막내 다른 전"))
 
 
-def _subject(spelled: str, plain: str, attribute: str | None) -> str:  # noqa: C901, PLR0911 (each way to name it)
-    """Whom the statement is about. A statement that names nobody is about the user."""
+def _subject(spelled: str, plain: str, cue: _Cue, taste_at: int) -> str:  # noqa: PLR0911 (each way to name it)
+    """Whom the statement is about. A statement that names nobody is about the user.
+
+    `taste_at`: where it says what is liked, or its end.
+    """
     party = _UNSPACED_PARTY.match(plain)
     if party is not None:
-        return _PARTIES[party["party"]] if plain[0] in "我用" or party["rest"] in "はがのも" else USER
+        is_owned = plain[0] in "我用" or party["rest"] in "はがのも住在叫今现搬是有没不对的已喜讨也"
+        return f"{party['which'] or ''} {_PARTIES[party['party']]}".strip() if is_owned else USER
     tokens = plain.replace(",", " ").replace(".", " ").split()
+    if has_hangul(plain):
+        return _korean_party(tokens) or _topic(plain, cue)
+    if _SPACELESS.search(plain):
+        return _topic(plain, cue)
+    if cue.name is None and taste_at == len(plain):
+        return _party(tokens, plain) or _named(spelled, plain) or USER
+    start = taste_at if cue.name is None else cue.start
+    found = _possessor(spelled, plain, cue) if cue.name is not None else _before(_bare(plain[:start]), "")
+    if found is not None:
+        return found
+    named = _named(spelled, plain)
+    if named is not None:
+        return _party(tokens, plain) or named
+    opens = all(each in _STOP_WORDS or each in _NOT_NOUNS or each in _TIMELY for each in _bare(plain[:start]))
+    is_told = not _TOLD.isdisjoint(tokens) if cue.name is None else _FIRST_VERB.search(plain[start:]) is not None
+    return USER if opens or is_told or _SPANISH_FIRST.match(plain) else ""
+
+
+_SPACELESS = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
+
+
+def _bare(text: str) -> list[str]:
+    return [each for token in text.split() if (each := token.strip('.,;:!"()-'))]
+
+
+def _topic(plain: str, cue: _Cue) -> str:
+    """The topic of a statement in Korean, Japanese or Chinese that has an attribute."""
+    found = _KOREAN_TOPIC.match(plain) or _UNSPACED_TOPIC.match(plain) if cue.name not in (None, "allergy") else None
+    topic = next((each for each in found.groups() if each), None) if found is not None else None
+    return topic if topic is not None and not _NO_TOPIC.search(topic) else USER
+
+
+def _opening(plain: str, frame: tuple[str, ...]) -> str:
+    """`Statement.opening`. It is empty for the scripts without spaces and for Korean, which often omit the user."""
+    tokens = _bare(plain)
+    if not tokens or _SPACELESS.search(plain) or has_hangul(plain):
+        return ""
+    if tokens[0] in _THIRD_PERSON:
+        return tokens[0]
+    is_users = not _FIRST_PERSON.isdisjoint(tokens) and not _POSSESSIVES.fullmatch(tokens[0])
+    return frame[0] if frame and not is_users else ""
+
+
+def _korean_party(tokens: list[str]) -> str | None:
     for at, token in enumerate(tokens[:5]):
-        if has_hangul(token):
-            bare = without_particle(token)
-            owns = at + 1 < len(tokens) and tokens[at + 1].startswith(_KOREAN_OWNED)
-            if bare in _PARTIES and (token[len(bare) :] in ("은", "는", "이", "가", "의", "도") or owns):
-                return _PARTIES[bare]
-            continue
-        if token in _FIRST_PERSON or (at == 0 and _SPANISH_FIRST.match(plain)):
-            return USER
+        bare = token if token in _PARTIES else without_particle(token)
+        owns = at + 1 < len(tokens) and tokens[at + 1].startswith(_KOREAN_OWNED)
+        if bare in _PARTIES and (token[len(bare) :] in ("은", "는", "이", "가", "의", "도") or owns):
+            which = tokens[at - 1] if at and tokens[at - 1] in _KOREAN_QUALIFIERS else ""
+            return f"{which} {_PARTIES[bare]}".strip()
+    return None
+
+
+def _party(tokens: list[str], plain: str) -> str | None:
+    """The relative, animal or user that is named first; for a statement without an attribute."""
+    for at, token in enumerate(tokens[:5]):
         word = token.removesuffix("'s")
-        if word in _PARTIES and (at == 0 or _POSSESSIVES.fullmatch(tokens[at - 1])):
-            return _PARTIES[word]
+        party = _PARTIES.get(word, _PARTIES.get(word.removesuffix("s")))
+        if party is not None and (at == 0 or _POSSESSIVES.fullmatch(tokens[at - 1])):
+            return party
+        if token in _FIRST_PERSON or (at == 0 and _SPANISH_FIRST.match(plain) and not _POSSESSIVES.fullmatch(token)):
+            return USER
+    return None
+
+
+def _named(spelled: str, plain: str) -> str | None:
     named = _NAMED.match(spelled)
-    if named is not None and named["name"].casefold() not in _NOT_NAMED and not _OWNED.search(plain):
-        return str(named["name"].casefold())
-    if attribute in ("home", "employer", "occupation"):
-        found = _KOREAN_TOPIC.match(plain) or _UNSPACED_TOPIC.match(plain)
-        topic = next((each for each in found.groups() if each), None) if found is not None else None
-        if topic is not None and not _NO_TOPIC.search(topic):
-            return str(topic)
-    return USER
+    if named is None or named["name"].casefold() in _NOT_NAMED or _OWNED.search(plain):
+        return None
+    return str(named["name"].casefold())
+
+
+def _possessor(spelled: str, plain: str, cue: _Cue) -> str | None:
+    """The subject of an attribute: within the cue ("the name of my dog is"), or nearest before it."""
+    within = plain[cue.start : cue.end].split()
+    for at, token in enumerate(within[1:-1], start=1):
+        if _POSSESSIVES.fullmatch(token):
+            return _PARTIES.get(within[at + 1], within[at + 1])
+    tokens = _bare(plain[: cue.start])
+    while tokens and tokens[-1] in _NOT_NOUNS - _AND:
+        tokens.pop()
+    is_owned = any(map(_POSSESSIVES.fullmatch, tokens[-_MOST_OF_A_NAME:]))
+    is_named = len(tokens) > 1 and not is_owned and _FIRST_PERSON.union(_AND).isdisjoint((tokens[-1], tokens[-2]))
+    if is_named and _is_name_in_english(spelled, plain, tokens[-1]) and not _OWN_CUE.search(plain[cue.start :]):
+        return ""  # "I heard that Tom moved to Rome"
+    return _before(_bare(plain[: cue.start]), plain[cue.start : cue.end])
+
+
+def _before(tokens: list[str], cue: str) -> str | None:
+    """The last person, animal or thing in `tokens`, the words before a verb; `None` if they have none."""
+    for at in reversed(range(max(0, len(tokens) - _MOST_BEFORE), len(tokens))):
+        token = tokens[at]
+        if token in _FIRST_PERSON:
+            if at and tokens[at - 1] in ("that", "which", "where"):
+                return ""
+            # "I have a cousin living in Rome", but "I have a cat allergy"
+            return USER if _OWN_CUE.search(cue) or not cue else next(filter(None, map(_PARTIES.get, tokens[at:])), USER)
+        if token in _THIRD_PERSON:
+            return ""
+        if _POSSESSIVES.fullmatch(token):
+            return _possessed(token, tokens[at + 1 :], cue)
+    return None
+
+
+_MOST_BEFORE = 12
+_MOST_OF_A_NAME = 4
+
+
+def _possessed(owner: str, words: list[str], cue: str) -> str:
+    """What "my …" names before the cue: another subject, or the user if it is an attribute of theirs."""
+    is_genitive = bool(words) and words[-1].endswith(("'s", "s'"))
+    is_user = owner not in ("his", "her", "their", "su", "sus")
+    if not is_genitive and _OWN_CUE.search(cue):
+        is_whole = cue.startswith("al") or _WHOLE.issuperset(words)
+        return USER if is_user and is_whole else ""
+    noun: list[str] = []
+    for word in words:
+        if word in _PREPOSITIONS or (word in _NOT_NOUNS and noun):
+            break
+        noun.append(word.removesuffix("'s").removesuffix("s'"))
+    if not noun or noun[-1] in _OWN:
+        return USER if is_user else ""
+    return " ".join(_PARTIES.get(each, each) for each in noun[:_MOST_OF_A_NAME])
 
 
 def is_compared(*texts: str) -> bool:
@@ -396,7 +701,7 @@ _ENGLISH = compiled(r"\b(?:i|i'm|i've|my|the|user|user's|is|are|we|does|don't|li
 
 _AFTER = {
     "home": (
-        r"\b(?:liv(?:e|es|ed|ing)|resid(?:e|es|ing)|based) (?:now )?(?:in|at|on)\b"
+        r"\b(?:liv(?:e|es|ed|ing)|resid(?:e|es|ing)) (?:now )?(?:in|at)\b|\bbased (?:now )?in\b"
         r"|\bmov(?:e|es|ed|ing) to\b|\brelocated to\b"
         r"|\b(?:home|house|flat|apartment) is (?:now )?in\b"
         r"|\b(?:wohn|leb)(?:e|t|en)\b(?: \pL+){0,3}? in\b|\bnach (\S+) (?:um)?gezogen|\bzieh(?:e|t) nach\b"
@@ -415,7 +720,8 @@ _AFTER = {
         r"|\btrabaj\pL+(?: ahora)? como\b|직업은|(?:仕事|職業)は|(?:职业|工作)是"
     ),
     "name": (
-        r"\bname is\b|\bname's\b|\bcalled\b|\bnamed\b|\bheiss(?:e|t|en)\b|\bname(?: \pL+){0,2} ist\b"
+        r"\bname is\b|\bname's\b|\b(?:am|is|are|i'm) (?:now |also )?(?:called|named)\b"
+        r"|\bheiss(?:e|t|en)\b|\bname(?: \pL+){0,2} ist\b"
         r"|\b(?:me|se) llam[oa]\b|\bnombre(?: de mi \pL+)? es\b|이름은|名前は|名字是|叫|[犬猫]は(.+)と(?:いい|言い)"
     ),
     "manager": (
@@ -428,7 +734,7 @@ _AFTER = {
         r"|(?:알레르기|알러지)(?:가|는|도|를)?|アレルギー|过敏"
     ),
     "age": (
-        r"\b(?:am|i'm|is|turned|now) (\pN{1,3})(?: years old|$|\.| today)"
+        r"\b(?:am|i'm|is|turned)(?: now)? (\pN{1,3})(?: years old|$|\.| today)"
         r"|\b(?:bin|ist)(?: jetzt)? (\pN{1,3}) jahre alt\b"
         r"|\b(?:tengo|tiene)(?: ahora)? (\pN{1,3}) años|(\pN{1,3}) ?(?:살|세)(?:이에요|예요|입니다|이다|$)"
         r"|(\pN{1,3})歳(?:です|にな|だ|。|$)|(\pN{1,3})岁(?:了|。|\x{ff0c}|$)"
@@ -466,8 +772,48 @@ _PERSON_NAME = compiled(r"^\p{Lu}|(?:씨|님)$|^\p{Hangul}{2,4}$|^[\p{Han}\p{Kat
 _KOREAN_CLOSING = compiled(r"(?:씨)?(?:으로|로)?(?:이에요|예요|입니다|이야|이다|야)$|씨$|(?:으로|로)$")
 
 
-def _attribute(spelled: str, plain: str) -> tuple[str | None, str, frozenset[str]]:
-    """The first known attribute of the statement, the word of its value next to the cue, and the value's words."""
+@dataclass(frozen=True, slots=True)
+class _Cue:
+    """An attribute, the word of its value next to the words that show it, its value, and where these words stand."""
+
+    name: str | None = None
+    head: str = ""
+    value: frozenset[str] = frozenset()
+    start: int = 0
+    end: int = 0
+
+
+_NOWHERE = compiled(
+    r"^ ?(?:an?|the|my|our|his|her|their|this|that|one|eine[rmn]?|ein|meine[rmn]?|unsere[rmn]?|una?|mi|nuestra|la|el)\b"
+)
+_GERMAN_ARTICLE = compiled(r"^ ?(?:ein|mein|unser)")
+_NO_HOME = compiled(r"\b(?:office|team|shift|department|version|slack)\b")
+_NO_EMPLOYER = compiled(
+    r"^ ?(?:me|us|him|her|them|you|everyone|myself|home|night|weekends|mein|casa|remoto|línea|mí|la noche)\b"
+)
+
+
+def _is_read(name: str, spelled: str, tail: str, shown: str, value: list[str]) -> bool:
+    """Whether the cue has the attribute's sense, unlike "I moved to the night shift" and "I joined a choir"."""
+    if name == "home" and _NOWHERE.match(tail):
+        is_place = not _GERMAN_ARTICLE.match(tail) or " in " in tail
+        return is_place and any(_is_spelled_as_name(spelled, each) for each in value)
+    if name == "employer" and shown.startswith("joined"):
+        return not _NOWHERE.match(tail) and bool(value) and _is_spelled_as_name(spelled, value[0])
+    return not (_NO_HOME.search(tail) if name == "home" else _NO_EMPLOYER.match(tail) if name == "employer" else None)
+
+
+def _is_name_in_english(spelled: str, plain: str, word: str) -> bool:
+    return _ENGLISH.search(plain) is not None and _is_spelled_as_name(spelled, word)
+
+
+def _is_spelled_as_name(spelled: str, word: str) -> bool:
+    at = spelled.casefold().find(word)
+    return at >= 0 and spelled[at : at + 1].isupper()
+
+
+def _cue(spelled: str, plain: str) -> _Cue:  # noqa: C901 (a table)
+    """The first known attribute of the statement."""
     for name, (after, before) in _CUES.items():
         found, behind = (after.search(plain), True) if after is not None else (None, True)
         if found is None and before is not None:
@@ -476,18 +822,20 @@ def _attribute(spelled: str, plain: str) -> tuple[str | None, str, frozenset[str
             continue
         within = next((each for each in found.groups() if each), "")
         if name == "age":
-            return name, within, frozenset([within])
+            return _Cue(name, within, frozenset([within]), found.start(), found.end())
         rest = _values(plain[: found.start()]), _values(plain[found.end() :])
         value = [*rest[0], *rest[1]]
         if name != "allergy":
             value = [each for each in _values(within) or rest[behind] or rest[not behind] if each not in _PARTIES]
+        if not _is_read(name, spelled, plain[found.end() :], found[0], value):
+            continue
         if not value:
-            return name, "", frozenset()
+            return _Cue(name, start=found.start(), end=found.end())
         head = value[0] if behind else value[-1]
         if name == "manager" and not _is_name(spelled, head):
             continue
-        return name, head, frozenset(value)
-    return None, "", frozenset()
+        return _Cue(name, head, frozenset(value), found.start(), found.end())
+    return _Cue()
 
 
 def _values(text: str) -> list[str]:

@@ -82,4 +82,5 @@ def _memory_of(context: ToolContext) -> OwnMemory:
 
 def _line(each: Recalled) -> str:
     known = f"memory {each.id}" if each.layer is Layer.SEMANTIC else "message"
-    return f"- [{known}, {each.occurred_at:%Y-%m-%d}] {cut(each.content, _PIECE_CHARS)}"
+    until = f", until {each.valid_to:%Y-%m-%d} only" if each.valid_to else ""
+    return f"- [{known}, {each.occurred_at:%Y-%m-%d}{until}] {cut(each.content, _PIECE_CHARS)}"

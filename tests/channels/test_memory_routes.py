@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -54,6 +55,28 @@ def test_k_counts_results_and_layers_are_chosen(client: TestClient) -> None:
     assert found(k=1) == 1
     assert found(layers=["episodic"]) == 2
     assert found(layers=["semantic"]) == 0
+
+
+@pytest.mark.usefixtures("talked")
+def test_a_memory_that_has_ended_says_until_when_it_held(client: TestClient, runtime: Runtime) -> None:
+    """`valid_until` is null for messages and for memories that hold."""
+    with runtime.database.engine.connect() as connection:
+        connection.exec_driver_sql(
+            """
+            INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                                  valid_from, valid_to)
+            SELECT gen_random_uuid(), 'ann', 'fact', name || ' is the name of the dog', 1, 1, '{}', 'tool', now(),
+                   '2025-01-01Z', CASE WHEN name = 'Rex' THEN '2025-06-01Z'::timestamptz END
+            FROM unnest(ARRAY['Rex', 'Waffle']) AS name
+            """
+        )
+    answer = client.post(SEARCH, json={"user_id": "ann", "query": "What is the name of the dog?"})
+    found = {each.content: each.valid_until for each in SearchResults.model_validate(answer.json()).results}
+    ended = found.pop("Rex is the name of the dog")
+    assert ended is not None
+    assert datetime.fromisoformat(ended) == datetime(2025, 6, 1, tzinfo=UTC)
+    assert "Waffle is the name of the dog" in found
+    assert set(found.values()) == {None}
 
 
 @pytest.mark.usefixtures("talked")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,6 +17,7 @@ from perdure.cli import connecting, load
 from perdure.cli.errors import Failure
 from perdure.database.engine import Statement
 from perdure.errors import Conflict
+from perdure.memory import owned
 from perdure.runtime import Runtime
 from perdure.sessions.reading import list_sessions
 from tests.cli.conftest import Perdure
@@ -204,6 +205,10 @@ def test_memories_are_listed_shown_and_corrected(command: Command, runtime: Runt
     right = json.loads(command("memory", "correct", home, "I live in Nice.", "--user", "ann", "--json").stdout)
     assert (right["content"], right["message_ids"]) == ("I live in Nice.", ["ann 1"])
     assert "I live in Nice." in command("memory", "correct", right["id"], "I live in Nice.", "--user", "ann").stdout
+    found = command("memory", "search", "Where does the user live?", "--user", "ann", "--layer", "semantic").stdout
+    ended = owned.read_memory(runtime.database, UUID(home))["valid_until"]
+    shown = {columns[4]: columns[3] for columns in (line.split("\t") for line in found.splitlines())}
+    assert (shown["The user lives in Lyon."], shown["I live in Nice."]) == (ended, "-")
     for arguments in (("show", home), ("correct", home, "It is mine."), ("show", str(uuid4()))):
         refused = command("memory", *arguments, "--user", "bob")
         assert isinstance(refused.exception, Failure)

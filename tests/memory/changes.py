@@ -39,7 +39,12 @@ SEQUENCES = [
 ]
 
 Decide = Callable[[Sequence2], tuple[str, bool]]
-"""The decision of a model about a sequence, and whether the model tells the attribute."""
+"""The decision of a model about a sequence, and whether the model tells the attribute.
+
+Of a look-alike, a model that decides otherwise than `new` names `_SEVERAL` as the attribute of both statements.
+"""
+
+_SEVERAL = "hobby"
 
 
 def good(sequence: Sequence2) -> tuple[str, bool]:
@@ -58,6 +63,11 @@ def bad(sequence: Sequence2) -> tuple[str, bool]:
     return ("same" if len(sequence.later) % 2 else "changes"), False
 
 
+def bad_with_attributes(sequence: Sequence2) -> tuple[str, bool]:
+    """Decides as wrongly as `bad`, and names the subject and the attribute of everything."""
+    return bad(sequence)[0], True
+
+
 class Extractor:
     """A model that extracts each line of the user as one memory, and decides by `decide` (`None`: not at all)."""
 
@@ -65,7 +75,7 @@ class Extractor:
 
     def __init__(self, sequences: Sequence[Sequence2], decide: Decide | None) -> None:
         self._by_texts = {(each.earlier, each.later): each for each in sequences}
-        self._attributes = {each.earlier: each.attribute for each in sequences}
+        self._attributes = {each.earlier: each.attribute for each in sequences if each.attribute}
         self._decide = decide
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
@@ -84,11 +94,15 @@ class Extractor:
             sequence = self._by_texts.get((content, line))
             if sequence is not None:
                 decision, tells = self._decide(sequence)
-                topic = {"subject": "user", "attribute": sequence.attribute} if tells and sequence.attribute else {}
+                topic = self._topic(decision, sequence.attribute) if tells else {}
                 return {"decision": decision, "known": number if decision != "new" else 0, **topic}
         decision, tells = self._decide(Sequence2("", LOOK_ALIKE, "", "", ""))
-        topic = {"subject": "user", "attribute": self._attributes.get(line, "")} if tells else {}
+        topic = self._topic(decision, self._attributes.get(line, "")) if tells else {}
         return {"decision": "new", "known": 0, **topic}
+
+    def _topic(self, decision: str, attribute: str) -> dict[str, str]:
+        named = attribute or (_SEVERAL if decision != "new" else "")
+        return {"subject": "user", "attribute": named} if named else {}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from perdure.settings import Settings
 from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import Archive
-from tests.memory.changes import LOOK_ALIKE, PARAPHRASE, SEQUENCES, Decide, bad, figures, good
+from tests.memory.changes import LOOK_ALIKE, PARAPHRASE, SEQUENCES, Decide, bad, bad_with_attributes, figures, good
 from tests.turns.harness import Harness
 
 
@@ -37,6 +37,7 @@ def test_the_set_is_large_enough() -> None:
         pytest.param(good, 0.95, 0.9, id="good model", marks=pytest.mark.long),
         pytest.param(None, 0.8, 0.6, id="rules alone", marks=pytest.mark.long),
         pytest.param(bad, 0.8, 0.0, id="bad model", marks=pytest.mark.long),
+        pytest.param(bad_with_attributes, 0.8, 0.0, id="bad model that names attributes", marks=pytest.mark.long),
     ],
 )
 def test_memories_follow_what_changes(

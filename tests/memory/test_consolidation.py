@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from uuid import UUID
 
 import pytest
 
@@ -37,6 +38,7 @@ from perdure.memory.consolidation.extraction import ATTEMPTS
 from perdure.memory.consolidation.merging import MergeCounts
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.sessions.conversations import change_conversation
 from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
 from perdure.turns.lease.keeper import Keeper
@@ -604,3 +606,22 @@ def test_copied_turns_of_a_fork_are_not_consolidated(archive: Archive) -> None:
         fork=fork,
     )
     assert archive.consolidator(Echo()).consolidate(fork) == Skipped()
+
+
+def test_a_conversation_that_is_left_out_during_the_run_gives_no_memory(archive: Archive) -> None:
+    """Nothing of a conversation is remembered once the user has said so, also if a model has just read it."""
+    harness = archive.harness
+    session_id = UUID(harness.ask(LYON, conversation="private")["session_id"])
+    harness.sql(
+        "UPDATE sessions SET routable = false, end_requested_at = perdure_now(), ended_at = perdure_now(),"
+        " state = 'ended'"
+    )
+
+    def leave_out() -> None:
+        change_conversation(
+            harness.database, harness.waker, UserKey("ana"), "private", title=None, archived=None, remember=False
+        )
+
+    archive.limit(min_turns=0)
+    assert archive.consolidator(Echo(leave_out)).consolidate(session_id) == Consolidated(MergeCounts())
+    assert archive.known() == []

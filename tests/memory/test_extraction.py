@@ -350,6 +350,12 @@ def test_a_session_gives_a_bounded_number_of_memories() -> None:
     assert [candidate.sources[0] for candidate in kept] == list(range(1000 - MOST_MEMORIES, 1000))
 
 
+def test_memories_of_one_message_keep_their_order() -> None:
+    """A user corrects themselves within a message. The correction comes second, whatever the importance."""
+    listed = [Candidate(f"fact {number}", MemoryKind.FACT, number / 10, (1,)) for number in (1, 9, 5)]
+    assert deduplicate([*listed, Candidate("before", MemoryKind.FACT, 0.1, (0,))])[1:] == listed
+
+
 def test_spellings_of_one_text_are_alike() -> None:
     """A comparison of contents ignores case, whitespace and final punctuation."""
     assert comparison_key("I live  in Lyon. ") == comparison_key("i live in lyon") == comparison_key("I LIVE IN LYON!")

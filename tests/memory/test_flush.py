@@ -14,10 +14,12 @@ import pytest
 from perdure import tool
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
+from perdure.memory.consolidation.consolidate import read_conversation
 from perdure.memory.redis.flush import Blocked, Flushed, FlushOutcome, Stale, flush, transcript_fault
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.working import RememberedMessage
 from perdure.models.protocol import Role
+from perdure.turns.calls.client import read_additions
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.run.remember import remember
 from perdure.turns.run.verdict import Verdict
@@ -74,7 +76,8 @@ class Session:
         tenure = self.harness.tenure_of(sent.turn_id)
         transcript = Transcript.load(self.harness.database, tenure.at_hand)
         runtime = replace(self.harness.runtime, redis_memory=self.redis_memory)
-        remember(runtime, tenure.at_hand, transcript, SETTLED_BEFORE, token=tenure.token)
+        additions = read_additions(self.harness.database, sent.turn_id)
+        remember(runtime, replace(tenure.at_hand, additions=additions), transcript, SETTLED_BEFORE, token=tenure.token)
 
     @property
     def fence(self) -> Fence:
@@ -118,6 +121,19 @@ def test_missing_turns_are_written_once(harness: Harness, session: Session, reme
     assert (shown["status"], shown["seq"], shown["steps"]) == ("done", 3, 1)
     assert shown["reply"]["text"] == "answer to question 2"
     assert shown["usage"] == {**UNREPORTED, "input_tokens": 9, "output_tokens": 3}
+
+
+@pytest.mark.parametrize("left_out", ["the message", "the conversation"])
+def test_a_private_turn_is_written_back_as_private(harness: Harness, session: Session, left_out: str) -> None:
+    """A lost turn with `remember: false`, or of a conversation that is left out, is neither searched nor remembered."""
+    sent = harness.send("I own a secret castle.", remember=left_out != "the message")
+    session.remember(sent)
+    harness.sql(LOSE_TURNS)
+    harness.sql("UPDATE sessions SET remember = %(remember)s", remember=left_out != "the conversation")
+    assert session.flush() == Flushed(1)
+    assert "I own a secret castle." in session.said
+    assert [each.content for each in read_conversation(harness.database, session.id, 99)] == ["hello", "ok"]
+    assert [row.seq for row in harness.sql("SELECT seq FROM message_words ORDER BY seq")] == [1, 2]
 
 
 def test_the_conversation_continues_after_a_flush(harness: Harness, session: Session, remembered: Remembered) -> None:

@@ -15,6 +15,7 @@ from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest
+from perdure.memory.consolidation.consolidate import read_conversation
 from perdure.memory.import_export import MAX_LINE_CHARS, ImportResult, bounded_lines, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
@@ -261,3 +262,40 @@ def test_any_name_of_a_session(name: str, database: Database, clock: MovedClock)
     """Any nonempty text is a valid session name. A line with an empty session name is refused."""
     result = imported(database, clock, [line(1, "hello", session=name)])
     assert _counts(result) == ((1, 0, 0) if name else (0, 0, 1))
+
+
+def test_what_is_left_out_or_forgotten_stays_so_after_an_import(
+    database: Database, clock: MovedClock, harness: Harness
+) -> None:
+    """An imported turn with `remember: false` is neither searched nor remembered, and a forgotten message not read."""
+    harness.ask("I own a secret castle.", user_id="ana", remember=False)
+    harness.ask("I have a rare disease.", user_id="ana")
+    harness.sql(
+        """
+        INSERT INTO forgotten_messages (session_id, seq, forgotten_at)
+        SELECT session_id, seq, now() FROM messages WHERE content LIKE '%%disease%%'
+        """
+    )
+    lines = list(export_messages(database, UserKey("ana")))
+    assert [(each.get("remember"), each.get("forgotten")) for each in lines] == [
+        (False, None), (False, None), (None, True), (None, None)
+    ]  # fmt: skip
+    result = imported(database, clock, [json.dumps({**each, "user_id": "eve"}) for each in lines])
+    assert _counts(result) == (4, 0, 0)
+    again = list(export_messages(database, UserKey("eve")))
+    assert [each.get("remember") for each in again] == [each.get("remember") for each in lines]
+    found = Recall(database, None, MemorySettings(), clock).search(UserKey("eve"), "secret castle, rare disease", 9)
+    assert [each.content for each in found if each.role == "user"] == ["I have a rare disease."]
+    [session_id] = result.sessions
+    assert read_conversation(database, session_id, 100) == []  # nor the reply next to a forgotten message
+
+
+def test_one_private_line_leaves_its_turn_out(database: Database, clock: MovedClock) -> None:
+    """A turn is left out of memory if one of its lines says so. The next turn is not."""
+    talk = [
+        line(1, "I keep bees."), line(2, "Where?", remember=False), line(3, "I keep hens."), line(4, "How many?")
+    ]  # fmt: skip
+    imported(database, clock, talk)
+    found = Recall(database, None, MemorySettings(), clock).search(UserKey("ana"), "bees and hens", 9)
+    assert sorted(each.content for each in found) == ["How many?", "I keep hens."]
+    assert _counts(imported(database, clock, [line(5, "x", remember="no"), line(6, "y", forgotten=1)])) == (0, 0, 2)

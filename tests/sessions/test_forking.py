@@ -8,9 +8,11 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from pydantic import BaseModel
 
-from perdure import tool
+from perdure import Agent, handoff, tool
 from perdure.access.tenants import UserKey
+from perdure.agents import Agents
 from perdure.database.engine import Moment
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.models.protocol import Message, ModelCall, ModelReply, ModelRequest, Role
@@ -361,3 +363,37 @@ def test_what_is_not_to_be_remembered_is_not_remembered_of_a_fork(harness: Harne
     assert [each.content for each in read_conversation(harness.database, forked, 20)] == ["not a secret", "ok"]
     [copied, _] = harness.sql("SELECT additions FROM turns WHERE session_id = %(id)s ORDER BY seq", id=forked)
     assert copied.additions == {"remember": False}
+
+
+def test_a_fork_has_the_agent_of_its_time(harness: Harness) -> None:
+    """A later turn handed the conversation over: the fork is of the agent before. The fork of all turns is not."""
+    billing = Agent("billing", "You bill.")
+    harness.agents = Agents([Agent("desk", "You welcome.", [handoff(billing)]), billing])
+    harness.script(says("hello"), calls(("handoff_to_billing", {})), says("I bill."))
+    source = UUID(harness.ask("hi")["session_id"])
+    tick = harness.session(source).tick
+    harness.ask("my invoice")
+    assert [harness.session(_fork(harness, source, at)).agent for at in (tick, None)] == ["desk", "billing"]
+
+
+def test_an_agent_that_a_message_named_is_not_that_of_a_fork(harness: Harness) -> None:
+    """The message was for another agent, and the session stayed with its own."""
+    harness.agents = Agents([Agent("desk", "You welcome."), Agent("billing", "You bill.")])
+    source = UUID(harness.ask("hi")["session_id"])
+    harness.ask("my invoice", agent="billing")
+    assert harness.session(_fork(harness, source)).agent == "desk"
+
+
+def test_a_fork_has_the_data_of_its_replies(harness: Harness) -> None:
+    """And what a function of the agent made for the turn."""
+
+    class City(BaseModel):
+        name: str
+
+    harness.agents = Agents([Agent("desk", lambda _: "You know cities.", output=City)])
+    harness.script(says('{"name": "Rome"}'))
+    source = UUID(harness.ask("where?")["session_id"])
+    query = "SELECT data, instructions, tools_left_out FROM turns WHERE session_id = %(id)s"
+    harness.sql("UPDATE turns SET tools_left_out = '[\"act\"]'")
+    [copied] = harness.sql(query, id=_fork(harness, source))
+    assert tuple(copied) == ({"name": "Rome"}, "You know cities.", ["act"])

@@ -111,6 +111,19 @@ def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
     assert _call(recall, _context(harness, "eve"), query="what is the secret number?") == "Nothing was found."
 
 
+def test_what_no_longer_holds_is_marked(harness: Harness) -> None:
+    """`recall` says until when a superseded memory held, and nothing of the kind of the one that holds."""
+    context = _context(harness)
+    _call(remember, context, content="The user lives in Lyon.")
+    harness.move(60)
+    _call(remember, _again(harness, context), content="The user lives in Paris.")
+    result = _call(recall, _again(harness, context), query="Where does the user live?")
+    [lyon], [paris] = ([line for line in result.splitlines() if f"in {each}." in line] for each in ("Lyon", "Paris"))
+    today = f"{harness.clock.now():%Y-%m-%d}"
+    assert f", until {today} only] The user lives in Lyon." in lyon
+    assert "until" not in paris
+
+
 def test_one_memory_is_forgotten_with_all_that_only_it_named(harness: Harness) -> None:
     """`forget` deletes a memory of the user, and the entities that only this memory mentions.
 
@@ -171,3 +184,29 @@ def test_without_a_memory_the_tools_fail(harness: Harness) -> None:
     context = replace(_context(harness), memory=None)
     with pytest.raises(ToolError, match="no memory"):
         _call(recall, context, query="x")
+
+
+def test_nothing_is_stored_for_a_message_that_is_left_out(harness: Harness) -> None:
+    """In a turn with `remember: false`, `remember` stores nothing and says so, whatever the model asks for.
+
+    The same holds for an agent to which such a turn has delegated: its turn has the id of the call.
+    """
+    context = _context(harness)
+    harness.sql("UPDATE turns SET additions = '{\"remember\": false}' WHERE turn_id = %(id)s", id=context.turn_id)
+    with pytest.raises(ToolError, match="Nothing was stored"):
+        _call(remember, context, content="Ana owns a secret castle")
+    call_id = uuid4()
+    harness.sql(
+        """
+        INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
+                                  intended_at, decide_at)
+        SELECT %(call_id)s, turn_id, 1, 0, 'butler', '{}', 'idempotent', 'intended', now(), now() FROM turns
+        WHERE turn_id = %(id)s
+        """,
+        call_id=call_id,
+        id=context.turn_id,
+    )
+    assert context.memory is not None
+    with pytest.raises(ToolError, match="Nothing was stored"):
+        _call(remember, replace(context, memory=replace(context.memory, turn_id=call_id)), content="Ana has a castle")
+    assert _contents(harness) == []

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Rol
 from perdure.text.injections import instructs
 from perdure.text.linear import words
 from perdure.text.quoting import without_quotations
+from perdure.text.statements import MAX_CHARS, read
 from perdure.text.untrusted import cut, first_line
 
 CHUNK_CHARS = 24_000
@@ -230,15 +232,17 @@ def extract(
 def deduplicate(found: Sequence[Candidate]) -> list[Candidate]:
     """Merge candidates whose contents have the same `comparison_key`.
 
-    Returns the `MOST_MEMORIES` most important candidates, in the order of their sources.
+    Returns the `MOST_MEMORIES` most important candidates, in the order of their sources, and of the reply if these are
+    the same: in "I live in Lyon. Sorry, I mean Paris." the second one holds.
     """
     distinct: dict[str, Candidate] = {}
     for candidate in found:
         key = comparison_key(candidate.content)
         known = distinct.get(key)
         distinct[key] = candidate if known is None else known.merged_with(candidate)
-    heaviest = sorted(distinct.values(), key=lambda each: -each.importance)[:MOST_MEMORIES]
-    return sorted(heaviest, key=lambda each: each.sources)
+    listed = list(distinct.values())
+    heaviest = sorted(range(len(listed)), key=lambda at: -listed[at].importance)[:MOST_MEMORIES]
+    return sorted((listed[at] for at in sorted(heaviest)), key=lambda each: each.sources)
 
 
 def _listed(number: int, memory: KnownMemory, zone: tzinfo) -> str:
@@ -255,18 +259,8 @@ def _dated(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candida
 
 
 def _as_quotation(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candidate:
-    """The candidate as a quotation, if it or a message that it may come from gives instructions to a model.
-
-    A model that was deceived may name other sources than the deceiving message, so a message that has half of the
-    candidate's words counts, too.
-    """
-    wanted = _words(candidate.content)
-    is_deceived = instructs(candidate.content) or any(
-        instructs(said.content)
-        for said in part
-        if said.seq in candidate.sources or 2 * len(wanted & _words(said.content)) >= len(wanted) > 0
-    )
-    if not is_deceived:
+    """The candidate as a quotation, if it or the message that it comes from gives instructions to a model."""
+    if not instructs(candidate.content) and not _is_deceived(candidate, part):
         return candidate
     return replace(
         candidate,
@@ -279,6 +273,35 @@ def _as_quotation(candidate: Candidate, part: Sequence[ConversationMessage]) -> 
         known=0,
         is_quotation=True,
     )
+
+
+def _is_deceived(candidate: Candidate, part: Sequence[ConversationMessage]) -> bool:
+    """Whether the candidate comes from a message that gives instructions to a model.
+
+    Other messages of the user may explain the candidate better, by the words that carry its meaning. A source that
+    gives instructions counts unless another source has all of these words, or half of them if the instructions are the
+    assistant's. A model that was deceived may name other sources, so any message of the user with half of the words
+    counts, too, unless another message has more of them, or all.
+    """
+    deceiving = {said.seq: said.role for said in part if instructs(said.content)}
+    if not deceiving:
+        return False
+    wanted = telling_words(candidate.content)
+    shares = {said.seq: len(wanted & telling_words(said.content)) for said in part if said.role is Role.USER}
+    harmless = {seq: share for seq, share in shares.items() if seq not in deceiving}
+    named = {role for seq, role in deceiving.items() if seq in candidate.sources}
+    if named:
+        best = max((share for seq, share in harmless.items() if seq in candidate.sources), default=0)
+        return not wanted or best < (len(wanted) if Role.USER in named else len(wanted) / 2)
+    best = max(harmless.values(), default=0)
+    most = max((share for seq, share in shares.items() if seq in deceiving), default=0)
+    return best < len(wanted) and most >= max(best, len(wanted) / 2)
+
+
+def telling_words(text: str) -> frozenset[str]:
+    """The words of a text that carry meaning, in the stems of `perdure.text.statements`."""
+    pieces = (text[at : at + MAX_CHARS] for at in range(0, len(text), MAX_CHARS))
+    return frozenset(chain.from_iterable(read(each).words for each in pieces))
 
 
 def quotation(content: str) -> str:

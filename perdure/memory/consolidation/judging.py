@@ -3,15 +3,17 @@
 Two opinions are combined (`settle`). The model that extracted the statement saw the user's nearest memories, and names
 the one that the statement repeats, changes or ends. A `Judge` compares texts, and never sees the conversation.
 
-    the judge says    the model says "same"    "changes", "ends"    "new" or nothing
-    same              same                     neither, recorded    same
-    changes           changes, recorded        changes              changes
-    unrelated         neither, recorded        neither, recorded    neither
-    unknown           same, if they are near   changes, if both     neither
+    the judge says    the model says "same"    "changes", "ends"    "new"                nothing
+    same              same                     neither, recorded    same, recorded       same
+    changes           changes, recorded        changes              neither, recorded    changes
+    unrelated         neither, recorded        neither, recorded    neither              neither
+    unknown           same, if they are near   changes, if both     neither              neither
                       and do not differ        have one attribute
 
-So neither opinion alone reinforces a contradiction or ends an unrelated memory, and where they disagree both statements
-stay. Statements of the same words are the same, whatever the model says. `PERDURE_MEMORY__JUDGE` selects the judge:
+A change between topics that are known to differ is neither, and recorded. An attribute with several values, such as
+"allergy", changes only by a statement that denies a value of the other. So neither opinion alone reinforces a
+contradiction or ends an unrelated memory, and where they disagree both statements stay. Statements of the same words
+are the same, whatever the model says. `PERDURE_MEMORY__JUDGE` selects the judge:
 `guard` are the rules of `perdure.text.statements`. About the pairs that the rules cannot decide, `model` asks the
 summary model, and `cross-encoder:NAME` a model of entailment in this process. Other packages add judges through entry
 points of the group `perdure.judges`; each entry point is a function of the settings and the summary model that returns
@@ -36,14 +38,45 @@ from perdure.plugins import Choice
 from perdure.settings import Settings
 from perdure.text.contradiction import difference
 from perdure.text.json_replies import values_in, without_fence
-from perdure.text.statements import SEVERAL, SINGLE, USER, Relation, differ, is_compared, overlap, read, relate
+from perdure.text.statements import (
+    SEVERAL,
+    SINGLE,
+    USER,
+    Relation,
+    anchors,
+    comparable,
+    denies,
+    differ,
+    is_compared,
+    read,
+    relate,
+    resemble,
+    turned,
+)
 
 log = logging.getLogger(__name__)
 
 JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"), CROSS_ENCODERS)
 
-_NEAR = 0.6
-"""The similarity of statements that may be the same although they have no word in common."""
+_NEAR = 0.8
+"""The similarity of statements that may be the same although they have few words in common."""
+
+_USER_NAMES = frozenset(
+    {
+        "the user",
+        "i",
+        "me",
+        "myself",
+        "nutzer",
+        "nutzerin",
+        "der nutzer",
+        "die nutzerin",
+        "benutzer",
+        "usuario",
+        "usuaria",
+    }
+    | {"el usuario", "la usuaria", "utilisateur", "l'utilisateur", "사용자", "ユーザー", "用户", "使用者"}
+)
 
 _ENTAILS, _CONTRADICTS, _NEUTRAL = "entailment", "contradiction", "neutral"
 _SURE = 0.8
@@ -93,10 +126,24 @@ class Topic:
         """The topic that the model gave, completed by what the rules read in the content."""
         found = read(content)
         named = comparison_key(subject) or found.subject
-        return cls(USER if named == "the user" else named, comparison_key(attribute) or found.attribute or "")
+        return cls(USER if named in _USER_NAMES else named, comparison_key(attribute) or found.attribute or "")
+
+    @property
+    def has_several(self) -> bool:
+        """Whether its attribute has several values at a time, also if the model names it in the plural."""
+        singular = {"children": "child", "allergies": "allergy", "hobbies": "hobby"}.get(self.attribute, self.attribute)
+        return singular in SEVERAL or singular.removesuffix("s") in SEVERAL
 
     def is_one_with(self, other: Topic) -> bool:
         return bool(self.attribute) and self == other
+
+    def has_other_subject(self, other: Topic) -> bool:
+        """Whether both subjects are known, and neither is a part of the other, as "anna" is of "friend anna"."""
+        one, two = {*self.subject.split()}, {*other.subject.split()}
+        return not (one <= two or two <= one)
+
+    def has_other_attribute(self, other: Topic) -> bool:
+        return bool(self.attribute and other.attribute) and self.attribute != other.attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +161,8 @@ def guard(pair: Pair, threshold: float) -> Relation:
     found = relate(pair.earlier, pair.later)
     if found is not Relation.UNKNOWN or pair.similarity is None or pair.similarity <= threshold:
         return found
+    if not comparable(pair.earlier, pair.later) or turned(pair.earlier, pair.later):
+        return Relation.UNKNOWN
     if difference(pair.earlier, pair.later) is not None:
         return Relation.CHANGES
     agrees = is_compared(pair.earlier, pair.later) or not differ(pair.earlier, pair.later)
@@ -137,21 +186,40 @@ def settle(  # noqa: C901, PLR0911 (the table of the module's docstring)
                 return Settled(Relation.UNKNOWN, disputed=True)
             return Settled(Relation.SAME, disputed=is_disputed or decision is Decision.NEW)
         case Relation.CHANGES:
-            return Settled(Relation.CHANGES, disputed=said is Decision.SAME or decision is Decision.NEW)
+            is_changed = said in (Decision.CHANGES, Decision.ENDS)
+            is_other = topics[0].has_other_subject(topics[1])
+            if decision is Decision.NEW or is_other or (topics[0].has_other_attribute(topics[1]) and not is_changed):
+                return Settled(Relation.UNKNOWN, disputed=True)
+            return Settled(Relation.CHANGES, disputed=said is Decision.SAME)
         case Relation.UNRELATED:
             return Settled(Relation.UNRELATED, disputed=said is not None)
         case Relation.UNKNOWN:
             pass
     if said is Decision.SAME:
-        is_near = is_same or overlap(pair.earlier, pair.later) or (pair.similarity or 0) >= _NEAR
-        agrees = is_near and not differ(pair.earlier, pair.later)
+        agrees = _may_repeat(pair, has_one_topic=is_same) and not differ(pair.earlier, pair.later)
         return Settled(Relation.SAME if agrees else Relation.UNKNOWN, disputed=not agrees)
     if said in (Decision.CHANGES, Decision.ENDS):
-        return Settled(Relation.CHANGES if is_same else Relation.UNKNOWN, disputed=not is_same)
-    has_one_value = is_same and topics[0].attribute in SINGLE - SEVERAL
-    if decision is None and has_one_value and difference(pair.earlier, pair.later) is not None:
+        changes = is_same and (not topics[0].has_several or denies(pair.earlier, pair.later))
+        return Settled(Relation.CHANGES if changes else Relation.UNKNOWN, disputed=not changes)
+    has_one_value = is_same and topics[0].attribute in SINGLE and comparable(pair.earlier, pair.later)
+    if decision is None and has_one_value and _is_another_value(pair):
         return Settled(Relation.CHANGES)
     return Settled(Relation.UNKNOWN)
+
+
+def _may_repeat(pair: Pair, *, has_one_topic: bool) -> bool:
+    """Whether the model's "same" can be right: the statements are similar, or share most words or one value."""
+    names = anchors(pair.earlier, pair.later), anchors(pair.later, pair.earlier)
+    if all(names) and names[0].isdisjoint(names[1]):
+        return False
+    has_one_value = has_one_topic and names[0] == names[1] != frozenset()
+    return has_one_value or resemble(pair.earlier, pair.later) or (pair.similarity or 0) >= _NEAR
+
+
+def _is_another_value(pair: Pair) -> bool:
+    """Whether both statements assert something, and `difference` finds another name or number."""
+    is_asserted = not read(pair.earlier).is_over and not read(pair.later).is_over
+    return is_asserted and difference(pair.earlier, pair.later) is not None
 
 
 class ModelJudge:

@@ -5,7 +5,9 @@ valid now or were still valid at its date (`judging`). Memories that are no long
 are consolidated in any order. If one of the compared memories is the same as the candidate, that memory is reinforced.
 Otherwise, the candidate is stored as a new memory, which contradicts the memories that it changes. Of two contradicting
 memories, the memory with the later date is valid from that date. The memory with the earlier date stays as history,
-with the interval in which it was valid. A quotation is only stored; it is the same as nothing and changes nothing.
+with the interval in which it was valid. A candidate that was over before it was said ends a memory only by denying it,
+and one that holds from a day to come ends a memory on that day. A quotation is only stored; it is the same as nothing
+and changes nothing.
 
 A lock on the user serialises the merges of all sessions of the user, so that a fact from two sessions is stored once.
 The transaction first checks the session's fencing token, so that a process that has lost its lease writes nothing.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -25,12 +27,12 @@ from perdure.clock import Clock
 from perdure.database.engine import Database, Executor, as_json
 from perdure.ids import new_id
 from perdure.memory.consolidation import queries
-from perdure.memory.consolidation.candidates import Candidate, comparison_key
+from perdure.memory.consolidation.candidates import Candidate, Decision, comparison_key
 from perdure.memory.consolidation.judging import Pair, Settled, Topic, guard, settle
 from perdure.memory.embedding import register, vector_literal
 from perdure.models.embedders.protocol import Vector
 from perdure.settings import ConsolidationSettings
-from perdure.text.statements import Relation
+from perdure.text.statements import Relation, read
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,18 @@ class EmbeddedCandidate:
         if self.candidate.is_quotation:
             return Topic()
         return Topic.of(self.candidate.content, self.candidate.subject, self.candidate.attribute)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ceased to hold, if that was before it was said."""
+        until = self.candidate.until
+        return until if until is not None and until <= self.said_at else None
+
+    def may_end(self, row: Any, decision: Decision | None) -> bool:
+        """Whether it can end a memory: it holds still, is an end itself, or ceased to hold after the memory began."""
+        if self.ended_at is None or decision is Decision.ENDS or read(self.candidate.content).is_over:
+            return True
+        return decision is Decision.CHANGES and bool(row.valid_from < self.ended_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,10 @@ def near(executor: Executor, user_id: UserKey, embedder_id: int, found: Embedded
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Merges the candidates of one session in the caller's transaction."""
+    """Merges the candidates of one session in the caller's transaction.
+
+    `stored`: the memories that it has stored. The model was not shown them, so its decisions are not about them.
+    """
 
     executor: Executor
     clock: Clock
@@ -127,6 +144,7 @@ class Merger:
     embedder_id: int
     limits: ConsolidationSettings
     judged: Judged
+    stored: set[UUID] = field(default_factory=set)
 
     def add(self, found: EmbeddedCandidate) -> MergeCounts:
         """Reinforce an equivalent memory, or store the candidate as a memory (see the module's docstring)."""
@@ -140,12 +158,12 @@ class Merger:
             return disputed + MergeCounts(duplicates_merged=1)
         candidate = found.candidate
         begins = min(candidate.since or found.said_at, found.said_at)
-        ended = candidate.until if candidate.until is not None and candidate.until <= found.said_at else None
+        ended = found.ended_at
         holding = [row for row, each in settled if each.relation is Relation.CHANGES and row.holds]
         newest = max(holding, key=lambda row: row.last_said_at, default=None)
         if newest is None or found.said_at >= newest.last_said_at:
             memory_id = self._store(found, vector, valid_from=min(begins, ended or begins), valid_to=ended)
-            self._supersede([row.memory_id for row in holding], memory_id, ended or begins)
+            self._supersede([row.memory_id for row in holding], memory_id, ended or candidate.since or begins)
             return disputed + MergeCounts(stored=1, superseded=len(holding))
         until = newest.valid_from if newest.valid_from > found.said_at else newest.last_said_at
         self._store(found, vector, valid_from=begins, valid_to=until, superseded_by=newest.memory_id)
@@ -157,8 +175,11 @@ class Merger:
         if judged is Relation.UNKNOWN:
             judged = self.judged.get((found.candidate.content, row.memory_id), judged)
         topics = Topic(row.subject or "", row.attribute or ""), found.topic
-        decision = found.candidate.decision
-        settled = settle(pair, judged, decision, topics, is_named=row.memory_id == found.known_id)
+        is_named = row.memory_id == found.known_id
+        decision = None if row.memory_id in self.stored else found.candidate.decision
+        settled = settle(pair, judged, decision, topics, is_named=is_named)
+        if settled.relation is Relation.CHANGES and not found.may_end(row, decision if is_named else None):
+            settled = Settled(Relation.UNKNOWN, settled.disputed)
         if settled.disputed:
             log.info(
                 "session %s, memory %s: the model says %s, the judge %s, so it is %s",
@@ -203,6 +224,7 @@ class Merger:
             "vector": vector,
         }
         self.executor.run(queries.STORE, stored)
+        self.stored.add(memory_id)
         self._link(memory_id, found.candidate)
         return memory_id
 
@@ -268,8 +290,10 @@ def merge(
             queries.LOCK_USER, {"user_id": user_id}
         ):
             return None
-        forgotten = {row.seq for row in transaction.run(queries.FORGOTTEN, {"session_id": fenced["session_id"]})}
-        kept = [each for each in found if forgotten.isdisjoint(each.candidate.sources)]
+        # While the model worked, memories may have been forgotten, or the conversation left out of what is remembered.
+        session = {"session_id": fenced["session_id"], "most_chars": 0}
+        remembered = {row.seq for row in transaction.run(queries.CONVERSATION, session)}
+        kept = [each for each in found if remembered.issuperset(each.candidate.sources)]
         merger = Merger(transaction, clock, fenced["session_id"], user_id, embedder_id, limits, judged)
         merged = sum(map(merger.add, kept), start=MergeCounts())
         transaction.run(queries.MARK, {**fenced, "outcome": as_json(merged.as_outcome())})

@@ -174,8 +174,15 @@ GIVEN_UP = Statement(
     writes=False,
 )
 
+# The messages that are marked as forgotten, and the replies of their turns, which may repeat them.
+_FORGOTTEN = """
+    EXISTS (SELECT FROM forgotten_messages AS f JOIN messages AS said USING (session_id, seq)
+            WHERE f.session_id = m.session_id
+              AND (f.seq = m.seq OR m.role = 'assistant' AND said.role = 'user' AND said.turn_id = m.turn_id))
+""".strip()
+
 # Without the replies of failed turns, turns of which nothing may be remembered, and the sources of memories that the
-# user has had forgotten.
+# user has had forgotten, with what repeats these.
 CONVERSATION = Statement(
     "consolidation.conversation",
     f"""
@@ -184,7 +191,7 @@ CONVERSATION = Statement(
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
       AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN} AND {REMEMBERED}
-      AND NOT EXISTS (SELECT FROM forgotten_messages AS f WHERE f.session_id = m.session_id AND f.seq = m.seq)
+      AND NOT {_FORGOTTEN}
     ORDER BY m.seq
     """,  # noqa: S608 (constants)
     writes=False,
@@ -212,13 +219,6 @@ CHECK_TOKEN = Statement(
 
 LOCK_USER = Statement(
     "consolidation.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR NO KEY UPDATE"
-)
-
-# The messages whose memories were forgotten, while the session's memories were extracted.
-FORGOTTEN = Statement(
-    "consolidation.forgotten_messages",
-    "SELECT seq FROM forgotten_messages WHERE session_id = %(session_id)s",
-    writes=False,
 )
 
 # The current memories that are nearest to what is said: for each vector the `each` nearest, and the `each` best by
@@ -331,6 +331,29 @@ SUPERSEDE = Statement(
     """
     UPDATE memories SET superseded_by = %(by)s, valid_to = greatest(valid_from, %(at)s::timestamptz)
     WHERE memory_id = ANY (%(memory_ids)s::uuid[])
+    """,
+)
+
+# What a memory has superseded, unless its owner wrote it: a correction ends what was wrong.
+ENDED_BY = Statement(
+    "consolidation.ended_by",
+    """
+    SELECT e.memory_id, e.content, e.subject, e.attribute, e.valid_from
+    FROM memories AS m JOIN memories AS e ON e.superseded_by = m.memory_id
+    WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s AND m.origin <> 'user'
+    ORDER BY e.memory_id
+    """,
+    writes=False,
+)
+
+# Ends a memory at another time than before, or lets it hold again (`at` is NULL).
+END_AT = Statement(
+    "consolidation.end_at",
+    """
+    UPDATE memories
+    SET superseded_by = %(by)s::uuid,
+        valid_to = CASE WHEN %(at)s::timestamptz IS NOT NULL THEN greatest(valid_from, %(at)s::timestamptz) END
+    WHERE memory_id = %(memory_id)s
     """,
 )
 

@@ -17,12 +17,13 @@ from uuid import UUID
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Database, Executor
-from perdure.errors import InvalidRequest, PerdureError, loggable
+from perdure.errors import InvalidRequest, PerdureError, ToolError, loggable
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import MemoryKind
-from perdure.memory.consolidation.extraction import quotation
+from perdure.memory.consolidation.extraction import MESSAGE_CHARS, quotation, telling_words
 from perdure.memory.consolidation.judging import Pair, Topic, guard
 from perdure.memory.consolidation.merging import MOST_NEAR, QUOTATION_KIND
+from perdure.memory.consolidation.reopening import reopen
 from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
 from perdure.memory.recall.past_queries import RELATED_SESSIONS
@@ -34,6 +35,12 @@ from perdure.text.injections import instructs
 from perdure.text.statements import Relation
 
 log = logging.getLogger(__name__)
+
+_MOST_ALIKE = 1_000
+"""The most messages that are compared with a forgotten memory."""
+
+_REPEATED_SHARE = 2 / 3
+"""A message repeats a memory if it has this fraction of the memory's words that carry meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class OwnMemory:
 
         Raises:
             InvalidRequest: the user was erased.
+            ToolError: nothing of the turn may be remembered (`remember: false`).
         """
         embedder = self.means.recall.embedder
         vector = None if embedder is None else self._vector(embedder, content)
@@ -83,9 +91,12 @@ class OwnMemory:
             "attribute": topic.attribute,
         }
         with self.means.database.transaction("own.remember") as transaction:
-            locked = {"session_id": self.session_id, "user_id": self.user_id}
-            if not transaction.run(agent_memory_queries.LOCK_SESSION, locked):
+            locked = {"session_id": self.session_id, "turn_id": self.turn_id, "user_id": self.user_id}
+            sessions = transaction.run(agent_memory_queries.LOCK_SESSION, locked)
+            if not sessions:
                 raise InvalidRequest("The user was erased, so nothing can be remembered of them.")
+            if not sessions[0].is_remembered:
+                raise ToolError("Nothing was stored: the user wants nothing of this message to be remembered.")
             transaction.run(queries.LOCK_USER, locked)
             found = _near(transaction, embedder.name, parameters, vector) if embedder and vector else ()
             related = {
@@ -113,7 +124,7 @@ class OwnMemory:
         return self.means.recall.search(self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call())
 
     def forget(self, memory_id: UUID) -> bool:
-        return forget(self.means.database, self.user_id, memory_id)
+        return forget(self.means.database, self.user_id, memory_id, self.session_id)
 
     def _call(self) -> ModelCall:
         return ModelCall(self.means.recall.clock, self.means.timeout_s)
@@ -145,15 +156,37 @@ class OwnMemory:
             executor.run(queries.SUPERSEDE, parameters)
 
 
-def forget(database: Database, user_id: UserKey, memory_id: UUID) -> bool:
-    """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed."""
+def forget(database: Database, user_id: UserKey, memory_id: UUID, session_id: UUID | None = None) -> bool:
+    """Erase one memory, and the entities that only this memory mentions; returns whether the memory existed.
+
+    What it had superseded is superseded by its successor, or holds again (`consolidation.reopening`). No memory is
+    extracted again from its sources, nor from other messages of their sessions, or of `session_id`, that say the same.
+    """
     memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:
         transaction.run(queries.LOCK_USER, memory)  # a consolidation of the same messages sees it, or has stored before
         mentioned = [row.entity_id for row in transaction.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]
+        transaction.run(agent_memory_queries.HAND_OVER, memory)
+        reopen(transaction, user_id, memory_id)
+        _mark_repetitions(transaction, memory, session_id)
         existed = bool(transaction.run(agent_memory_queries.FORGET, memory))
         transaction.run(agent_memory_queries.FORGET_ENTITIES, {"entity_ids": mentioned, "user_id": user_id})
     return existed
+
+
+def _mark_repetitions(executor: Executor, memory: dict[str, Any], session_id: UUID | None) -> None:
+    """Mark the messages that have most of the memory's words, as those have that a tool's memory repeats."""
+    sought = {**memory, "session_id": session_id, "most": _MOST_ALIKE, "most_chars": MESSAGE_CHARS}
+    rows = executor.run(agent_memory_queries.ALIKE, sought)
+    repeating = [row for row in rows if _repeats(row.content, row.memory)]
+    if repeating:
+        marked = {"session_ids": [row.session_id for row in repeating], "seqs": [row.seq for row in repeating]}
+        executor.run(agent_memory_queries.MARK_FORGOTTEN, marked)
+
+
+def _repeats(said: str, memory: str) -> bool:
+    wanted = telling_words(memory)
+    return len(wanted & telling_words(said)) >= _REPEATED_SHARE * len(wanted) > 0
 
 
 def _near(executor: Executor, embedder: str, parameters: dict[str, Any], vector: Vector) -> Sequence[Any]:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 
-# An erasure of the user waits for this lock. After an erasure, this statement returns no row.
+# An erasure of the user waits for this lock. After an erasure, this statement returns no row. `is_remembered` is false
+# if nothing of the turn may be remembered, or of a turn that has delegated it: the delegate's turn has the call's id.
 LOCK_SESSION = Statement(
     "own.lock_session",
     """
-    SELECT session_id FROM sessions WHERE session_id = %(session_id)s AND user_id = %(user_id)s FOR KEY SHARE
+    SELECT s.session_id, NOT EXISTS (
+        WITH RECURSIVE asking AS (
+            SELECT %(turn_id)s::uuid AS turn_id
+            UNION
+            SELECT e.turn_id FROM asking JOIN tool_effects AS e ON e.effect_id = asking.turn_id
+        )
+        SELECT FROM asking JOIN turns AS t USING (turn_id) WHERE t.additions -> 'remember' = 'false') AS is_remembered
+    FROM sessions AS s WHERE s.session_id = %(session_id)s AND s.user_id = %(user_id)s FOR KEY SHARE OF s
     """,
 )
 
@@ -53,6 +61,50 @@ MENTIONED_ENTITIES = Statement(
     WHERE memory_id = %(memory_id)s AND m.user_id = %(user_id)s
     """,
     writes=False,
+)
+
+# What a memory has superseded is superseded by its successor, if it has one.
+HAND_OVER = Statement(
+    "own.hand_over",
+    """
+    UPDATE memories AS e SET superseded_by = m.superseded_by, valid_to = greatest(e.valid_from, m.valid_to)
+    FROM memories AS m
+    WHERE e.superseded_by = m.memory_id AND m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s
+      AND m.superseded_by IS NOT NULL
+    """,
+)
+
+# The messages that have a word in common with a memory, in the sessions of its sources and in one other session.
+ALIKE = Statement(
+    "own.alike",
+    """
+    WITH memory AS MATERIALIZED (
+        SELECT memory_id, content FROM memories WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s
+    ), terms AS MATERIALIZED (
+        SELECT string_agg(array_to_tsvector(ARRAY[term])::text, ' | ')::tsquery AS terms
+        FROM memory, unnest(tsvector_to_array(perdure_words(content))) AS term
+    ), sessions_of_it AS MATERIALIZED (
+        SELECT s.session_id FROM memory_sources AS s JOIN memory USING (memory_id)
+        UNION
+        SELECT session_id FROM sessions WHERE session_id = %(session_id)s::uuid AND user_id = %(user_id)s
+    )
+    SELECT m.session_id, m.seq, left(m.content, %(most_chars)s) AS content, memory.content AS memory
+    FROM memory CROSS JOIN sessions_of_it JOIN message_words AS w USING (session_id)
+    JOIN messages AS m USING (session_id, seq)
+    WHERE w.words @@ (SELECT terms FROM terms)
+    ORDER BY m.session_id, m.seq LIMIT %(most)s
+    """,
+    writes=False,
+)
+
+MARK_FORGOTTEN = Statement(
+    "own.mark_forgotten",
+    """
+    INSERT INTO forgotten_messages (session_id, seq, forgotten_at)
+    SELECT session_id, seq, perdure_now()
+    FROM unnest(%(session_ids)s::uuid[], %(seqs)s::bigint[]) AS said (session_id, seq)
+    ON CONFLICT DO NOTHING
+    """,
 )
 
 # From the sources of a forgotten memory no memory is extracted again.

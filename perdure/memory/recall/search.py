@@ -110,7 +110,7 @@ class Recalled:
 
     The `id` of a message (`EPISODIC`) is the sender's `message_id`, or `session_id:seq` if the sender gave no id. The
     `id` of a memory (`SEMANTIC`) is its UUID, and `message_ids` are its source messages. `valid_to` is set if a newer
-    memory superseded this memory.
+    memory superseded this memory, or if the user said until when it holds.
     """
 
     layer: Layer
@@ -135,6 +135,7 @@ class Recalled:
             "score": round(self.score, 6),
             "message_ids": list(self.message_ids),
             "occurred_at": self.occurred_at.isoformat(),
+            "valid_until": None if self.valid_to is None else self.valid_to.isoformat(),
         }
 
 

@@ -43,18 +43,20 @@ FLUSH = Statement(
         WHERE s.session_id = %(session_id)s AND (s.token, s.nonce) = (%(token)s, %(nonce)s)
           AND s.ended_at IS NULL AND s.unsettled = 0
           AND s.last_turn_seq = %(last_turn_seq)s AND s.message_count = %(message_count)s
-        RETURNING s.session_id, s.user_id, s.tick - %(turns_added)s AS tick
+        RETURNING s.session_id, s.user_id, s.remember, s.tick - %(turns_added)s AS tick
     ), done AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, status, attempts, steps,
-                           first_seq, reply_seq, error_code, error_message, usage, accepted_at, settled_at,
+                           first_seq, reply_seq, error_code, error_message, usage, additions, accepted_at, settled_at,
                            settled_tick)
         SELECT t.turn_id, fenced.session_id, %(last_turn_seq)s + t.position, fenced.user_id, t.agent, t.channel,
                %(priority)s::smallint, t.status, 1, t.steps, %(message_count)s + t.first, %(message_count)s + t.reply,
-               t.error_code, t.error_message, t.usage, t.accepted_at, t.settled_at,
-               fenced.tick + t.position
+               t.error_code, t.error_message, t.usage,
+               CASE WHEN NOT t.remember OR NOT fenced.remember THEN '{"remember": false}'::jsonb END,
+               t.accepted_at, t.settled_at, fenced.tick + t.position
         FROM fenced, jsonb_to_recordset(%(turns)s::jsonb) AS t (
             position int, turn_id uuid, agent text, channel text, status text, steps int, first int, reply int,
-            error_code text, error_message text, usage jsonb, accepted_at timestamptz, settled_at timestamptz)
+            error_code text, error_message text, usage jsonb, remember boolean, accepted_at timestamptz,
+            settled_at timestamptz)
     ), said AS (
         INSERT INTO messages (session_id, seq, turn_id, role, content, tool_calls, tool_call_id, message_id, channel,
                               token_count, model, fallback, usage, stop_reason, opaque, parts, created_at)

@@ -85,7 +85,10 @@ class RememberedMessage(_Record):
 
 
 class RememberedTurn(_Record):
-    """A settled turn with its messages in order. `token` is the fencing token of the commit that settled the turn."""
+    """A settled turn with its messages in order. `token` is the fencing token of the commit that settled the turn.
+
+    `remember` is false if nothing of the turn may be remembered in later sessions.
+    """
 
     turn_id: UUID
     seq: _Int8
@@ -96,6 +99,7 @@ class RememberedTurn(_Record):
     settled_at: datetime
     error_code: str | None = None
     error_message: str | None = None
+    remember: bool = True
     messages: tuple[RememberedMessage, ...]
 
 

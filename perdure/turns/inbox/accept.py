@@ -148,7 +148,8 @@ def accept(
     parameters = _parameters(runtime, message, said, target, turn_id)
     parameters["answers"] = answers and parameters["on_busy"] is not OnBusy.INTERRUPT
     parameters["answer"] = said
-    added = replace(additions, remember=additions.remember and message.remember).to_dict()
+    additions = replace(additions, remember=additions.remember and message.remember)
+    added = additions.to_dict()
     parameters["additions"] = None if added is None else as_json(added)
     parameters["file_ids"] = take_in(runtime.files, message.user, files_in(message.parts or ()))
     parameters["remember"] = additions.remember

@@ -39,6 +39,7 @@ def remember(runtime: Runtime, turn: TurnRow, transcript: Transcript, verdict: V
             "error_code": verdict.error_code,
             "error_message": verdict.error_message,
             "settled_at": runtime.clock.now(),
+            "remember": turn.additions.remember,
             "messages": [_without_prompt(each) for each in (*committed, *verdict.messages)],
         }
     )

@@ -44,7 +44,10 @@ def _not_blank(value: str) -> str:
 
 
 class SearchResult(Answer):
-    """A message or a memory. `message_ids`: the message's own id, or the ids of the memory's source messages."""
+    """A message or a memory. `message_ids`: the message's own id, or the ids of the memory's source messages.
+
+    `valid_until` is set if a newer memory has superseded this one, or if the user said that it is over.
+    """
 
     layer: Literal["episodic", "semantic"]
     id: str
@@ -52,6 +55,7 @@ class SearchResult(Answer):
     score: float
     message_ids: list[str]
     occurred_at: Instant
+    valid_until: Instant | None
 
 
 class SearchResults(Answer):
@@ -67,6 +71,7 @@ class SearchResults(Answer):
                     "score": 0.83,
                     "message_ids": ["web-4711"],
                     "occurred_at": "2026-05-02T09:30:00+00:00",
+                    "valid_until": None,
                 }
             ]
         }
