@@ -322,8 +322,9 @@ VECTORS = Statement(
 
 # Foreign keys are checked at the end of the statement, so the order of the parts does not matter. A session that
 # follows a deleted one has ended, too, and no longer names it; a statement cannot both update and delete it. A session
-# in which an agent answered another's call has the call's id, and stays as long as the call. A scalar subquery with a
-# LIMIT stays one probe for each session. Files that no message has are deleted by `Files.collect`.
+# in which an agent answered another's call has the call's id, and stays as long as the call. A session stays as long as
+# one of its forks, or a fork of them, is open: the copied messages show its files. A scalar subquery with a LIMIT stays
+# one probe for each session. Files that no message has are deleted by `Files.collect`.
 TRANSCRIPTS = Statement(
     "retention.transcripts",
     f"""
@@ -337,8 +338,13 @@ TRANSCRIPTS = Statement(
           AND (s.consolidated_at IS NOT NULL OR s.consolidation_given_up_at IS NOT NULL)
           AND NOT EXISTS (SELECT FROM sessions AS n
                           WHERE n.ended_at IS NULL AND n.previous_session_id = s.session_id LIMIT 1)
-          AND NOT EXISTS (SELECT FROM sessions AS n
-                          WHERE n.ended_at IS NULL AND n.forked_from = s.session_id LIMIT 1)
+          AND NOT EXISTS (
+                WITH RECURSIVE forks AS (
+                    SELECT n.session_id, n.ended_at FROM sessions AS n WHERE n.forked_from = s.session_id
+                    UNION ALL
+                    SELECT n.session_id, n.ended_at FROM forks JOIN sessions AS n ON n.forked_from = forks.session_id
+                )
+                SELECT FROM forks WHERE ended_at IS NULL LIMIT 1)
           AND (s.depth = 0 OR NOT EXISTS (SELECT FROM tool_effects AS e WHERE e.effect_id = s.session_id LIMIT 1))
           AND (SELECT m.memory_id FROM memory_sources AS m WHERE m.session_id = s.session_id LIMIT 1) IS NULL
           AND (SELECT d.delivery_id FROM turns AS t JOIN deliveries AS d USING (turn_id)

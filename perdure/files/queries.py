@@ -46,6 +46,13 @@ KEEP_CONTENT = Statement(
     """,
 )
 
+# The session of a call that returns a file. An erasure of its user waits for this lock. After an erasure, this
+# statement returns no row.
+LOCK_SESSION = Statement(
+    "files.lock_session",
+    "SELECT FROM sessions WHERE session_id = %(session_id)s::uuid AND user_id = %(user_id)s FOR KEY SHARE",
+)
+
 # Does nothing if a call that runs again has stored the file before.
 ADD_FILE = Statement(
     "files.add_file",
@@ -125,6 +132,18 @@ DELETE_UNUSED = Statement(
 )
 
 DELETE_OF_USER = Statement("files.delete_of_user", "DELETE FROM files WHERE user_id = %(user_id)s RETURNING content_id")
+
+# Deletes the files of a user that were being stored during the user's erasure. A time in the future was written while
+# the clock was ahead: files of today would be older.
+DELETE_OF_ERASED_USER = Statement(
+    "files.delete_of_erased_user",
+    """
+    DELETE FROM files
+    WHERE user_id = %(user_id)s AND created_at <= %(erased_at)s::timestamptz
+      AND %(erased_at)s::timestamptz <= perdure_now()
+    RETURNING content_id
+    """,
+)
 
 # Locks contents in one order. The next statement sees the files that concurrent commits have given them.
 LOCK_CONTENTS = Statement(

@@ -108,7 +108,8 @@ class Files:
         `of_call` is the call of the tool that returned the file, which is then kept although no message has it.
 
         Raises:
-            InvalidRequest: the content is empty, damaged, or would grow too large; see `kind_of`.
+            InvalidRequest: the content is empty, damaged, or would grow too large; see `kind_of`. Or the user of the
+                call was erased.
             TooLarge: the user has too many files.
             ProviderError: the object cannot be written.
         """
@@ -173,6 +174,8 @@ class Files:
 
     def _in_transaction(self, given: dict[str, Any], add: Callable[[Transaction], bool]) -> bool:
         with self._database.transaction("files.store") as transaction:
+            if given["session_id"] is not None and not transaction.run(queries.LOCK_SESSION, given):
+                raise InvalidRequest("The user was erased, so no file can be stored for them.")
             found = transaction.run(queries.FIND_CONTENT, given)
             if not found and not add(transaction):
                 return False

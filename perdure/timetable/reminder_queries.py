@@ -78,30 +78,47 @@ REMOVE = Statement(
 
 # --- firing ------------------------------------------------------------------------------
 
+# Schedules that fired while the server's clock was ahead: their newest slot is in the future, and their next one is
+# later. They count as due. Only the schedules with the latest times are read, so that an idle round reads few rows.
+_AHEAD = """
+    SELECT schedule_id FROM (
+        SELECT schedule_id, last_slot FROM reminders
+        WHERE next_due > perdure_now() ORDER BY next_due DESC LIMIT 100) AS latest
+    WHERE last_slot > perdure_now() + interval '1 minute'
+""".strip()
+
 # Whether any schedule is due. If no schedule is due, the sweeper's round writes nothing.
 ANY_DUE = Statement(
     "reminders.any_due",
-    "SELECT EXISTS (SELECT FROM reminders WHERE next_due <= perdure_now()) AS due",
+    f"""
+    SELECT EXISTS (SELECT FROM reminders WHERE next_due <= perdure_now()) OR EXISTS ({_AHEAD}) AS due
+    """,  # noqa: S608 (constants)
     writes=False,
 )
+
+_FREE = """
+    (taken_until IS NULL OR taken_until <= perdure_now()
+     OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s, 3600) + 60))
+""".strip()
 
 # Leases due schedules to the calling worker. If the worker dies, another worker takes the schedules after the lease
 # expires. `POSTPONE` sets a lease of at most an hour. A lease that is longer than an hour and longer than `lease_s` was
 # written while the server's clock was ahead, and counts as expired.
 TAKE_DUE = Statement(
     "reminders.take_due",
-    """
+    f"""
     WITH due AS (
         SELECT schedule_id FROM reminders
-        WHERE next_due <= perdure_now() AND (
-            taken_until IS NULL OR taken_until <= perdure_now()
-            OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s, 3600) + 60))
+        WHERE next_due <= perdure_now() AND {_FREE}
         ORDER BY next_due LIMIT %(most)s FOR NO KEY UPDATE SKIP LOCKED
+    ), ahead AS (
+        SELECT schedule_id FROM reminders
+        WHERE schedule_id = ANY (ARRAY({_AHEAD})) AND {_FREE} FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE reminders SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
-    WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM due))
+    WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM due UNION ALL SELECT schedule_id FROM ahead))
     RETURNING *, perdure_now() AS now
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 # Sets a schedule's next due time. `due` is the due time for which the worker leased the schedule. If the schedule was

@@ -2,8 +2,9 @@
 
 Before each model call, the worker sets the turn's row in `turn_spendings` to what the turn has cost so far and what the
 call may cost at most, and adds the difference to the sums of the day (`TurnBudget.reserve`). One transaction does this,
-and rolls back if a limit is exceeded. It locks the sums, so that two workers cannot exceed a limit together. When the
-turn stops, the row is set to what the turn has cost (`TurnBudget.settle`).
+and rolls back if a limit is exceeded. It locks the sums, or without a limit of the day the turn and those that work for
+it, so that two workers cannot exceed a limit together. When the turn stops, the row is set to what the turn has cost
+(`TurnBudget.settle`).
 
 A turn's amount is set and never added to, so a turn that runs again after a crash counts once. A call whose worker died
 stays reserved until a worker continues the turn: its provider may have counted it. An agent that another one asks has a
@@ -88,7 +89,19 @@ _SPEND = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# What a turn costs with the turns that work for it. Runs after _SPEND, whose lock on the user's sum they share.
+# Serialises the reservations of a turn and of the turns that work for it, which are of one user: without a limit of the
+# day, they share no sum that _SPEND locks.
+_LOCK_TREE = Statement(
+    "budgets.lock_tree",
+    """
+    SELECT pg_advisory_xact_lock(
+        hashtextextended(concat_ws(' ', current_schema(), 'perdure budget of', %(root_id)s::text), 0)
+    ) IS NULL AS free
+    """,
+)
+
+# What a turn costs with the turns that work for it. Runs after _SPEND and _LOCK_TREE, to see what the others have
+# committed.
 TREE = Statement(
     "budgets.tree",
     "SELECT sum(total) AS total FROM turn_spendings WHERE root_id = %(root_id)s::uuid",
@@ -185,6 +198,8 @@ class TurnBudget:
                 return
             sums = {_USER_DAY: rows[0].user_day, _TENANT_DAY: rows[0].tenant_day}
             if _TURN in self._limits:
+                if not given["kinds"]:
+                    transaction.run(_LOCK_TREE, given)
                 sums[_TURN] = transaction.run(TREE, given)[0].total
             for setting, limit in self._limits.items():
                 if sums[setting] > limit:

@@ -15,9 +15,10 @@ from perdure.turns.lease.aging import HIGHEST, effective, levels
 from perdure.turns.lease.queries import DRAINABLE, PARKED, PARKED_FOR
 
 # Cancels a turn. A turn that has not begun is settled. For a turn that has begun, the request is recorded, and
-# `not_before` is cleared, so that a waiting turn is due at once. If the session has no other unsettled turn, the
-# session becomes active, whatever state a crashed runner left behind. As with SETTLE, a session that answers a call of
-# another agent (`depth`) ends with its turn.
+# `not_before` is cleared, so that a waiting turn is due at once. The next turn does not inherit the time for which the
+# cancelled one has waited for a worker with its agent. If the session has no other unsettled turn, the session becomes
+# active, whatever state a crashed runner left behind. As with SETTLE, a session that answers a call of another agent
+# (`depth`) ends with its turn.
 CANCEL = Statement(
     "turns.cancel",
     f"""
@@ -37,6 +38,9 @@ CANCEL = Statement(
         WHERE t.turn_id = %(turn_id)s AND {keyed("t.settled_at IS NULL")}
         RETURNING t.turn_id, t.session_id, t.user_id, locked.scope, locked.depth, t.status,
                   t.status = 'cancelled' AS settled,
+                  NOT EXISTS (SELECT FROM turns AS earlier
+                              WHERE earlier.session_id = t.session_id AND earlier.settled_at IS NULL
+                                AND earlier.seq < t.seq) AS is_next,
                   t.reply_to, t.priority,
                   t.status = 'waiting_approval' OR t.status = 'parked' AND EXISTS (
                       SELECT FROM tool_effects AS e
@@ -47,6 +51,7 @@ CANCEL = Statement(
             last_activity_at = CASE WHEN asked.settled THEN perdure_now() ELSE s.last_activity_at END,
             not_before = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.not_before END,
             queued_at = CASE WHEN asked.settled AND s.unsettled > 1 THEN s.queued_at END,
+            unequipped_since = CASE WHEN NOT (asked.settled AND asked.is_next) THEN s.unequipped_since END,
             state = CASE WHEN asked.settled AND s.unsettled = 1
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END,
             end_requested_at = CASE WHEN asked.settled AND s.depth > 0 THEN coalesce(s.end_requested_at, perdure_now())

@@ -3,7 +3,8 @@
 One transaction raises the fences of the user's sessions and deletes the user's rows. Processes that still run a turn or
 a consolidation of the user can then no longer write to PostgreSQL. The user's data in Redis and in the snapshot store
 is deleted right after the commit, and again in a second pass after the duration of a lease. Until the second pass, a
-process that was paused after its last commit may still write to Redis or the store.
+process that was paused after its last commit may still write to Redis or the store. The second pass also deletes the
+files that were being stored during the erasure.
 
 The transaction inserts a row in `erasures`, so that a worker's upkeep runs the second pass even if this process
 crashes. The second pass also removes the deleted texts from the file of an embedded Redis. Workers remove them from the
@@ -120,6 +121,8 @@ class Eraser:
         self._revoke_tasks()
         due = self.database.run(queries.DUE, {"most": _MOST_A_ROUND, "lease_s": self.lease_s})
         revoked = self._revoke(due)
+        for row in due:
+            self._delete_late_files(row)
         clean = {
             row.erasure_id
             for row in due
@@ -133,6 +136,12 @@ class Eraser:
             statement = queries.FINISH if row.erasure_id in finished else queries.POSTPONE
             self.database.run(statement, {"erasure_id": row.erasure_id, "lease_s": self.lease_s})
         return len(finished)
+
+    def _delete_late_files(self, erasure: Row[Any]) -> None:
+        given = {"user_id": erasure.user_id, "erased_at": erasure.erased_at}
+        with self.database.transaction("erasure.late_files") as transaction:
+            late = transaction.run(files.DELETE_OF_ERASED_USER, given)
+            release(transaction, [row.content_id for row in late])
 
     def _revoke_tasks(self) -> None:
         """Revoke the Celery tasks of the erasures whose tasks are not revoked yet.

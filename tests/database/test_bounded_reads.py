@@ -80,6 +80,7 @@ _FILL = f"""
     INSERT INTO inbox SELECT user_id, 'http', turn_id::text, turn_id, 1, 'hello', accepted_at FROM turns;
     INSERT INTO messages (session_id, seq, turn_id, role, content, channel, token_count, created_at)
     SELECT session_id, 1, session_id, 'user', 'hello there', 'http', 3, created_at FROM sessions;
+    INSERT INTO forgotten_messages SELECT session_id, seq, now() FROM messages;
     INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)
     SELECT session_id, false, '{{}}', '[]', n, 1, now() - interval '200 days'
     FROM sessions, generate_series(1, 4) AS n WHERE routable;
@@ -160,7 +161,8 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (consolidation.GIVEN_UP, {}, 60),
     (route_queries.DUE_USERS, {}, 60),
     (route_queries.NEXT_USERS, {}, 110),
-    (reminder_queries.TAKE_DUE, {}, 110),
+    (reminder_queries.TAKE_DUE, {}, 210),
+    (reminder_queries.ANY_DUE, {}, 110),
     (reminder_queries.LIST_OF_USER, {"user_id": "user 7"}, 1),
     (exchange.EXPORT, {}, 400),
     (exchange.EXPORT_OF_SESSIONS, {}, 10),

@@ -14,6 +14,7 @@ from perdure.access.tenants import UserKey, user_key
 from perdure.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from perdure.files.store import UNUSED_S, Owner, Stored
 from perdure.retention import retain
+from perdure.sessions.forking import fork
 from perdure.settings import FileSettings, RetentionSettings
 from perdure.users.export import export_user
 from tests.files.contents import pdf, png
@@ -215,3 +216,63 @@ def test_an_export_lists_the_files(harness: Harness) -> None:
     [row] = document["tables"]["files"]
     assert (row["name"], row["sha256"], row["size"]) == ("cat.png", stored.sha256, stored.size)
     assert document["tables"]["messages"][0]["parts"][0]["file_id"] == row["file_id"]
+
+
+def test_a_tool_stores_no_file_of_an_erased_user(harness: Harness, stored: Counting) -> None:
+    """The user is erased while the tool works. Nothing of the file that it returns is stored."""
+
+    @tool(effect="pure")
+    def draw() -> File:
+        """Draw a picture."""
+        erase(harness, ANA)
+        return File(png(padding=1_000), name="ana.png")
+
+    harness.equip(draw)
+    harness.script(calls(("draw", {})), says("Drawn."))
+    harness.run(harness.send("draw me", user_id="ana").session_id)
+    assert set(stored().values()) == {0}
+
+
+def test_the_second_pass_deletes_files_that_were_being_stored(harness: Harness, stored: Counting) -> None:
+    """An upload that began before the erasure may be committed after it. A later upload of the same user stays."""
+    early = put(harness, png(padding=1_000))
+    harness.move(1)
+    erased = harness.runtime.eraser.erase(BOB)  # of a user without files: the erasure of ana commits before the upload
+    assert erased.rows["files"] == 0
+    harness.sql("UPDATE erasures SET user_id = 'ana' RETURNING 1")
+    harness.move(1)
+    late = put(harness, PDF)
+    harness.move(harness.settings.turn.lease_s)
+    harness.runtime.eraser.finish_due()
+    assert set(harness.runtime.files.rows([early.file_id, late.file_id])) == {late.file_id}
+    harness.runtime.files.collect()
+    assert stored()["file_contents"] == 1
+
+
+def test_the_second_pass_of_an_erasure_in_the_future_keeps_files(harness: Harness) -> None:
+    """The clock was ahead during the erasure: the files that the user has stored since are older than it."""
+    harness.move(86_400)
+    erase(harness, ANA)
+    harness.move(-86_400)
+    kept = put(harness, PDF)
+    harness.runtime.eraser.finish_due()
+    assert kept.file_id in harness.runtime.files.rows([kept.file_id])
+
+
+def test_files_stay_while_a_fork_of_a_fork_shows_them(harness: Harness) -> None:
+    """The session and its fork have ended. The fork's fork is open, and its messages are copies of the session's."""
+    kept = put(harness, PDF)
+    source = UUID(send(harness, part(kept))["session_id"])
+    first = fork(harness.database, harness.clock, source)
+    second = fork(harness.database, harness.clock, first)
+    end = (
+        "UPDATE sessions SET ended_at = perdure_now(), consolidated_at = perdure_now(), routable = false,"
+        " state = 'ended' WHERE session_id = ANY (%(ids)s)"
+    )
+    harness.sql(end, ids=[source, first])
+    for ids, left in (([], True), ([second], False)):
+        harness.sql(end, ids=ids)
+        harness.move(11 * 86_400)
+        retain(harness.database, settings=RetentionSettings(transcripts_days=10))
+        harness.runtime.files.collect()
+        assert bool(harness.runtime.files.rows([kept.file_id])) is left

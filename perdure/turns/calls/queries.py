@@ -272,12 +272,17 @@ RESUME_PARKED = Statement(
 
 NEW_ANSWER = "jsonb_array_length(coalesce(e.payload -> 'said', '[]')) > coalesce((e.payload ->> 'judged')::int, 0)"
 
-# The question for which a session's turn waits, if the user has not answered it: the first of the reply.
+# The question for which a session's turn waits, if the user has not answered it: the first of the reply. A client that
+# names the agent of each message names the one that it knows, which may have handed the turn over before the question.
 QUESTION = f"""
     SELECT e.effect_id, t.turn_id, t.seq, t.status FROM turns AS t JOIN tool_effects AS e USING (turn_id)
     WHERE t.session_id = {{session_id}} AND t.settled_at IS NULL AND t.status <> 'accepted'
-      AND t.cancel_requested_at IS NULL AND t.channel = %(channel)s AND t.agent = coalesce(%(agent)s, t.agent)
+      AND t.cancel_requested_at IS NULL AND t.channel = %(channel)s
       AND e.waits_for = 'user' AND e.status = 'intended' AND NOT {NEW_ANSWER}
+      AND (t.agent = coalesce(%(agent)s, t.agent) OR EXISTS (
+            SELECT FROM messages AS m
+            WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.turn_id = t.turn_id
+              AND m.prompt ->> 'agent' = %(agent)s))
 """.strip()
 
 _SAID = """

@@ -269,7 +269,7 @@ CANCEL_QUEUED = Statement(
     ), released AS (
         UPDATE sessions AS s
         SET unsettled = s.unsettled - counted.turns, turn_count = s.turn_count + counted.turns,
-            last_activity_at = perdure_now(),
+            last_activity_at = perdure_now(), unequipped_since = NULL,
             state = CASE WHEN s.unsettled = counted.turns
                          THEN {sql(Trigger.TURN_STOPPED, column="s.state")} ELSE s.state END
         FROM counted WHERE s.session_id = %(session_id)s AND counted.turns > 0

@@ -5,13 +5,21 @@ from __future__ import annotations
 from perdure.database.engine import Statement
 from perdure.database.rounds import visiting
 
+# A message waits at most for the longer window of a rate limit. A `due_at` further ahead was written while the server's
+# clock was ahead, and counts as past.
+_AHEAD = "perdure_now() + interval '2 hours'"
+_DUE = f"(due_at <= perdure_now() OR due_at > {_AHEAD})"
+
 # The users of the oldest due messages, ordered by each user's oldest due message, with the number of these messages.
 DUE_USERS = Statement(
     "unrouted.due_users",
-    """
+    f"""
     SELECT user_id, count(*) AS messages FROM (
-        SELECT user_id, due_at, position FROM unrouted
-        WHERE settled_at IS NULL AND due_at <= perdure_now() ORDER BY due_at, position LIMIT %(most)s
+        (SELECT user_id, due_at, position FROM unrouted
+         WHERE settled_at IS NULL AND due_at <= perdure_now() ORDER BY due_at, position LIMIT %(most)s)
+        UNION ALL
+        (SELECT user_id, due_at, position FROM unrouted
+         WHERE settled_at IS NULL AND due_at > {_AHEAD} ORDER BY due_at, position LIMIT %(most)s)
     ) AS due
     GROUP BY user_id ORDER BY min(due_at), min(position)
     """,
@@ -31,15 +39,15 @@ NEXT_USERS = Statement(
     SELECT substr(place, 33) AS user_id FROM visited, LATERAL (
         SELECT due_at, position FROM unrouted
         WHERE (md5(user_id) || user_id) = place AND settled_at IS NULL ORDER BY position LIMIT 1) AS oldest
-    WHERE oldest.due_at <= perdure_now() ORDER BY due_at, position
+    WHERE {_DUE} ORDER BY due_at, position
     """,
 )
 
 # A user's unrouted messages in order of insertion. A message that is not due blocks the later ones.
 OF_USER = Statement(
     "unrouted.of_user",
-    """
-    SELECT turn_id, message, attempts, due_at <= perdure_now() AS due FROM unrouted
+    f"""
+    SELECT turn_id, message, attempts, {_DUE} AS due FROM unrouted
     WHERE user_id = %(user_id)s AND settled_at IS NULL ORDER BY position LIMIT %(most)s
     """,
     writes=False,

@@ -25,6 +25,8 @@ from tests.models.openai_server import Answer, Call, OpenAIServer
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
+DAY_S = 86_400.0
+
 
 def add(harness: Harness, *, user: str = "ana", text: str = "Water the plants.", **more: Any) -> dict[str, Any]:
     """Add a schedule, as the HTTP API does."""
@@ -401,3 +403,20 @@ def test_a_reminder_in_some_minutes(harness: Harness) -> None:
     [found] = reminders.list_reminders(harness.database, UserKey("ana"))
     due_s = (datetime.fromisoformat(found["next_due"]) - harness.clock.now()).total_seconds()
     assert 500 < due_s <= 600
+
+
+def test_a_schedule_that_fired_while_the_clock_was_ahead(harness: Harness) -> None:
+    """Once the clock is set back, it has its next slots again. A slot that has fired does not fire again."""
+    made = add(harness, cron="0 9 * * *", timezone="UTC")
+    for days, ahead in ((1, 30), (1, 0), (1, 0)):
+        before = len(fired(harness))
+        harness.move(days * DAY_S)
+        fire_due(harness.runtime)
+        harness.move(ahead * DAY_S)
+        fire_due(harness.runtime)
+        harness.move(-ahead * DAY_S)
+        assert fire_due(harness.runtime) == (1 if ahead else 0)
+        assert len(fired(harness)) == before + (2 if ahead else 1)
+        shown = reminders.find(harness.database, UUID(made["schedule_id"]))
+        assert shown is not None
+        assert datetime.fromisoformat(shown["next_due"]) - harness.clock.now() <= timedelta(days=1)

@@ -559,3 +559,15 @@ def test_a_result_has_the_output_as_a_value_of_its_type(harness: Harness, applic
     assert result(sent).data == [1, 2]
     with pytest.raises(InvalidResponse, match="does not fit the output"):
         result(sent, output=str)
+
+
+def test_a_message_that_was_sent_while_the_clock_was_ahead(harness: Harness, application: Engine) -> None:
+    """Once the clock is set back, it is routed at once, and so are the user's later messages, in their order."""
+    with application.begin() as connection:
+        sent = [send(connection, user_id="ana", text=each) for each in ("one", "two")]
+    later = "UPDATE unrouted SET due_at = due_at + interval '1 day' WHERE turn_id = %(id)s"
+    harness.sql(later, id=sent[0].turn_id)
+    route_unrouted.route_due(harness.runtime)
+    assert [row.turn_id for row in harness.sql("SELECT turn_id FROM turns ORDER BY seq")] == [
+        each.turn_id for each in sent
+    ]

@@ -347,3 +347,31 @@ def test_the_next_turn_of_a_held_session_is_pinned_to_its_worker(fleet: Fleet) -
     assert isinstance(fleet.new.run(first.session_id), Unequipped)
     fleet.harness.script(calls(("look", {})), says("done"))
     assert fleet.old.run(first.session_id) == Ran(1)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "interrupted"])
+def test_the_next_turn_waits_its_own_time(fleet: Fleet, how: str) -> None:
+    """A turn that waited for a worker with its agent was cancelled. The next message has the whole time to wait."""
+    harness = fleet.harness
+    first = harness.send(agent="billing")
+    fleet.old.run(first.session_id)
+    harness.move(harness.settings.turn.unknown_agent_s - 1)
+    if how == "cancelled":
+        cancel(harness.runtime, first.turn_id)
+    second = harness.send(agent="billing", on_busy="interrupt")
+    assert harness.turn(first.turn_id)["status"] == "cancelled"
+    harness.move(harness.settings.turn.unknown_agent_s - 1)
+    assert isinstance(fleet.old.run(second.session_id), Unequipped)
+    assert fleet.new.run(second.session_id) == Ran(1)
+    assert harness.turn(second.turn_id)["status"] == "done"
+
+
+def test_a_queued_turn_that_is_cancelled_ends_no_wait(fleet: Fleet) -> None:
+    """The turn before it still waits, since its first refusal."""
+    harness = fleet.harness
+    first, second = harness.send(agent="billing"), harness.send(agent="billing")
+    fleet.old.run(first.session_id)
+    since = harness.session(first.session_id).unequipped_since
+    cancel(harness.runtime, second.turn_id)
+    assert harness.session(first.session_id).unequipped_since == since is not None
+    fleet.new.run(first.session_id)

@@ -28,6 +28,7 @@ from perdure.turns.lease.tenure import LeaseLost
 from perdure.turns.reading import OVER_BUDGET
 from perdure.turns.sweep import sweep
 from perdure.users.erase import Eraser
+from tests.turns.broker import Broker
 from tests.turns.counting import AFTER_LEASE_S
 from tests.turns.harness import Crash, Harness, side_by_side, until
 from tests.turns.test_cost import counted
@@ -209,15 +210,32 @@ def _budget(harness: Harness, session_id: UUID, database: Database) -> TurnBudge
     return TurnBudget(database, harness.clock, harness.settings, harness.claimed(session_id), Decimal)
 
 
-def test_two_reservations_race(harness: Harness) -> None:
-    """The second, on another connection, waits for the first to commit, and is refused."""
+def _turns_of_a_user(harness: Harness) -> list[UUID]:
+    """The sessions of two turns, and the limit of the user's day."""
     _own(harness)
     _limit(harness, user_day="0.003")
-    sent = [harness.send(conversation=name) for name in ("a", "b")]
+    return [harness.send(conversation=name).session_id for name in ("a", "b")]
+
+
+def _agents_of_a_turn(harness: Harness) -> list[UUID]:
+    """The sessions of two agents that a turn has asked, and the limit of the turn, which has cost 0.0006."""
+    searcher = Agent("searcher", "You search.", model=MODEL, settings={"max_tokens": MOST})
+    asking = Agent("assistant", "You help.", [agent_tool(searcher, name="research")], model=MODEL)
+    harness.agents = Agents([asking])
+    harness.calls = Broker()
+    asked = tuple(ToolCall(name, "research", f'{{"task": "{name}"}}') for name in ("one", "two"))
+    harness.script(ModelReply("", asked, Usage(800, 200), "gpt-5-mini"))
+    turn = harness.ask()
+    _limit(harness, turn="0.003")
+    return [UUID(each["turn_id"]) for each in turn["children"]]
+
+
+@pytest.mark.parametrize(("make", "limit"), [(_turns_of_a_user, "USER_DAY"), (_agents_of_a_turn, "TURN")])
+def test_two_reservations_race(harness: Harness, make: Any, limit: str) -> None:
+    """The second, on another connection, waits for the first to commit, and is refused."""
+    sent = make(harness)
     other = Database(harness.database.url, schema=harness.settings.database_schema)
-    first, second = (
-        _budget(harness, each.session_id, base) for each, base in zip(sent, (harness.database, other), strict=True)
-    )
+    first, second = (_budget(harness, each, base) for each, base in zip(sent, (harness.database, other), strict=True))
     found: list[str] = []
 
     def follow() -> None:
@@ -239,8 +257,8 @@ def test_two_reservations_race(harness: Harness) -> None:
         racing.join(60)
     finally:
         other.close()
-    assert found == ["PERDURE_BUDGET__USER_DAY"]
-    assert _spent(harness) == [Decimal("0.002025")]
+    assert found == [f"PERDURE_BUDGET__{limit}"]
+    assert harness.sql("SELECT sum(total) AS total FROM turn_spendings")[0].total == Decimal("0.002025")
 
 
 @kinds

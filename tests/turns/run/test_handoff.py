@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from pydantic_ai import Agent as PydanticAgent
 
-from perdure import Agent, TurnContext, handoff, tool
+from perdure import Agent, TurnContext, ask_user, handoff, tool
 from perdure.agents import Agents
 from perdure.database.engine import Moment, Statement
 from perdure.models.protocol import ModelReply
@@ -181,3 +181,19 @@ def test_a_message_that_is_accepted_while_the_commit_waits_is_the_other_agents(h
     accepted[0].result(PATIENCE_S)
     assert agents(harness) == ["billing"] * 3
     harness.check()
+
+
+def test_the_answer_to_a_question_after_a_handoff(harness: Harness) -> None:
+    """The client names the agent that it knows with each message. The other agent, which took over, has asked."""
+    billing = Agent("billing", "You bill.", [ask_user(name="ask_number", description="Ask for a number.")])
+    desk = Agent("desk", "You welcome.", [handoff(billing, name="to_billing")])
+    harness.agents = Agents([desk, billing, Agent("other", "You help.")])
+    harness.script(calls(OVER), calls(("ask_number", {"question": "Which invoice?"})), says("found"))
+    sent = harness.send("my invoice", agent="desk")
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+    assert not harness.send("hello", agent="other").joined
+    answer = harness.send("number 7", agent="desk")
+    assert (answer.turn_id, answer.joined) == (sent.turn_id, True)
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "found"
