@@ -5,6 +5,7 @@ FROM python:3.13-slim@sha256:8d9d0b8bcf6506481eae4907c18f5e3e7902e629f5f6d684f9e
 WORKDIR /source
 ENV VIRTUAL_ENV=/opt/perdure UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
 COPY .ci/uv.txt .ci/
+# The environment has no pip. The one of the base image installs into it: `pip --python /opt/perdure install`.
 RUN pip install --no-cache-dir --require-hashes --requirement .ci/uv.txt && uv venv "$VIRTUAL_ENV"
 # The pinned dependencies change rarely, so their layer comes first. uv checks each file against its hash.
 COPY constraints.txt pyproject.toml ./

@@ -16,9 +16,10 @@ import secrets
 from datetime import time
 from decimal import Decimal
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -67,6 +68,9 @@ READABLE, NOTHING = ("images", "pdf"), "none"
 """The kinds of files that a model may read, as named in `PERDURE_ENDPOINTS__NAME__READS`."""
 
 BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps", "pyamqp")
+_LAST_PORT = 65_535
+_PORT = f"the port is malformed; accepted: a number from 1 to {_LAST_PORT}, such as postgresql://localhost:5432/perdure"
+_HOST = compiled(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -154,8 +158,39 @@ def check_server_url(variable: str, url: str, example: str) -> None:
         )
 
 
-def _normalised(url: SecretStr | None) -> SecretStr | None:
-    return None if url is None else SecretStr(tls.normalised(url.get_secret_value()))
+def _check_api_url(variable: str, url: str | None, example: str) -> str | None:
+    if url is not None:
+        check_server_url(f"{environment.PREFIX}{variable}", url, example)
+    return url
+
+
+def _checked(url: SecretStr) -> SecretStr:
+    """The URL of Redis or of a broker, with its TLS options normalised. Messages do not show the URL.
+
+    Raises:
+        ValueError: the address of a server, its port, its database or an option cannot be used.
+    """
+    given = url.get_secret_value()
+    servers = given.split(";")  # as kombu does; a password may contain semicolons, too
+    for number, server in enumerate(servers if all("://" in each for each in servers) else [given], start=1):
+        try:
+            parts = urlsplit(server)
+            is_usable = parts.port != 0 and server.isprintable()
+        except ValueError:  # a port, or an address in brackets
+            is_usable = False
+        if not is_usable:
+            scheme = server.partition("://")[0]
+            example = f"{scheme}://localhost:{5672 if 'amqp' in scheme else 6379}"
+            raise ValueError(
+                f"the address of server {number} is malformed; accepted: a host and a port from 1 to {_LAST_PORT}, "
+                f"such as {example}, with special characters of a password as %40"
+            )
+        database = parse_qs(parts.query).get("db", [parts.path.strip("/")])[0]
+        if parts.scheme in {"redis", "rediss"} and database and not (database.isascii() and database.isdigit()):
+            raise ValueError(
+                f"the database of server {number} is {database!r}; accepted: a number, such as redis://localhost:6379/0"
+            )
+    return SecretStr(tls.normalised(given))
 
 
 class _Group(BaseModel):
@@ -475,6 +510,18 @@ class MetricsSettings(_Group):
     worker_address: str = "127.0.0.1"
     every_s: Seconds = 5
 
+    @field_validator("worker_address")
+    @classmethod
+    def _can_be_bound(cls, value: str) -> str:
+        try:
+            ip_address(value)
+        except ValueError:
+            if _HOST.fullmatch(value) is None:
+                raise ValueError(
+                    "accepted: an address or a host name of this machine, such as 127.0.0.1, 0.0.0.0 or ::"
+                ) from None
+        return value
+
 
 class ReadinessSettings(_Group):
     """`PERDURE_READY__*`: when `/readyz` fails.
@@ -583,6 +630,11 @@ class DiscordSettings(_Group):
     public_key: str | None = None
     api_url: str | None = None
 
+    @field_validator("api_url")
+    @classmethod
+    def _a_server(cls, value: str | None) -> str | None:
+        return _check_api_url("DISCORD__API_URL", value, "https://discord.com/api/v10")
+
 
 class SlackSettings(_Group):
     """`PERDURE_SLACK__*`: the channel `slack`, enabled by `token`.
@@ -596,6 +648,11 @@ class SlackSettings(_Group):
     app_token: SecretStr | None = None
     api_url: str | None = None
 
+    @field_validator("api_url")
+    @classmethod
+    def _a_server(cls, value: str | None) -> str | None:
+        return _check_api_url("SLACK__API_URL", value, "https://slack.com/api/")
+
 
 class TelegramSettings(_Group):
     """`PERDURE_TELEGRAM__*`: the channel `telegram`, enabled by `token`.
@@ -607,6 +664,11 @@ class TelegramSettings(_Group):
     token: SecretStr | None = None
     webhook_secret: SecretStr | None = None
     api_url: str | None = None
+
+    @field_validator("api_url")
+    @classmethod
+    def _a_server(cls, value: str | None) -> str | None:
+        return _check_api_url("TELEGRAM__API_URL", value, "https://api.telegram.org")
 
 
 class Settings(BaseSettings):
@@ -738,6 +800,10 @@ class Settings(BaseSettings):
             url = make_url(value.get_secret_value())
         except ArgumentError:
             url = make_url("unknown://")
+        except ValueError:  # the port is no number
+            raise ValueError(_PORT) from None
+        if url.port is not None and not 0 < url.port <= _LAST_PORT:
+            raise ValueError(_PORT)
         if url.drivername not in {"postgresql", "postgresql+psycopg2"}:
             raise ValueError("it must be a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
         tls.check_postgresql(url.query)
@@ -748,7 +814,7 @@ class Settings(BaseSettings):
     def _redis(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
             raise ValueError("it must be a URL that begins with redis://, rediss:// or redis+socket://")
-        return _normalised(value)
+        return None if value is None else _checked(value)
 
     @field_validator("redis_prefix")
     @classmethod
@@ -764,7 +830,7 @@ class Settings(BaseSettings):
     def _broker(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and value.get_secret_value().partition("://")[0] not in BROKERS:
             raise ValueError(f"it must be a URL that begins with one of {', '.join(f'{each}://' for each in BROKERS)}")
-        return _normalised(value)
+        return None if value is None else _checked(value)
 
     @field_validator("webhook_secret")
     @classmethod
@@ -811,11 +877,18 @@ class Settings(BaseSettings):
             if name.startswith(VENDORS) and not os.environ.get(name):
                 os.environ[name] = value
         try:
-            return cls(**overrides)
+            made = cls(**overrides)
         except ValidationError as error:
             raise SettingsError(environment.explain(cls, error)) from None
         except Unparsable:  # a variable sets a whole group, which pydantic-settings parses as JSON
             raise SettingsError(environment.given_groups(cls, [*os.environ, *written])) from None
+        for name, secret in (("SECRET_KEY", made.secret_key), ("SECRET_KEY_BEFORE", made.secret_key_before)):
+            if secret is not None and len(secret.get_secret_value()) < keys.SHORTEST:
+                raise SettingsError(
+                    f"{environment.PREFIX}{name} (its value is not shown) is too short: accepted: {keys.SHORTEST} "
+                    "characters or more, such as what `openssl rand -hex 32` prints"
+                )
+        return made
 
     def signing_key(self) -> bytes:
         """The key that signs: the first of `signing_keys`.

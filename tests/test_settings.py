@@ -17,6 +17,29 @@ WRONG = [
     ("PERDURE_REDIS_URL", "http://somewhere", "redis://"),
     ("PERDURE_BROKER_URL", "foo", "amqp://"),
     ("PERDURE_BROKER_URL", "sqs://", "amqp://"),
+    (
+        "PERDURE_DATABASE_URL",
+        "postgresql://here:abc/x",
+        "a number from 1 to 65535, such as postgresql://localhost:5432",
+    ),
+    ("PERDURE_DATABASE_URL", "postgresql://here:99999/x", "a number from 1 to 65535"),
+    ("PERDURE_REDIS_URL", "redis://:hidden@here:abc/0", "a port from 1 to 65535, such as redis://localhost:6379"),
+    ("PERDURE_REDIS_URL", "redis://here:99999/0", "a port from 1 to 65535"),
+    ("PERDURE_REDIS_URL", "redis://here:0/0", "a port from 1 to 65535"),
+    ("PERDURE_REDIS_URL", "redis://[::1/0", "the address of server 1 is malformed"),
+    ("PERDURE_REDIS_URL", "redis://:a/password@here/0", "special characters of a password as %40"),
+    ("PERDURE_REDIS_URL", "redis://here:6379/notadb", "the database of server 1 is 'notadb'; accepted: a number"),
+    ("PERDURE_REDIS_URL", "rediss://here:6379?db=x", "the database of server 1 is 'x'; accepted: a number"),
+    ("PERDURE_BROKER_URL", "amqp://me:hidden@here:abc//", "a port from 1 to 65535, such as amqp://localhost:5672"),
+    ("PERDURE_BROKER_URL", "redis://one:1/0;redis://two:abc/0", "the address of server 2 is malformed"),
+    ("PERDURE_BROKER_URL", "redis://one:1/0;redis://two:1/x", "the database of server 2 is 'x'"),
+    ("PERDURE_TELEGRAM__API_URL", "localhost", "PERDURE_TELEGRAM__API_URL is 'localhost': accepted: a URL that"),
+    ("PERDURE_SLACK__API_URL", "localhost", "PERDURE_SLACK__API_URL is 'localhost': accepted: a URL that"),
+    ("PERDURE_DISCORD__API_URL", "http://here:abc", "such as https://discord.com/api/v10"),
+    ("PERDURE_METRICS__WORKER_ADDRESS", "not an address", "is 'not an address': accepted: an address or a host name"),
+    ("PERDURE_METRICS__WORKER_ADDRESS", "127.0.0.1:9000", "such as 127.0.0.1, 0.0.0.0 or ::"),
+    ("PERDURE_SECRET_KEY", "fifteen-letters", "is too short: accepted: 16 characters or more"),
+    ("PERDURE_SECRET_KEY_BEFORE", "x", "is too short: accepted: 16 characters or more"),
     ("PERDURE_REDIS_PREFIX", "a/b:", "letters, digits"),
     ("PERDURE_REDIS_PREFIX", "{perdure}:", "letters, digits"),
     ("PERDURE_REDIS_PREFIX", "p" * 65, "letters, digits"),
@@ -176,3 +199,29 @@ def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.load(_env_file=None)
     assert "too+short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PERDURE_DATABASE_URL", "postgresql:///x?host=/run/postgresql"),
+        ("PERDURE_DATABASE_URL", "postgresql+psycopg2://me:p%40ss@[::1]:5432/x"),
+        ("PERDURE_REDIS_URL", "redis://"),
+        ("PERDURE_REDIS_URL", "redis://:a;b@here/15"),
+        ("PERDURE_REDIS_URL", "redis://[::1]:6379?db=2"),
+        ("PERDURE_REDIS_URL", "redis+socket:///run/redis.sock?virtual_host=2"),
+        ("PERDURE_BROKER_URL", "amqp://me:secret@here:5672//"),
+        ("PERDURE_BROKER_URL", "amqp://here/a-virtual-host"),
+        ("PERDURE_BROKER_URL", "redis://one:1/0;redis://two:2/0"),
+        ("PERDURE_TELEGRAM__API_URL", "http://127.0.0.1:8081"),
+        ("PERDURE_METRICS__WORKER_ADDRESS", "10.0.0.1"),
+        ("PERDURE_METRICS__WORKER_ADDRESS", "::"),
+        ("PERDURE_METRICS__WORKER_ADDRESS", "fe80::1%eth0"),
+        ("PERDURE_METRICS__WORKER_ADDRESS", "worker-1.example"),
+        ("PERDURE_SECRET_KEY", "k" * 16),
+    ],
+)
+def test_an_address_of_any_form_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Sockets, IPv6, virtual hosts, escaped passwords and several brokers are no mistakes."""
+    monkeypatch.setenv(name, value)
+    Settings.load(_env_file=None)

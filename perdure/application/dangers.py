@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from kombu.transport.redis import Transport as RedisTransport
 
 from perdure.application.queues import broker_url
 from perdure.errors import SettingsError, Unavailable
-from perdure.network.tls import unverified
+from perdure.network.tls import joined, unverified
 from perdure.redis import connect, remedy, where
 from perdure.tasks.task import PerdureTask
 from perdure.text.untrusted import error_summary
@@ -57,7 +57,7 @@ def dangers(app: Celery) -> Iterator[Danger]:
     """The dangerous settings of `app`, whose tasks must be loaded.
 
     Raises:
-        Unavailable: the broker of `app` is Redis and cannot be reached.
+        Unavailable: the broker of `app` is Redis, and none of its servers can be reached.
     """
     name = f"Celery application {app.main!r}"
     own = [task for task in app.tasks.values() if not task.name.startswith("celery.") and not _is_perdures(task)]
@@ -72,7 +72,9 @@ def dangers(app: Celery) -> Iterator[Danger]:
     with app.connection_for_read() as connection:
         if isinstance(connection.transport, RedisTransport):
             yield from _visibility(name, app, own)
-            yield from _eviction(broker_url(app))
+            servers = [joined(str(each), connection.ssl) for each in connection.alt] or [broker_url(app)]
+            # A Sentinel has no queues, and names the Redis that has them only to kombu.
+            yield from _eviction([url for url in servers if not url.startswith("sentinel://")])
 
 
 def _is_perdures(task: Any) -> bool:
@@ -108,6 +110,10 @@ def _installed(name: str, app: Celery) -> Iterator[Danger]:
 def _visibility(name: str, app: Celery, own: list[Any]) -> Iterator[Danger]:
     options = app.conf.broker_transport_options
     visible_s = options.get("visibility_timeout", VISIBILITY_S)
+    if not isinstance(visible_s, int | float):
+        risk = "kombu cannot compute with it, and does not restore the tasks of a worker that is lost"
+        yield Danger(name, f"visibility_timeout is {visible_s!r}", risk, "Set it to a number of seconds.")
+        return
     limits = [(task.time_limit or app.conf.task_time_limit, task.name) for task in own if task.acks_late]
     longest = max(((limit, task) for limit, task in limits if limit), default=None)
     if longest is not None and longest[0] >= visible_s:
@@ -119,15 +125,25 @@ def _visibility(name: str, app: Celery, own: list[Any]) -> Iterator[Danger]:
         yield Danger(name, f"visibility_timeout is {visible_s}, under kombu's default keys", risk, fix)
 
 
-def _eviction(url: str) -> Iterator[Danger]:
-    name = f"Redis at {where(url)}"
-    with connect(url) as client:
-        try:
-            policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
-        except redis.ResponseError:  # a managed server may forbid CONFIG
-            return
-        except redis.RedisError as error:
-            raise Unavailable(f"{name} cannot be reached. {remedy(error)}") from error
-    if policy not in (None, "noeviction"):
-        risk = "a full Redis evicts queues, with the tasks in them"
-        yield Danger(name, f"maxmemory-policy is {policy}", risk, "Set maxmemory-policy noeviction.")
+def _eviction(urls: Sequence[str]) -> Iterator[Danger]:
+    """The servers that evict keys, among those that can be reached: of several brokers, some may be standbys.
+
+    Raises:
+        Unavailable: none of several servers can be reached.
+    """
+    failed: list[Unavailable] = []
+    for url in urls:
+        name = f"Redis at {where(url)}"
+        with connect(url) as client:
+            try:
+                policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
+            except redis.ResponseError:  # a managed server may forbid CONFIG
+                continue
+            except redis.RedisError as error:
+                failed.append(Unavailable(f"{name} cannot be reached. {remedy(error)}"))
+                continue
+        if policy not in (None, "noeviction"):
+            risk = "a full Redis evicts queues, with the tasks in them"
+            yield Danger(name, f"maxmemory-policy is {policy}", risk, "Set maxmemory-policy noeviction.")
+    if failed and len(failed) == len(urls):
+        raise failed[0]

@@ -66,6 +66,9 @@ class DiscordServer:
         self.written: list[dict[str, Any]] = []
         """Messages that people wrote. A channel's history returns them."""
         self.answered: list[dict[str, Any]] = []
+        self.refused: list[str] = []
+        """The tokens of interactions whose answer came before their deferred answer."""
+        self._acknowledged: set[str] = set()
         self.identified: list[dict[str, Any]] = []
         self.resumed: list[dict[str, Any]] = []
         self.failures: list[Failure] = []
@@ -91,6 +94,10 @@ class DiscordServer:
     def new_id(self) -> str:
         """A fresh snowflake."""
         return str(next(self._ids))
+
+    def acknowledge(self, token: str) -> None:
+        """Accept answers to an interaction: the response to its webhook request, a deferred answer, has arrived."""
+        self._acknowledged.add(token)
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
         """Send an event to the bot. If the bot is not connected, the server sends the event when the bot resumes."""
@@ -221,11 +228,15 @@ class DiscordServer:
 
     async def _callback(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.acknowledge(request.match_info["token"])
         self._note(self.answered, {**request.match_info, **body})
         return web.Response(status=204)
 
     async def _original(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if (token := request.match_info["token"]) not in self._acknowledged:
+            self._note(self.refused, token)
+            return web.json_response({"message": "Unknown Webhook", "code": 10015}, status=404)
         self._note(self.edited, {"original": request.match_info["token"], **body})
         return web.json_response(self._message("1", self.new_id(), body))
 

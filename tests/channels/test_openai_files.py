@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import mimetypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import openai
 import pytest
 from starlette.testclient import TestClient
 
 from perdure.channels.http.openai.wire import newest_user_message
 from perdure.database.engine import Database
+from tests.channels.conftest import BASE_URL
 from tests.channels.test_files import IMAGE, PDF, upload
-from tests.files.contents import png
+from tests.files.contents import pdf, png
 from tests.turns.harness import until
 
 
@@ -97,3 +100,39 @@ def test_urls_are_sources() -> None:
     ]
     found = newest_user_message([{"role": "user", "content": content}], "messages")
     assert found == {"parts": [{"type": kind, "url": url} for kind in ("image", "image", "file")]}
+
+
+@pytest.mark.parametrize(("name", "content"), [("bill.pdf", pdf(1)), ("très.csv", b"a,b\n1,2\n")])
+def test_a_file_that_the_sdk_uploads(client: TestClient, name: str, content: bytes) -> None:
+    """The file is the part of the form, with its name and type, and its `id` is that of a message's part."""
+    sdk = openai.OpenAI(base_url=f"{BASE_URL}/v1", api_key="none", http_client=client, max_retries=0)
+    made = sdk.files.create(file=(name, content), purpose="assistants")
+    assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(content), name, "assistants")
+    assert made.created_at > 0
+    stored = client.get(f"/v1/files/{made.id}/content")
+    assert stored.content == content
+    assert stored.headers["content-type"].partition(";")[0] == mimetypes.guess_type(name)[0]
+    part = {"type": "input_file", "file_id": made.id}
+    body = {"user": "ann", "background": True, "input": [{"role": "user", "content": [part]}]}
+    assert client.post("/v1/responses", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"files": {"other": ("a.txt", b"text")}}, 400),
+        ({"files": {"file": ("a.txt", b"")}}, 400),
+        ({"files": [("file", ("a.txt", b"a")), ("file", ("b.txt", b"b"))]}, 400),
+        ({"content": b"text", "headers": {"Content-Type": "multipart/form-data"}}, 400),
+        ({"content": b"--x\r\n\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, 400),
+        ({"files": {"file": ("a.txt", b"a" * (33 * 2**20))}}, 413),
+    ],
+    ids=["no file", "empty", "two", "no boundary", "cut off", "too long"],
+)
+def test_a_form_without_a_usable_file(
+    client: TestClient, rows: Callable[[], dict[str, int]], given: dict[str, Any], status: int
+) -> None:
+    """The answer says what is wrong, and nothing is stored."""
+    answer = client.post("/v1/files", **given)
+    assert answer.status_code == status, answer.text
+    assert rows()["files"] == 0

@@ -50,6 +50,25 @@ def _ask(socket: WebSocketTestSession, kind: str, **members: Any) -> dict[str, A
             return answer
 
 
+def test_a_message_has_the_fields_of_the_route(client: TestClient) -> None:
+    """`send` takes what `POST /v1/messages` takes, except the channel and the receiver of the reply."""
+    given: dict[str, Any] = {
+        "user_id": "ann", "parts": [{"type": "text", "text": "hi"}], "message_id": "m1", "conversation": "c",
+        "session_id": None, "agent": None, "priority": 4, "on_busy": "enqueue", "remember": False,
+        "metadata": {"page": "1"},
+    }  # fmt: skip
+    schema = client.get("/openapi.json").json()["components"]["schemas"]["Incoming"]["properties"]
+    assert {*given, "text", "channel", "reply_to"} == schema.keys()
+    with client.websocket_connect(SOCKET) as socket:
+        socket.send_json({"type": "auth"})
+        socket.receive_json()
+        assert _ask(socket, "send", **given)["type"] == "ok"
+        assert _ask(socket, "send", user_id="ann", text="hi", parts=None)["type"] == "ok"
+        for name in ("channel", "reply_to", "unknown"):
+            refused = _ask(socket, "send", user_id="ann", text="hi", **{name: "x"})
+            assert (refused["type"], refused["message"].startswith(f"{name}: accepted fields")) == ("error", True)
+
+
 def test_a_message_and_its_events_over_one_connection(client: TestClient, runtime: Runtime) -> None:
     """If no keys are configured, a loopback client needs no token in its `auth` frame.
 

@@ -317,8 +317,9 @@ def test_usage_is_added_up(perdure: Perdure, runtime: Runtime, database: Databas
         "unpriced": 1,
     }
     assert perdure("usage", "--since", "4w").stdout.split("\t")[0] == "assistant"
-    wrong = perdure("usage", "--since", "1y")
-    assert (wrong.returncode, "such as 1d" in wrong.stderr) == (2, True)
+    for wrong, accepted in (("1y", "such as 1d"), ("999999w", "such as 52w")):
+        refused = perdure("usage", "--since", wrong)
+        assert (refused.returncode, accepted in refused.stderr, "Traceback" in refused.stderr) == (2, True, False)
     assert get_args(By) == BY
 
 

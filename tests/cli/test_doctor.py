@@ -12,6 +12,8 @@ import pytest
 from redis import Redis
 from sqlalchemy.engine import make_url
 
+from perdure.application.dangers import application, dangers
+from perdure.errors import Unavailable
 from perdure.redis import client_url
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import Databases
@@ -163,3 +165,40 @@ def test_an_application_with_celerys_defaults_has_no_dangerous_setting(
     assert run("doctor", "--app", "shop").returncode == 0
     missing = run("doctor", "--app", "nothing")
     assert (missing.returncode, "--app is 'nothing'" in missing.stderr) == (2, True)
+
+
+BROKERS = """
+from celery import Celery
+
+sentinel = Celery("shop", broker="sentinel://127.0.0.1:26379", broker_transport_options={{"master_name": "m"}})
+several = Celery("shop", broker="redis://127.0.0.1:1/0;{url}")
+standby = Celery("shop", broker=["redis://127.0.0.1:1/0", "{url}"])
+gone = Celery("shop", broker="redis://127.0.0.1:1/0;redis://127.0.0.1:2/0")
+text = Celery("shop", broker="{url}", broker_transport_options={{"visibility_timeout": "600"}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        ("sentinel", []),
+        ("several", ["maxmemory-policy is allkeys-lru"]),
+        ("standby", ["maxmemory-policy is allkeys-lru"]),
+        ("gone", ["127.0.0.1:1 cannot be reached"]),
+        ("text", ["visibility_timeout is '600'", "maxmemory-policy is allkeys-lru"]),
+    ],
+)
+def test_each_form_of_a_broker_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str, server: Redis, *, app: str, expected: list[str]
+) -> None:
+    """Sentinel, several servers of which one is a standby, and an option of the wrong type end in no traceback."""
+    (tmp_path / "brokers.py").write_text(BROKERS.format(url=redis_url))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "brokers", raising=False)
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = [each.setting for each in dangers(application(f"brokers:{app}"))]
+    except Unavailable as error:
+        found = [error.message]
+    assert len(found) == len(expected)
+    assert all(part in whole for part, whole in zip(expected, found, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from dataclasses import replace
@@ -29,6 +30,7 @@ from perdure.turns.calls.hastening import GRACE_S
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
 from tests.channels.conftest import BASE_URL
+from tests.files.contents import png
 from tests.turns.harness import until
 from tests.turns.scripted import Scripted, calls, says
 
@@ -186,6 +188,28 @@ def test_responses_have_function_calls(sdk: openai.OpenAI, model: Scripted, runn
     assert _count(running, "turns") == 1
 
 
+def test_a_response_that_is_read_again(sdk: openai.OpenAI, model: Scripted) -> None:
+    """It has what its own request said, in each exchange of its turn. An exchange that does not exist is not found."""
+    model.lines = [says("Hello."), calls(PARIS), says("Take one.")]
+    before = sdk.responses.create(model="assistant", input="hello", tools=[TOOL])
+    first = sdk.responses.create(
+        model="assistant", input="Umbrella?", tools=[TOOL], previous_response_id=before.id, background=True
+    )
+    until(lambda: sdk.responses.retrieve(first.id).status == "completed", "the call is made")
+    [call] = [each for each in sdk.responses.retrieve(first.id).output if each.type == "function_call"]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
+    second = sdk.responses.create(model="assistant", input=[result], previous_response_id=first.id)
+    said = {before.id: (False, None), first.id: (True, before.id), second.id: (False, first.id)}
+    for name, expected in said.items():
+        streamed = list(sdk.responses.retrieve(name, stream=True))[-1]
+        assert streamed.type == "response.completed"
+        for found in (sdk.responses.retrieve(name), sdk.responses.cancel(name), streamed.response):
+            assert (found.background, found.previous_response_id) == expected
+    for unknown in (f"{first.id}_77", f"{second.id}7"):
+        with pytest.raises(openai.NotFoundError):
+            sdk.responses.retrieve(unknown)
+
+
 def test_a_lacking_result_is_refused_as_openai_does(sdk: openai.OpenAI, model: Scripted) -> None:
     """A request with some of the results changes nothing; one with an unknown call names it."""
     model.lines = [calls(PARIS, OSLO), says("Take one.")]
@@ -241,6 +265,50 @@ def test_a_client_that_ends_its_run_with_a_call(
     running.wake.session(session_id, 5)
     until(lambda: sdk.responses.retrieve(waiting.id).status == "completed", "the next message is answered")
     assert sdk.responses.retrieve(waiting.id).output_text == "Hello."
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+def test_a_result_has_an_image(sdk: openai.OpenAI, model: Scripted, running: Runtime, path: str) -> None:
+    """It reaches a model that reads images; a line stands for what is no file. It refuses no later request either."""
+    model.reads = frozenset({"image/png"})  # type: ignore[attr-defined]
+    model.lines = [calls(PARIS), says("A cat."), says("Hello.")]
+    image = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    if path == "chat":
+        first = _create(sdk, [ASK])
+        message, brought = _answered(first, "")
+        parts: list[Any] = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": image}}]
+        brought["content"] = [*parts, {"type": "image_url", "image_url": {"url": "data:,-"}}, {"type": "input_audio"}]
+        history = [ASK, message, brought]
+    else:
+        begun = sdk.responses.create(model="assistant", input="Umbrella?", tools=[TOOL])
+        [call] = [each for each in begun.output if each.type == "function_call"]
+        parts = [{"type": "input_text", "text": "Look:"}, {"type": "input_image", "image_url": image}]
+        parts += [{"type": "input_image", "image_url": "data:,-"}, {"type": "computer_screenshot"}]
+        item = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+        history = [ASK, item, {"type": "function_call_output", "call_id": call.call_id, "output": parts}]
+
+    def say(messages: list[Any]) -> str | None:
+        if path == "chat":
+            return _create(sdk, messages).choices[0].message.content
+        return sdk.responses.create(model="assistant", input=messages, tools=[TOOL]).output_text
+
+    assert say(history) == "A cat."
+    [result] = [each for each in model.requests[1].messages if each.role == "tool"]
+    assert [each.data for each in result.files] == [png()]
+    text, line, bad, other = result.content.split("\n")
+    assert (text, line.startswith("[image: image/png, 4 by 3 pixels")) == ("Look:", True)
+    assert bad == "[image: left out: The data cannot be decoded: accepted: Base64, without line breaks.]"
+    assert other in {"[input_audio: left out]", "[computer_screenshot: left out]"}
+    assert say([*history, {"role": "user", "content": "hello"}]) == "Hello."
+    assert (_count(running, "turns"), _count(running, "files")) == (2, 1)
+
+
+def test_no_old_result_refuses_a_request(sdk: openai.OpenAI, http: TestClient) -> None:
+    """Of any form: only the newest results are those of the request, and they are text or a list of parts."""
+    old: Any = {"role": "tool", "tool_call_id": f"call_{'0' * 32}", "content": 5}
+    assert sdk.chat.completions.create(model="assistant", messages=[old, ASK]).choices[0].message.content == "ok"  # type: ignore[list-item]
+    refused = http.post("/v1/chat/completions", json={"model": "assistant", "messages": [ASK, old]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[1].content")
 
 
 @pytest.mark.long

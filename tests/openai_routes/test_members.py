@@ -141,6 +141,34 @@ def test_what_the_model_lacks_is_refused(http: TestClient, model: Scripted) -> N
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seed")
 
 
+@pytest.mark.parametrize("given", [{"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"logit_bias": {}}])
+def test_what_asks_for_nothing_is_not_refused(http: TestClient, model: Scripted, given: dict[str, Any]) -> None:
+    """Some clients send each setting with its default. A model whose protocol lacks the setting is not given it."""
+    body = {"model": "assistant", "messages": [{"role": "user", "content": "hello"}], **given}
+    for known in (frozenset[str](), frozenset(NAMES)):
+        model.supported_settings = known  # type: ignore[attr-defined]
+        assert http.post(PATHS["chat"], json=body).status_code == 200
+    assert [each.settings or {} for each in model.requests] == [{}, given]
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_some_of_the_tools_are_allowed(http: TestClient, model: Scripted, kind: str) -> None:
+    """The model is offered only those of the client's tools, and may answer without them."""
+    functions: list[dict[str, Any]] = [{"type": "function", "name": each} for each in ("weather", "seats")]
+    allowed: dict[str, Any] = {"mode": "auto", "tools": functions[:1]}
+    if kind == "chat":
+        functions = [{"type": "function", "function": {"name": each["name"]}} for each in functions]
+        allowed = {"allowed_tools": {"mode": "auto", "tools": functions[:1]}}
+    plain = {name: WORKS[kind][name] for name in ("model", "messages" if kind == "chat" else "input")}
+    body = {**plain, "tools": functions, "tool_choice": {"type": "allowed_tools", **allowed}}
+    assert http.post(PATHS[kind], json=body).status_code == 200
+    [request] = model.requests
+    offered = {each.name for each in request.tools}
+    assert ("weather" in offered, "seats" in offered, request.settings["tool_choice"]) == (True, False, "auto")
+    unknown = http.post(PATHS[kind], json={**body, "tools": functions[1:]})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tool_choice")
+
+
 def test_the_agents_tools_are_not_replaced(http: TestClient) -> None:
     """A client's tool may not have the name of one of the agent."""
     tool = {"type": "function", "function": {"name": "calculator"}}

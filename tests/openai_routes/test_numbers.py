@@ -9,8 +9,10 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses import ResponseErrorEvent
 
 from perdure.channels.http.openai.answers import AnswerEnded, Called, CommittedAnswer, Part, Text
 from perdure.channels.http.openai.chat_completions import Completion
@@ -166,3 +168,20 @@ def test_a_gateway_that_stops_ends_with_an_error() -> None:
     """A draining gateway ends the stream with an error, because the answer would otherwise look complete."""
     found = _events(["half an "], ended=False)
     assert found[-1]["error"]["code"] == "gateway_stopping"
+
+
+@pytest.mark.parametrize(("after", "code"), [(None, "gateway_stopping"), (10**11, "stream_rewound")])
+def test_an_error_is_an_event_of_openai(after: int | None, code: str) -> None:
+    """It has the next number, also where the client's number is unknown, and the members that typed clients require."""
+    *before, found = _events(["half an "], after, ended=False) if after is None else _events(["half an "], after)
+    event = ResponseErrorEvent.model_validate(found, strict=True)
+    assert (event.code, event.message, event.param) == (code, found["error"]["message"], None)
+    assert event.sequence_number == (before[-1]["sequence_number"] if before else after or 0) + 1
+
+
+@given(WORDS, WORDS)
+def test_resuming_after_an_error(text: str, more: str) -> None:
+    """A client whose gateway has stopped goes on after the number of the error, as after the event before it."""
+    *before, error = _events([text], ended=False)
+    resumed = _events([text + more], error["sequence_number"])
+    assert resumed == _events([text + more], before[-1]["sequence_number"])

@@ -126,6 +126,17 @@ def test_the_image_runs_the_console_script_as_an_unprivileged_user() -> None:
         assert "--require-hashes" in install or "--no-deps" in install
 
 
+def test_the_recipe_for_more_packages_installs_into_the_images_environment() -> None:
+    """The environment is made without pip, so the pip of the base image has to be given its directory."""
+    dockerfile = read("Dockerfile")
+    [made] = re.findall(r"VIRTUAL_ENV=(\S+)", dockerfile)
+    [recipe] = re.findall(r"^#   RUN (.+)$", read("compose.yaml"), re.MULTILINE)
+
+    assert f"COPY --from=build {made} {made}" in dockerfile
+    assert '&& uv venv "$VIRTUAL_ENV"' in dockerfile
+    assert recipe.startswith(f"pip --python {made} install --no-cache-dir ")
+
+
 def test_images_of_others_are_pinned() -> None:
     """Each has a tag, for the reader, and a digest, and all stages of the Dockerfile begin with the same one."""
     servers = [service["image"] for name, service in COMPOSE["services"].items() if name not in OURS]

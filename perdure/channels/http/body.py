@@ -134,21 +134,31 @@ def _parse_and_check(body: bytes, model: TypeAdapter[Any], *, any_text: bool) ->
 async def _read_with_files(request: Request) -> bytes:
     """The body of a `FileRoute`. Beyond `MAX_BODY_BYTES`, reserves the memory in which it is parsed.
 
+    A body of unknown length reserves nothing before it exceeds `MAX_BODY_BYTES`, and then as much as the longest one.
+
     Raises:
         TooLarge: it is longer than a file may be, in Base64, and its other members.
         RateLimited: too many long bodies are being read.
     """
     gateway = await gateway_of(request)
     most = MAX_BODY_BYTES + gateway.runtime.settings.files.max_bytes * 4 // 3
+    user = (await caller_of(request)).user
+
+    async def reserve(size: int) -> None:
+        await gateway.reserve_body(request, user, _COPIES * size)
+
     named = request.headers.get("content-length", "")
-    size = min(int(named), most) if named.isdecimal() else most
-    if size > MAX_BODY_BYTES:
-        await gateway.reserve_body(request, (await caller_of(request)).user, _COPIES * size)
+    if not named.isdecimal():
+        return await read_body(request, most, partial(reserve, most))
+    if (size := min(int(named), most)) > MAX_BODY_BYTES:
+        await reserve(size)
     return await read_body(request, most)
 
 
-async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
-    """The request's body, of at most `most` bytes.
+async def read_body(
+    request: Request, most: int = MAX_BODY_BYTES, on_long: Callable[[], Awaitable[None]] | None = None
+) -> bytes:
+    """The request's body, of at most `most` bytes. `on_long` is called once if it exceeds `MAX_BODY_BYTES`.
 
     Raises:
         TooLarge: the body is longer; the rest is discarded.
@@ -157,6 +167,9 @@ async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
     stream = request.stream()
     async for chunk in stream:
         body += chunk
+        if on_long is not None and len(body) > MAX_BODY_BYTES:
+            await on_long()
+            on_long = None
         if len(body) > most:
             await drain(stream)
             raise TooLarge(f"The body is longer than {most} bytes.")

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from itertools import islice
@@ -27,7 +28,15 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from perdure.access.tenants import UserKey
 from perdure.channels.http.auth import Authenticate, Caller, Keys, MayApprove, authenticated
 from perdure.channels.http.limits.reading import UNREAD_S
-from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_BODIES, MOST_UPLOADS, Newcomers, Shares, Unsent
+from perdure.channels.http.limits.shares import (
+    CHUNKED_BYTES,
+    MOST_BODIES,
+    MOST_UPLOADS,
+    TOO_MANY_BODIES,
+    Newcomers,
+    Shares,
+    Unsent,
+)
 from perdure.channels.http.middleware import reader_of, resources_of
 from perdure.channels.http.openai.side_requests import SideRequests
 from perdure.channels.http.stream.follow import Follower
@@ -92,8 +101,9 @@ class Gateway:
         """Whether the server has room for short requests only; the server sets this."""
         self._streams = Shares(share, "streams")
         self._unsent = Unsent(UNREAD_S)
-        self._bodies = Unsent(UNREAD_S, MOST_BODIES, MOST_BODIES // 2)
+        self._bodies = Unsent(UNREAD_S, MOST_BODIES, MOST_BODIES // 2, refusal=TOO_MANY_BODIES)
         self.uploads = Shares(MOST_UPLOADS, "uploads")
+        self._attending: Counter[UUID] = Counter()
         self._cancelling: set[asyncio.Task[Any]] = set()
         self._hub = Hub(runtime, self._threads, self._settlements.notify)
 
@@ -112,9 +122,21 @@ class Gateway:
         """Whether callers need no key."""
         return self.authenticate is None and self.keys.are_none
 
-    def cancel_abandoned(self, turn_id: UUID) -> None:
-        """Cancel a turn whose client has left, in a thread. Does nothing while the gateway shuts down."""
-        if self._shutting_down:
+    def attend(self, request: Request, turn_id: UUID, cancels: Callable[[], bool] = lambda: False) -> None:
+        """Count `request` among those that wait for a turn, until its response was sent or its client has left.
+
+        The turn is then cancelled if `cancels` returns `True`, unless another request to this gateway waits for it.
+        """
+        self._attending[turn_id] += 1
+        resources_of(request).callback(self._leave, turn_id, cancels)
+
+    def _leave(self, turn_id: UUID, cancels: Callable[[], bool]) -> None:
+        """Cancel an abandoned turn, in a thread. Cancels nothing while the gateway shuts down."""
+        self._attending[turn_id] -= 1
+        if self._attending[turn_id]:
+            return
+        del self._attending[turn_id]
+        if self._shutting_down or not cancels():
             return
         task = asyncio.ensure_future(self.in_thread(partial(cancel, self.runtime, turn_id)))
         self._cancelling.add(task)
@@ -244,6 +266,24 @@ class Gateway:
             self._settlements.is_notified = self._hub.connected
             settled = asyncio.wrap_future(self._settlements.settled(turn_id, or_asks=or_asks))
             await self._wait(seconds, request, settled)
+
+    async def unless_left(self, request: Request, work: Awaitable[T]) -> T:
+        """The result of `work`, which comes before the response to `request` begins.
+
+        Raises:
+            ClientDisconnect: the client has closed the connection; `work` was cancelled.
+        """
+        working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+        try:
+            await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            disconnected.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
 
     async def until(self, is_reached: Callable[[], bool], seconds: float, request: Request) -> None:
         """Wait until `is_reached` returns `True`, `seconds` have passed or the gateway stops. Polls in a thread.

@@ -11,10 +11,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.background import BackgroundTask
 
 from perdure.channels.http.body import read_body
 from perdure.channels.http.dependencies import TheGateway
-from perdure.channels.services.ingress import Ingress
+from perdure.channels.services.ingress import Answer, Ingress
 from perdure.channels.services.protocol import Channel
 from perdure.errors import Unauthorized
 
@@ -28,7 +29,8 @@ async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
     """Verify the signature of a service's webhook request, and handle the request's updates.
 
     A request to an unknown channel gets 401, like a request with a wrong signature. The response is sent after the
-    updates are committed. A service that gets no response sends the request again.
+    updates are committed. A service that gets no response sends the request again. Answers, for example to a command,
+    are sent after the response: services wait for the response for three seconds, and Discord refuses earlier answers.
     """
     chats: Chats = request.app.state.chats
     if name not in chats:
@@ -38,12 +40,11 @@ async def receive(name: str, request: Request, gateway: TheGateway) -> Response:
     headers = {each.lower(): value for each, value in request.headers.items()}
     channel.verify(headers, body)
     gateway.admit()
-    return await gateway.in_thread(partial(_take, channel, ingress, headers, body))
+    content, answers = await gateway.in_thread(partial(_handle, channel, ingress, headers, body))
+    after = BackgroundTask(gateway.in_thread, partial(ingress.send, answers)) if answers else None
+    return Response(background=after) if content is None else JSONResponse(content, background=after)
 
 
-def _take(channel: Channel, ingress: Ingress, headers: dict[str, str], body: bytes) -> Response:
+def _handle(channel: Channel, ingress: Ingress, headers: dict[str, str], body: bytes) -> tuple[Any, list[Answer]]:
     received = channel.receive(headers, body)
-    for update in received.updates:
-        ingress.take(update)
-    answer: Any = received.answer
-    return Response() if answer is None else JSONResponse(answer)
+    return received.answer, [answer for update in received.updates for answer in ingress.handle(update)]

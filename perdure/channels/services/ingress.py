@@ -6,18 +6,23 @@ a link, the user is `CHANNEL:ID`, with the sender's id. A chat of several people
 with its author's name, and each thread is a conversation.
 
 An event may arrive several times, for example after a crash. The service's message id deduplicates messages. An answer
-to a command is sent once, without retries. The outbox sends the agent's replies.
+to a command is attempted once. The outbox sends the agent's replies.
 
-The gateway's webhook route and the module `listening` pass updates to `Ingress.take`.
+The module `listening` passes updates to `Ingress.take`. The gateway's webhook route passes them to `Ingress.handle`,
+and sends the answers after its response to the service, because Discord accepts no answer before that.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from threading import Lock
 from typing import Any, assert_never
 from uuid import UUID
+
+from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey, user_key, user_of
 from perdure.channels.activity import AGENT, TYPING, note_activity
@@ -47,6 +52,7 @@ from perdure.errors import (
     InvalidRequest,
     NotFound,
     PerdureError,
+    ProviderError,
     RateLimited,
     TooLarge,
     Unavailable,
@@ -65,8 +71,8 @@ from perdure.turns.calls.approvals import Decider, Decision, decide
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted, accept
 from perdure.turns.inbox.incoming import MAX_NAME_CHARS, parse_incoming
-from perdure.turns.outbox import DeliveryFailed, Undeliverable
-from perdure.turns.reading import owner, read_turn
+from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.turns.reading import find_owner
 from perdure.users.identities import redeem, user_of_identity
 
 log = logging.getLogger(__name__)
@@ -80,6 +86,13 @@ HELP = """/new  start a new conversation
 /help  show this"""
 _NO_FILES = "I can only read text, images and files. Please write what you need."
 _UNREAD_FILE = "I could not read the file. Please send it again."
+FILE_ATTEMPTS = 3
+"""The most attempts to read and store the files of a message, for which the channel's later messages wait."""
+
+HISTORY_ATTEMPTS = 10
+"""The most attempts to read the missed messages of a chat, for which all new messages wait."""
+
+_MOST_REMEMBERED = 1_000
 _MOST_AUTHOR_CHARS = 80
 _ID_CHARS = 200
 _MOST_LISTED = 20
@@ -104,6 +117,34 @@ class _Seat:
     own: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An answer that is a message of its own. `once`: no second answer with the same key is sent."""
+
+    place: Place
+    text: str
+    key: str
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """An answer that replaces the message with the pressed button."""
+
+    place: Place
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The confirmation of a pressed button that decides nothing."""
+
+    place: Place
+
+
+Answer = Written | Replaced | Confirmed
+
+
 class Ingress:
     """Handles the events of one channel. All users of the channel are in `tenant`. Thread-safe."""
 
@@ -113,6 +154,11 @@ class Ingress:
         self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_keys())
         self._indicators = Indicators(runtime, channel)
+        self._failed: dict[str, int] = {}
+        """The failed attempts to read a file or a chat's history, by message or chat; see `_is_last_attempt`."""
+        self._claimed: dict[str, None] = {}
+        """The keys of the newest answers that are sent once."""
+        self._lock = Lock()
         self._caught_up: set[str] = set()
         """The chats that an interrupted call of `_catch_up` finished. The next call skips these chats."""
 
@@ -120,30 +166,77 @@ class Ingress:
         self._indicators.close()
 
     def take(self, update: Update) -> None:
-        """Handle one update of the service. A malformed update is logged and dropped.
+        """Handle one update of the service, and send the answers to it.
 
         Raises:
-            Unavailable: the database cannot be reached. After a reconnect, also if the service cannot be reached. In
-                both cases, the caller may safely pass the update again.
+            Unavailable: as in `handle`.
+        """
+        self.send(self.handle(update))
+
+    def handle(self, update: Update) -> list[Answer]:
+        """Handle one update of the service; returns the answers to it. A malformed update is logged and dropped.
+
+        Raises:
+            Unavailable: the database cannot be reached, or a file or a chat's history cannot be read, of which the
+                attempts are limited. In all cases, the caller may safely pass the update again.
         """
         try:
             events = self._channel.parse(update)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             log.warning("%s sent a malformed update, which was dropped: %s", self._channel.name, type(error).__name__)
-            return
+            return []
+        answers: list[Answer] = []
         for event in events:
-            self._handle(event)
+            answer = self._answer_to(event)
+            if answer is not None:
+                answers.append(answer)
             if isinstance(event, Said | Commanded | Unsupported):
                 self._see(event)
+        return answers
 
-    def _handle(self, event: Event) -> None:
+    def send(self, answers: Iterable[Answer]) -> None:
+        """Send the answers that `handle` has returned. A failure is logged."""
+        for answer in answers:
+            key = answer.key if isinstance(answer, Written) and answer.once else None
+            if key is not None and not self._claim(key):
+                continue
+            try:
+                self._send(answer)
+            except (DeliveryFailed, PerdureError) as error:
+                log.warning("an answer on %s could not be sent: %s", self._channel.name, loggable(error))
+                self._claimed.pop(key or "", None)
+
+    def _claim(self, key: str) -> bool:
+        """Whether this process has sent no answer with the key, and no other thread sends one."""
+        with self._lock:
+            if key in self._claimed:
+                return False
+            self._claimed[key] = None
+            if len(self._claimed) > _MOST_REMEMBERED:
+                del self._claimed[next(iter(self._claimed))]
+        return True
+
+    def _send(self, answer: Answer) -> None:
+        match answer:
+            case Written():
+                first, *_ = split(answer.text, self._channel.most_chars, self._channel.length)
+                self._channel.send(answer.place, first, (), answer.key)
+            case Replaced():
+                self._channel.mark(answer.place, answer.text)
+            case Confirmed():
+                self._channel.acknowledge(answer.place)
+            case _:
+                assert_never(answer)
+
+    def _answer_to(self, event: Event) -> Answer | None:
+        """Handle an event; returns the answer to it, if it has one."""
         match event:
             case Said() | Edited() | Deleted() | Unsupported():
-                self._written(event)
+                return self._written(event)
             case Pressed():
-                self._pressed(event)
+                return self._pressed(event)
             case Commanded():
-                self._commanded(event)
+                return self._commanded(event)
             case Typed():
                 user = self._user(event.place, event.sender)
                 note_activity(self._runtime, user, self._channel.name, TYPING)
@@ -153,19 +246,22 @@ class Ingress:
                 self._catch_up()
             case _:
                 assert_never(event)
+        return None
 
-    def _written(self, event: Said | Edited | Deleted | Unsupported) -> None:
+    def _written(self, event: Said | Edited | Deleted | Unsupported) -> Answer | None:
         match event:
             case Said():
-                self._said(event)
+                return self._said(event)
             case Edited():
                 self._edited(event)
             case Deleted():
                 self._deleted(event)
             case Unsupported():
-                self._answer(event.place, _NO_FILES, f"{event.message_id}:unsupported")
+                if not event.if_known or self._is_known(self._seat(event.place, event.sender)):
+                    return _refusal(event, _NO_FILES)
             case _:
                 assert_never(event)
+        return None
 
     def _see(self, event: Said | Commanded | Unsupported) -> None:
         """Record the id of a chat's newest handled message. `_catch_up` reads the later messages.
@@ -180,6 +276,8 @@ class Ingress:
     def _catch_up(self) -> None:
         """In the recently active chats, handle the messages that were sent while no process listened.
 
+        A chat whose history cannot be read in `HISTORY_ATTEMPTS` attempts is left out, because new messages wait.
+
         Raises:
             Unavailable: the database or the service cannot be reached; another call is safe.
         """
@@ -192,16 +290,47 @@ class Ingress:
             try:
                 updates = self._channel.missed(row.chat, row.last_message_id)
             except DeliveryFailed as error:
-                raise Unavailable(f"The history of {self._channel.name} cannot be read: {error}.") from error
+                # A pause that the service asks for ends, so it does not count.
+                if isinstance(error, NotAsked) or not self._is_last_attempt(f"chat {row.chat}", HISTORY_ATTEMPTS):
+                    raise Unavailable(f"The history of {self._channel.name} cannot be read: {error}.") from error
+                log.warning("the missed messages of a chat on %s are not read: %s", self._channel.name, loggable(error))
+                updates = ()
             for update in updates:
                 self.take(update)
             self._caught_up.add(row.chat)
         self._caught_up.clear()
 
-    def _said(self, event: Said) -> None:
+    def _said(self, event: Said) -> Answer | None:
+        """Accept a message; returns the answer to a message that is not accepted."""
         seat = self._seat(event.place, event.sender)
         if event.if_known and not self._is_known(seat):
-            return
+            return None
+        try:
+            self._accept(seat, event)
+        except Conflict as error:  # the service repeated an edited message, or the session is busy
+            log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
+            used = self._runtime.database.run(queries.IS_USED, self._message(seat, event.message_id))[0].used
+            return None if used else _refusal(event, error.message)
+        except (RateLimited, TooLarge, InvalidRequest) as error:
+            return _refusal(event, error.message)
+        except (DeliveryFailed, ProviderError, OSError) as error:
+            if not self._is_last_attempt(f"message {event.message_id}", FILE_ATTEMPTS):
+                raise Unavailable(f"A file on {self._channel.name} cannot be stored: {loggable(error)}.") from error
+            log.warning("a file on %s was not accepted: %s", self._channel.name, loggable(error))
+            return _refusal(event, _UNREAD_FILE)
+        return None
+
+    def _is_last_attempt(self, key: str, most: int) -> bool:
+        """Count a failed attempt of this process; returns whether it was the last of `most` attempts."""
+        with self._lock:
+            failed = self._failed.pop(key, 0) + 1
+            if failed < most:
+                self._failed[key] = failed
+            if len(self._failed) > _MOST_REMEMBERED:
+                del self._failed[next(iter(self._failed))]
+        return failed >= most
+
+    def _accept(self, seat: _Seat, event: Said) -> None:
         given: dict[str, Any] = {
             "user_id": user_of(seat.user),
             "message_id": event.message_id,
@@ -211,23 +340,19 @@ class Ingress:
         if event.is_album:  # one turn answers the files that wait, so their replies have one target
             given["on_busy"], place = OnBusy.MERGE, replace(place, message=None)
         target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(place)}
-        try:
-            said = self._content(seat.user, event)
-            message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
-            accepted = accept(self._runtime, message, target=target, said=event.text)
-            if not accepted.duplicate:
-                self._follow(seat, event.place, accepted)
-        except Conflict as error:  # the service repeated an edited message, or the session is busy
-            log.info("a message from %s was not accepted: %s", self._channel.name, error.code)
-        except (RateLimited, TooLarge, InvalidRequest) as error:
-            self._answer(event.place, error.message, f"{event.message_id}:refused")
+        said = self._content(seat.user, event)
+        message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
+        accepted = accept(self._runtime, message, target=target, said=event.text)
+        if not accepted.duplicate:
+            self._follow(seat, event.place, accepted)
 
     def _content(self, user: UserKey, event: Said) -> dict[str, Any]:
         """The `text` of a message, or its `parts` if it has files, which are stored.
 
         Raises:
             InvalidRequest, TooLarge: a file cannot be used.
-            Unavailable: the service cannot be reached; the service or the caller repeats the update.
+            DeliveryFailed: the service cannot be reached.
+            ProviderError, OSError: the file cannot be stored.
         """
         text = _line(event.place, event.sender, event.text)
         if not event.files:
@@ -240,8 +365,6 @@ class Ingress:
                 except Undeliverable as error:
                     log.info("a file on %s cannot be read: %s", self._channel.name, loggable(error))
                     raise InvalidRequest(_UNREAD_FILE) from error
-                except DeliveryFailed as error:
-                    raise Unavailable(f"A file on {self._channel.name} cannot be read: {error}.") from error
                 name = shared.name and first_line(shared.name, MAX_NAME_CHARS)
                 stored = self._runtime.files.put(content, Owner.of(user), named=shared.media_type, name=name)
             kind = "image" if stored.media_type in IMAGES else "file"
@@ -262,35 +385,39 @@ class Ingress:
         if rows and rows[0].messages == 1:
             cancel(self._runtime, rows[0].turn_id)
 
-    def _pressed(self, event: Pressed) -> None:
+    def _pressed(self, event: Pressed) -> Answer:
         """Apply the decision of a pressed button to the tool call for which the button was made.
 
-        Does nothing if the button was made for another chat or person. If the call no longer waits for approval, only
-        replaces the button's message.
+        If the button was made for another chat or person, only confirms the press: the request stays as it is for the
+        person whom it asks. If the call no longer waits for approval, only replaces the button's message.
         """
-        chat = Chat(self._channel.name, event.place.chat, event.sender.external_id)
         named = self._buttons.turn_of(event.token)
-        if named is None:
-            return
+        user = self._user(event.place, event.sender)
+        call = None if named is None else self._call_of(event, named[1], user)
+        if named is None or call is None:
+            return Confirmed(event.place)
         decision, turn_id = named
+        text = f"{'Approved' if decision == 'approve' else 'Denied'}: {call.tool}"
         try:
-            user = self._seat(event.place, event.sender).user
-            if owner(self._runtime.database, turn_id) != user:
-                return
-            waiting = read_turn(self._runtime.database, turn_id)["pending_approvals"]
-            calls = [each for each in waiting if self._buttons.is_for(event.token, each["call_id"], chat)]
-            for call in calls:
-                wanted = Decision(call_id=call["call_id"], decision=decision)
-                decide(self._runtime, turn_id, wanted, Decider.user(user))
-                self._mark(event.place, f"{'Approved' if decision == 'approve' else 'Denied'}: {call['tool']}")
-            if not calls:
-                self._mark(event.place, "This call no longer waits for a decision.")
-        except NotFound:
-            return
-        except (Conflict, Forbidden) as error:
-            self._mark(event.place, error.message)
+            decide(self._runtime, turn_id, Decision(call_id=call.call_id, decision=decision), Decider.user(user))
+        except (Conflict, Forbidden, NotFound) as error:
+            text = error.message
+        return Replaced(event.place, text)
 
-    def _commanded(self, event: Commanded) -> None:
+    def _call_of(self, event: Pressed, turn_id: UUID, user: UserKey) -> Row[Any] | None:
+        """The call for which the pressed button was made, for this chat and person; `None` if there is no such call."""
+        found = find_owner(self._runtime.database, turn_id)
+        if found is None or found[0] != user:
+            return None
+        name, person = self._channel.name, event.sender.external_id
+        for row in self._runtime.database.run(queries.CALLS, {"turn_id": turn_id}):
+            # The button of a group that has moved was made for the group's old id. Only the new group has its user.
+            chats = {event.place.chat, row.chat or ""} if event.place.group else {event.place.chat}
+            if any(self._buttons.is_for(event.token, row.call_id, Chat(name, chat, person)) for chat in chats):
+                return row
+        return None
+
+    def _commanded(self, event: Commanded) -> Answer:
         match event.command:
             case "new":
                 text = self._open_new(event)
@@ -306,7 +433,7 @@ class Ingress:
                 text = self._link(event)
             case _:
                 text = HELP
-        self._answer(event.place, text, f"{event.message_id}:command")
+        return Written(event.place, text, f"{event.message_id}:command")
 
     def _end(self, event: Commanded) -> str:
         session_id = self._live(self._seat(event.place, event.sender))
@@ -416,22 +543,14 @@ class Ingress:
     def _message(self, seat: _Seat, message_id: str) -> dict[str, Any]:
         return {"user_id": seat.user, "channel": self._channel.name, "message_id": message_id[:_ID_CHARS]}
 
-    def _answer(self, place: Place, text: str, key: str) -> None:
-        try:
-            first, *_ = split(text, self._channel.most_chars, self._channel.length)
-            self._channel.send(place, first, (), key)
-        except (DeliveryFailed, PerdureError) as error:
-            log.warning("the answer to a command on %s could not be sent: %s", self._channel.name, loggable(error))
-
     def _follow(self, seat: _Seat, place: Place, accepted: Accepted) -> None:
         if self._indicators.show(accepted.turn_id, place, own=not accepted.joined):
             note_activity(self._runtime, seat.user, self._channel.name, TYPING, AGENT)
 
-    def _mark(self, place: Place, text: str) -> None:
-        try:
-            self._channel.mark(place, text)
-        except (DeliveryFailed, PerdureError) as error:
-            log.warning("a pressed button on %s could not be replaced: %s", self._channel.name, loggable(error))
+
+def _refusal(event: Said | Unsupported, text: str) -> Written:
+    """Why a message was not accepted. Slack reports a mention as two events, so the answer is sent once."""
+    return Written(event.place, text, f"{event.message_id}:refused", once=True)
 
 
 def _line(place: Place, sender: Sender, text: str) -> str:

@@ -7,7 +7,8 @@ If the database connection that holds the lock breaks, the first process continu
 begin to listen. Both processes then listen until one of them restarts. Message ids deduplicate the messages that both
 processes receive.
 
-While the database is unavailable, the process retries the same update, so updates stay in order. It retries a failed
+While the database is unavailable, the process retries the same update, so updates stay in order. If a file or a history
+cannot be read, `Ingress` limits the attempts, so that the updates of other people arrive. The process retries a failed
 connection to a service with exponential back-off.
 """
 
@@ -90,6 +91,6 @@ class Listening:
             try:
                 return ingress.take(update)
             except Unavailable as error:
-                log.warning("an update is retried until the database is available: %s", error.message)
+                log.warning("an update is retried, and later ones wait: %s", error.message)
                 if self._stop.wait(_AGAIN_S):
                     raise

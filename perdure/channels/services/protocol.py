@@ -16,6 +16,9 @@ from perdure.errors import Unavailable
 Update = Mapping[str, Any]
 """One update of the service, parsed from JSON."""
 
+COMMANDS = frozenset({"new", "list", "open", "end", "cancel", "link", "help"})
+"""The commands that `ingress` knows. It answers any other `Commanded` with the list of them."""
+
 MOST_NOTE_CHARS = 1_000
 """The longest note, in characters: even when it is escaped, it fits into a message of each service."""
 
@@ -118,12 +121,16 @@ class Commanded:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A message without text and files; `what` names its content, such as `a voice`."""
+    """A message of a person without text and files that can be read; `what` names its content, such as `a voice`.
+
+    `if_known` is as in `Said`.
+    """
 
     place: Place
     sender: Sender
     message_id: str
     what: str
+    if_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,14 @@ class Channel(Protocol):
 
     def mark(self, place: Place, text: str) -> None:
         """Replace the message that contains the pressed button with `text`, and remove the buttons.
+
+        Raises:
+            DeliveryFailed: as in `send`.
+        """
+        ...
+
+    def acknowledge(self, place: Place) -> None:
+        """Confirm the press of a button that decides nothing, so that the service stops to show the press as pending.
 
         Raises:
             DeliveryFailed: as in `send`.

@@ -32,6 +32,29 @@ WAITING = Statement(
     writes=False,
 )
 
+# The tool calls of a turn that needed a decision or still need one, newest first, and the chat of the turn.
+CALLS = Statement(
+    "chats.calls",
+    """
+    SELECT m.tool_calls -> e.position ->> 'id' AS call_id, e.tool, t.reply_to -> 'place' ->> 'chat' AS chat
+    FROM turns AS t JOIN tool_effects AS e USING (turn_id)
+    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+    WHERE t.turn_id = %(turn_id)s
+    ORDER BY e.message_seq DESC, e.position
+    """,
+    writes=False,
+)
+
+# Whether a message with this id was accepted.
+IS_USED = Statement(
+    "chats.is_used",
+    """
+    SELECT EXISTS (SELECT FROM inbox WHERE user_id = %(user_id)s AND channel = %(channel)s
+                   AND message_id = %(message_id)s) AS used
+    """,
+    writes=False,
+)
+
 # Whether the agent takes part in a conversation. If `conversation` is NULL: whether the user exists.
 IS_KNOWN = Statement(
     "chats.is_known",

@@ -1,8 +1,9 @@
 """Sends replies, approval requests and questions from the outbox to chats.
 
-A long reply is sent in parts. Each part has an idempotency key, which is the same in every attempt. If an attempt
-fails, this process remembers the number of sent parts, and the next attempt begins after these parts. A service without
-idempotency keys may still show a part twice, for example if the process restarts between two attempts.
+A long reply is sent in parts. Each part has an idempotency key, which is the same in every attempt: the number of a
+part of a reply, and the call's id of a request, because the calls that wait may change between two attempts. If an
+attempt fails, this process remembers the sent parts, and the next attempt omits them. A service without idempotency
+keys may still show a part twice, for example if the process restarts between two attempts.
 
 Each channel has a circuit breaker, `channel:NAME`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -42,8 +43,9 @@ _FRAME_CHARS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One message of a delivery."""
+    """One message of a delivery. `key` names it among the delivery's messages, in all attempts."""
 
+    key: str
     text: str
     buttons: tuple[Button, ...] = ()
 
@@ -57,7 +59,8 @@ class ChatCarrier:
         self._channels = channels
         self._buttons = buttons
         self._breakers = breakers
-        self._sent: OrderedDict[str, int] = OrderedDict()
+        self._sent: OrderedDict[str, frozenset[str]] = OrderedDict()
+        """The keys of the sent parts, by delivery."""
         self._lock = Lock()
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
@@ -77,7 +80,7 @@ class ChatCarrier:
             raise Undeliverable(f"the channel {target['channel']!r} is not configured")
         turn, place = json.loads(body), _place(target)
         if target.get("question"):
-            parts = _parts(channel, question_of(turn) or "")
+            parts = _parts(channel, [question_of(turn) or ""])
         else:
             parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
         if self._breakers is None:
@@ -98,6 +101,7 @@ class ChatCarrier:
         turn_id = UUID(turn["turn_id"])
         return [
             _Part(
+                call["call_id"],
                 _request(channel, call),
                 (
                     Button("Approve", self._buttons.token("approve", turn_id, call["call_id"], chat)),
@@ -110,16 +114,20 @@ class ChatCarrier:
         ]
 
     def _send(self, channel: Channel, place: Place, parts: list[_Part], message_id: str) -> None:
-        for number in range(self._sent.get(message_id, 0), len(parts)):
+        sent = self._sent.get(message_id, frozenset())
+        for part in parts:
+            if part.key in sent:
+                continue
             # Only the first part answers an interaction.
-            where = place if number == 0 else replace(place, token=None)
+            where = replace(place, token=None) if sent else place
             try:
-                _post(channel, where, parts[number], f"{message_id}:{number}")
+                _post(channel, where, part, f"{message_id}:{part.key}")
             except NotAsked as pause:  # a service may ask for a pause in one chat only
                 raise NotAsked(str(pause), pause.retry_s, alone=True) from pause
-            self._remember(message_id, number + 1)
+            sent |= {part.key}
+            self._remember(message_id, sent)
 
-    def _remember(self, message_id: str, sent: int) -> None:
+    def _remember(self, message_id: str, sent: frozenset[str]) -> None:
         with self._lock:
             self._sent[message_id] = sent
             self._sent.move_to_end(message_id)
@@ -148,14 +156,15 @@ def _post(channel: Channel, place: Place, part: _Part, key: str) -> None:
             raise
 
 
-def _parts(channel: Channel, text: str) -> list[_Part]:
-    return [_Part(each) for each in split(text, channel.most_chars, channel.length)]
+def _parts(channel: Channel, texts: Iterable[str]) -> list[_Part]:
+    parts = [part for text in texts for part in split(text, channel.most_chars, channel.length)]
+    return [_Part(str(number), part) for number, part in enumerate(parts)]
 
 
 def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
     reply = turn["reply"]  # None: the turn was cancelled
     texts = [] if reply is None else [reply["text"], cut_off(turn)]
-    return [part for text in texts if text is not None for part in _parts(channel, text)]
+    return _parts(channel, (text for text in texts if text is not None))
 
 
 def _request(channel: Channel, call: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ from slack_sdk.socket_mode.builtin import SocketModeClient
 from slack_sdk.socket_mode.client import BaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
+from slack_sdk.webhook import WebhookClient
 
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
@@ -68,12 +69,21 @@ _QUICK_S = 1
 LONGEST_PAUSE_S = 5
 """The longest `Retry-After`, in seconds, for which a call waits. A longer `Retry-After` postpones the delivery."""
 
-_PERMANENT = frozenset({
-    "channel_not_found", "is_archived", "not_in_channel", "restricted_action", "cannot_dm_bot", "user_not_found",
-    "messages_tab_disabled", "thread_locked", "message_not_found", "cant_update_message", "cant_delete_message",
-    "edit_window_closed",
+_TRANSIENT = frozenset({
+    "internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited", "rate_limited",
+    "team_added_to_org", "accesslimited",
 })  # fmt: skip
-"""Slack's codes of permanent errors, after which the delivery is not retried."""
+"""Slack's codes of errors that end by themselves. Slack answers them with status 200."""
+
+_OF_THE_TOKEN = frozenset({
+    "invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "no_permission",
+    "missing_scope", "not_allowed_token_type", "org_login_required", "team_access_not_granted",
+    "two_factor_setup_required",
+})  # fmt: skip
+"""Slack's codes of errors that concern all chats until the operator changes the token or the application.
+
+Every other code, also one that Slack may add, is the refusal of one message or one chat: it is permanent.
+"""
 
 _MALFORMED = frozenset({
     "msg_too_long", "msg_blocks_too_long", "no_text", "invalid_blocks", "invalid_blocks_format", "invalid_arguments",
@@ -204,7 +214,8 @@ class Slack:
         text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
         files = tuple(_shared(each) for each in event.get("files") or () if each.get("url_private"))
         if not text and not files:
-            return [Unsupported(place, sender, message_id, "a file")] if event.get("files") else []
+            what = "a file" if event.get("files") else "a message without text"
+            return [Unsupported(place, sender, message_id, what, if_known=not addressed)]
         return [Said(place, sender, message_id, text, if_known=not addressed, files=files)]
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
@@ -291,12 +302,16 @@ class Slack:
     ) -> None:
         """Post one message, whose `length` is at most `most_chars`.
 
+        The answer to a slash command is shown to the person only. It also reaches channels without the bot.
+
         Raises:
             NotAsked: Slack asks for a pause of more than `LONGEST_PAUSE_S` seconds, or for a second pause.
             Undeliverable: the channel no longer exists, or the bot may not write in the channel.
             DeliveryFailed: Slack did not confirm the message.
         """
         shown = _escape(text) if plain else render(text)
+        if place.token is not None and self._responded(place.token, shown):
+            return
         blocks = [_section(shown), _actions(buttons)] if buttons else None
         _call(
             lambda: self._client.chat_postMessage(
@@ -310,6 +325,14 @@ class Slack:
             )
         )
 
+    def _responded(self, url: str, shown: str) -> bool:
+        """Answer a slash command; returns `False` if Slack no longer accepts the command's `response_url`."""
+        host = urlsplit(url).hostname or ""
+        if not any(host == each or (each.startswith(".") and host.endswith(each)) for each in self._hosts):
+            return False
+        response = _call(lambda: WebhookClient(url, TIMEOUT_S, retry_handlers=[]).send(text=shown))
+        return bool(response.status_code == HTTPStatus.OK)
+
     def mark(self, place: Place, text: str) -> None:
         """Replace the message that contains the pressed button with `text`, and remove the buttons.
 
@@ -322,6 +345,9 @@ class Slack:
             _call(
                 lambda: self._client.chat_update(channel=place.chat, ts=message, text=shown, blocks=[_section(shown)])
             )
+
+    def acknowledge(self, place: Place) -> None:
+        """Do nothing: the response to Slack's request is the confirmation."""
 
     def typing(self, place: Place) -> None:
         """Do nothing: Slack shows no typing indicator for a bot."""
@@ -510,13 +536,13 @@ def _refuse(error: SlackApiError) -> NoReturn:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         pause = {name.lower(): value for name, value in response.headers.items()}.get("retry-after", "")
         raise NotAsked("Slack asks for a pause", float(pause) if pause.isdigit() else 0.0) from error
-    code = response.data.get("error", "") if isinstance(response.data, dict) else ""
+    code = str(response.data.get("error") or "") if isinstance(response.data, dict) else ""
     if code in _MALFORMED:
         raise Undeliverable(f"refused: {code}", HTTPStatus.BAD_REQUEST) from error
-    if code in _PERMANENT:
-        # Slack reports the error with status 200. The breaker cannot classify an error with status 200, and would count
-        # the error as a failure of Slack. The breaker does not count an error with status 403.
-        raise Undeliverable(f"refused: {code}", HTTPStatus.FORBIDDEN) from error
     if status != HTTPStatus.OK:
         raise DeliveryFailed(f"answered with status {status}", status) from error
-    raise DeliveryFailed(f"refused: {code[:100]}", status) from error
+    if not code or code in _TRANSIENT | _OF_THE_TOKEN:
+        raise DeliveryFailed(f"refused: {code[:100]}", status) from error
+    # The breaker cannot classify an error with status 200, and would count the refusal of one chat as a failure of
+    # Slack. The breaker does not count an error with status 403.
+    raise Undeliverable(f"refused: {code[:100]}", HTTPStatus.FORBIDDEN) from error

@@ -150,7 +150,7 @@ class Telegram:
         message = update.get("edited_message") if edited else update.get("message")
         if message is not None and "migrate_to_chat_id" in message:
             return [Moved(_place(message), str(message["migrate_to_chat_id"]))]
-        if message is None or "from" not in message or message["from"].get("is_bot"):
+        if message is None or not _is_from_person(message):
             return []
         if edited:
             return _edited(message)
@@ -191,7 +191,13 @@ class Telegram:
     async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None, *, plain: bool) -> None:
         thread = None if place.thread is None else int(place.thread)
         shown, mode = (text, None) if plain else (render(text), ParseMode.HTML)
-        send = partial(self._bot.send_message, text=shown, parse_mode=mode, reply_markup=keyboard)
+        send = partial(
+            self._bot.send_message,
+            text=shown,
+            parse_mode=mode,
+            reply_markup=keyboard,
+            link_preview_options=_NO_PREVIEW,
+        )
         try:
             await _to_topic(partial(send, place.chat), thread)
         except ChatMigrated as moved:
@@ -215,14 +221,26 @@ class Telegram:
         """
         self._call(lambda: self._mark(place, text))
 
+    def acknowledge(self, place: Place) -> None:
+        """End the progress indicator of a pressed button.
+
+        Raises:
+            DeliveryFailed: as in `send`.
+        """
+        self._call(lambda: self._acknowledge(place))
+
+    async def _acknowledge(self, place: Place) -> None:
+        if place.token is None:
+            return
+        try:
+            await self._bot.answer_callback_query(place.token)
+        except BadRequest as error:  # the button was pressed too long ago
+            log.info("Telegram: the press of a button was not acknowledged: %s", error.message)
+
     async def _mark(self, place: Place, text: str) -> None:
-        if place.token is not None:
-            try:
-                await self._bot.answer_callback_query(place.token)
-            except BadRequest as error:  # the button was pressed too long ago
-                log.info("Telegram: the press of a button was not acknowledged: %s", error.message)
+        await self._acknowledge(place)
         if place.message is not None:
-            await self._bot.edit_message_text(text, place.chat, int(place.message))
+            await self._bot.edit_message_text(text, place.chat, int(place.message), link_preview_options=_NO_PREVIEW)
 
     def typing(self, place: Place) -> None:
         """Show the bot's typing indicator for five seconds.
@@ -336,6 +354,25 @@ def _place(message: Update) -> Place:
     )
 
 
+def _is_from_person(message: Update) -> bool:
+    """Whether a person wrote a message: not a bot, and not Telegram, which copies a channel's posts to its group."""
+    if message.get("is_automatic_forward"):
+        return False
+    return "sender_chat" in message or ("from" in message and not message["from"].get("is_bot"))
+
+
+def _author(message: Update) -> Sender:
+    """The author of a message.
+
+    Of an anonymous administrator, the group; of a member who writes as a channel, the channel. In both cases, `from` is
+    a bot of Telegram, which is the same for all of them.
+    """
+    if "sender_chat" in message:
+        chat = message["sender_chat"]
+        return Sender(str(chat["id"]), chat.get("title") or chat.get("username"))
+    return _sender(message["from"])
+
+
 def _sender(user: Update) -> Sender:
     return Sender(str(user["id"]), user.get("first_name") or user.get("username"))
 
@@ -345,7 +382,7 @@ def _message_id(place: Place) -> str:
 
 
 def _written(message: Update) -> list[Event]:
-    place, sender = _place(message), _sender(message["from"])
+    place, sender = _place(message), _author(message)
     text = message.get("text", message.get("caption"))
     command, argument = _command(message)
     if command:
@@ -385,7 +422,7 @@ def _shared(message: Update) -> Shared | None:
 def _edited(message: Update) -> list[Event]:
     place = _place(message)
     text = message.get("text", message.get("caption"))
-    return [] if text is None else [Edited(place, _sender(message["from"]), _message_id(place), text)]
+    return [] if text is None else [Edited(place, _author(message), _message_id(place), text)]
 
 
 def _pressed(query: Update) -> list[Event]:

@@ -39,7 +39,11 @@ def usage(
     from perdure.clock import SystemClock
     from perdure.turns.costs import usage as usage_of
 
-    begin = SystemClock().now() - _duration(since)
+    try:
+        begin = SystemClock().now() - _duration(since)
+    except OverflowError:
+        message = f"--since {since!r} is longer than the calendar: give a shorter duration, such as 52w."
+        raise Failure(message, WRONG_USAGE) from None
     with connecting.opened() as (settings, database):
         found = usage_of(database, settings, load_agents(settings), since=begin, by=by)
     rows = [_row(by, *key, used) for key, used in found.items()]

@@ -23,6 +23,7 @@ from perdure.turns.outbox import deliver
 from perdure.turns.run.loop import Runner
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
+from tests.channels.telegram_server import TelegramServer
 from tests.conftest import RecordingWaker
 
 
@@ -32,6 +33,21 @@ class Servers:
 
     discord: DiscordServer
     slack: SlackServer
+
+
+@dataclass(frozen=True)
+class AllServers(Servers):
+    """The servers that imitate all services."""
+
+    telegram: TelegramServer
+
+    def sent(self) -> list[dict[str, Any]]:
+        """The messages of the bot on all services, as each service was given them."""
+        return [*self.discord.sent, *self.slack.sent, *self.telegram.given("sendMessage")]
+
+    def texts(self) -> list[str]:
+        """The texts of `sent`."""
+        return [str(each.get("content") or each.get("text")) for each in self.sent()]
 
 
 class Installation:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from perdure import tool
 from perdure.channels.services.buttons import Buttons, Chat
-from tests.channels.chats.installation import Installation, Servers
-from tests.channels.chats.updates import first, pressed
+from tests.channels.chats.installation import AllServers, Installation, Servers
+from tests.channels.chats.updates import first, pressed, pressed_in_group, said_in_group, telegram_said
 from tests.turns.scripted import Scripted, calls, says
 
 
@@ -89,3 +91,75 @@ def test_a_call_that_staff_approves_has_no_buttons(installation: Installation, s
     token = Buttons(installation.runtime.settings.signing_keys()).token("approve", row.turn_id, "call_0", chat)
     handle(pressed(name, token, "11", "21"))
     assert [row.status for row in installation.sql("SELECT status FROM tool_effects")] == ["asked"]
+
+
+def _replaced(every: AllServers) -> list[str]:
+    """The texts that have replaced messages with buttons. Discord shows them as new messages: its token has expired."""
+    edited = [*every.discord.edited, *every.discord.sent[1:], *every.slack.edited]
+    return [
+        str(each.get("content") or each.get("text")) for each in [*edited, *every.telegram.given("editMessageText")]
+    ]
+
+
+def _tokens(name: str, request: dict[str, Any]) -> dict[str, str]:
+    """The tokens of the buttons under a message, by label."""
+    match name:
+        case "discord":
+            return {each["label"]: each["custom_id"] for each in request["components"][0]["components"]}
+        case "slack":
+            return {each["text"]["text"]: each["value"] for each in request["blocks"][-1]["elements"]}
+        case _:
+            [row] = json.loads(request["reply_markup"])["inline_keyboard"]
+            return {each["text"]: each["callback_data"] for each in row}
+
+
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+@pytest.mark.parametrize("label", ["Approve", "Deny"])
+def test_another_members_press_leaves_the_request_as_it_is(
+    three: Installation, every: AllServers, name: str, label: str
+) -> None:
+    """In a group, all members see the buttons, which stay until the person whom they ask has pressed one."""
+    three.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
+    handle = three.ingress(name).take
+    handle(said_in_group(name, "pay 5"))
+    three.work()
+    [request] = every.sent()
+    [row] = three.sql("SELECT turn_id, reply_to FROM turns")
+    chat = Chat(name, row.reply_to["place"]["chat"], row.reply_to["asker"])
+    retired = Buttons([b"a key that is no longer used"]).token("approve", row.turn_id, "call_0", chat)
+    handle(pressed_in_group(name, _tokens(name, request)[label], "12"))
+    handle(pressed_in_group(name, retired, "11"))
+    handle(pressed_in_group(name, "nonsense", "11"))
+    assert _replaced(every) == []
+    assert [row.status for row in three.sql("SELECT status FROM tool_effects")] == ["asked"]
+    assert len(every.telegram.given("answerCallbackQuery")) == (3 if name == "telegram" else 0), (
+        "no press stays pending"
+    )
+
+    handle(pressed_in_group(name, _tokens(name, request)[label], "11"))
+    expected = {"Approve": ("Approved: pay", "approved"), "Deny": ("Denied: pay", "denied")}[label]
+    assert (_replaced(every), [row.status for row in three.sql("SELECT status FROM tool_effects")]) == (
+        [expected[0]],
+        [expected[1]],
+    )
+    handle(pressed_in_group(name, _tokens(name, request)["Deny"], "11"))
+    assert "already decided" in _replaced(every)[-1]
+
+
+@pytest.mark.parametrize("person", ["11", "12"])
+def test_a_request_that_a_moved_group_shows_can_be_decided(three: Installation, every: AllServers, person: str) -> None:
+    """The buttons were made for the id that the group had as a basic group, and for one person."""
+    three.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
+    handle = three.ingress("telegram").take
+    old, new = {"id": -5, "type": "group", "title": "Friends"}, {"id": -1005, "type": "supergroup", "title": "Friends"}
+    handle(telegram_said("pay 5", chat=old))
+    three.work()
+    handle(telegram_said(None, 2, chat=old, migrate_to_chat_id=-1005))
+    [request] = every.sent()
+    token = _tokens("telegram", request)["Approve"]
+    other = {"id": -1006, "type": "supergroup", "title": "Strangers"}
+    handle(pressed_in_group("telegram", token, person, other))
+    assert [row.status for row in three.sql("SELECT status FROM tool_effects")] == ["asked"]
+    handle(pressed_in_group("telegram", token, person, new))
+    expected = "approved" if person == "11" else "asked"
+    assert [row.status for row in three.sql("SELECT status FROM tool_effects")] == [expected]

@@ -107,3 +107,52 @@ def test_another_persons_chat_is_not_changed_by_new(installation: Installation, 
     take(said("hello from Zoe", 5))
     rows = installation.sql("SELECT user_id, scope FROM sessions ORDER BY created_at")
     assert [(row.user_id, row.scope) for row in rows] == [("discord:11", ""), ("discord:12", ""), ("zoe", "")]
+
+
+@pytest.mark.parametrize("response", ["accepted", "expired", "of another host"])
+def test_a_command_of_slack_is_answered_where_the_bot_is_no_member(
+    installation: Installation, slack: SlackServer, response: str
+) -> None:
+    """Slack sends a URL for the answer with each command. The bot posts the answer if that URL cannot be used."""
+    url = slack.response_url if response != "of another host" else slack.response_url.replace("127.0.0.1", "localhost")
+    if response == "accepted":
+        slack.fail("chat.postMessage", 200, "not_in_channel", times=9)
+    elif response == "expired":
+        url = url.replace("/response/", "/expired/")
+    update = {**SLASH, "command": "/perdure", "text": "help", "channel_id": "C9", "response_url": url}
+    installation.ingress("slack").take(update)
+    [answer] = slack.responses if response == "accepted" else slack.sent
+    assert "/link CODE" in answer["text"]
+    assert len(slack.responses) + len(slack.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "is_command"),
+    [
+        ("/etc/hosts: what does it do?", False),
+        ("/var is full, why?", False),
+        ("/ is the root", False),
+        ("/24 is a small network", False),
+        ("/help", True),
+        ("/HELP me", True),
+        ("/dance", True),
+    ],
+)
+def test_a_path_is_no_command(
+    installation: Installation, discord: DiscordServer, content: str, *, is_command: bool
+) -> None:
+    """On Discord, a text that begins with a slash is a command only if it has the form of one."""
+    installation.ingress("discord").take(said(content))
+    assert [row.text for row in installation.sql("SELECT text FROM inbox")] == ([] if is_command else [content])
+    assert len(discord.sent) == is_command
+
+
+def test_ask_without_a_question_is_answered(installation: Installation, discord: DiscordServer) -> None:
+    """Otherwise Discord would show for a quarter of an hour that the answer is pending."""
+    data = {"name": "ask", "options": []}
+    made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
+    given = interaction_of_kind(2, id=str(made_ms << 22), channel_id="21", user=ANA, data=data)
+    discord.acknowledge(given["token"])
+    installation.ingress("discord").take({"t": "INTERACTION_CREATE", "d": given})
+    [edited] = discord.edited
+    assert "write what you need" in edited["content"]

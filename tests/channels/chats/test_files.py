@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.services.ingress import Ingress
+from perdure.channels.services import listening
+from perdure.channels.services.ingress import FILE_ATTEMPTS, Ingress
 from perdure.channels.services.protocol import Update
 from perdure.channels.services.telegram import Telegram
-from perdure.errors import Unavailable
+from perdure.errors import ProviderError, Unavailable
 from perdure.runtime import Runtime
 from perdure.sessions.reading import read_messages
+from perdure.turns.outbox import DeliveryFailed
 from tests.channels import slack_server
-from tests.channels.chats.installation import Installation
-from tests.channels.chats.updates import said, slack_event
+from tests.channels.chats.installation import AllServers, Installation
+from tests.channels.chats.updates import said, slack_event, telegram_said
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
 from tests.channels.telegram_server import CHAT, SECRET, TOKEN, TelegramServer
 from tests.files.contents import BOMBS, pdf, png
+from tests.turns.harness import until
 
 PDF = pdf(2, size=20 * 2**20)
 IMAGE = png(4_000, 4_000)
@@ -106,7 +109,7 @@ def test_files_of_a_chat(installation: Installation, file_server: FileServer, na
 def test_files_that_cannot_be_read(
     installation: Installation, discord: DiscordServer, slack: SlackServer, file_server: FileServer, name: str
 ) -> None:
-    """A refusal is explained in the chat. An outage is not: the update is repeated. No other host gets the token."""
+    """A refusal is explained in the chat. After an outage, the update is repeated. No other host gets the token."""
     take = installation.ingress(name).take
     for number, (url, answer) in enumerate(
         [
@@ -122,12 +125,67 @@ def test_files_that_cannot_be_read(
     assert stored(installation.runtime) == []
 
 
-@pytest.fixture
-def telegram() -> Iterator[TelegramServer]:
-    """A server that imitates Telegram."""
-    made = TelegramServer()
-    yield made
-    made.close()
+def update_of_any(name: str, text: str = "", number: int = 1, url: str = "") -> Update:
+    """An update of a service with the file `down`, which cannot be read, or of text only."""
+    match name, text:
+        case "telegram", "":
+            return telegram_said(None, number, document={"file_id": "down", "file_unique_id": "down"})
+        case "telegram", _:
+            return telegram_said(text, number)
+        case _, "":
+            return update_of(name, f"{url}/down", "", number)
+        case _:
+            return said(text, number) if name == "discord" else slack_event(text, f"{number}.1")
+
+
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+@pytest.mark.parametrize(
+    "error", [None, ProviderError("The store is gone."), OSError(28, "No space left on device")], ids=str
+)
+def test_a_file_that_can_never_be_read_is_refused(
+    three: Installation, every: AllServers, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception | None
+) -> None:
+    """After a few attempts, its sender learns of it. An update that the service sends again gets as many attempts."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error or DeliveryFailed("answered with status 503", 503)
+
+    if error is None:
+        monkeypatch.setattr(three.channels[name], "download", fails)
+    else:
+        monkeypatch.setattr(three.channels[name], "download", lambda _, write: write(b"hello"))
+        monkeypatch.setattr(type(three.runtime.files), "put", fails)
+    take = three.ingress(name).take
+    for _ in range(2):
+        for _ in range(FILE_ATTEMPTS - 1):
+            with pytest.raises(Unavailable):
+                take(update_of_any(name))
+        take(update_of_any(name))
+    assert every.texts()[0] == "I could not read the file. Please send it again."
+    assert stored(three.runtime) == []
+
+
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+def test_a_file_of_one_person_does_not_stop_the_channel(
+    three: Installation, every: AllServers, file_server: FileServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The updates of a connection are handled one after another, so a file must not be retried without limit."""
+    monkeypatch.setattr(listening, "_AGAIN_S", 0.01)
+    every.telegram.fail("getFile", 500, times=99)
+    updates = [update_of_any(name, text, number, file_server.url) for number, text in enumerate(["", "hello"], 1)]
+    every.telegram.updates = [dict(each) for each in updates if name == "telegram"]
+    with three.listening(name):
+        if name == "discord":
+            every.discord.until(lambda: every.discord.identified, "the bot identifies itself")
+        elif name == "slack":
+            every.slack.until(lambda: every.slack.connected, "the bot connects")
+        for each in updates if name != "telegram" else ():
+            if name == "discord":
+                every.discord.dispatch(each["t"], each["d"])
+            else:
+                every.slack.dispatch("events_api", dict(each))
+        until(lambda: [text for text, _ in stored(three.runtime)] == ["hello"], "the next message is accepted")
+    assert every.texts() == ["I could not read the file. Please send it again."]
 
 
 @pytest.mark.long

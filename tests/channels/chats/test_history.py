@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.channels.services.ingress import HISTORY_ATTEMPTS
 from perdure.errors import Unavailable
 from tests.channels import discord_server
 from tests.channels.chats.installation import Installation
@@ -60,3 +61,20 @@ def test_a_history_that_fails_is_read_again(installation: Installation, discord:
     found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
     assert found == ["before", "gone", "missed"]
     assert discord.failures[0].times == 49, "the deleted chat is requested once"
+
+
+def test_a_history_that_can_never_be_read_is_left_out(installation: Installation, discord: DiscordServer) -> None:
+    """New messages wait for the missed ones, so one chat must not stop all. A pause that Discord asks for is kept."""
+    take = installation.ingress("discord").take
+    take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "before"), "id": _now_id(installation, 1)}})
+    take({"t": "MESSAGE_CREATE", "d": {**discord_message(0, "other", channel_id="29"), "id": _now_id(installation, 2)}})
+    discord.written = [{**discord_message(0, "missed"), "id": _now_id(installation, 3)}]
+    pauses = HISTORY_ATTEMPTS + 1
+    discord.fail("/channels/29", 429, {"message": "slow down", "retry_after": 7.5, "global": False}, times=pauses)
+    discord.fail("/channels/29", 503, times=99)
+    for _ in range(pauses + HISTORY_ATTEMPTS - 1):
+        with pytest.raises(Unavailable):
+            take({"t": "READY", "d": {}})
+    take({"t": "READY", "d": {}})
+    found = [row.text for row in installation.sql("SELECT text FROM inbox ORDER BY accepted_at")]
+    assert found == ["before", "other", "missed"]

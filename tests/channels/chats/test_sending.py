@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import hypothesis
 import pytest
@@ -25,7 +28,7 @@ from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 from perdure.turns.restore_snapshot import restore
-from tests.channels.chats.installation import Installation, Servers
+from tests.channels.chats.installation import AllServers, Installation, Servers
 from tests.channels.chats.updates import said, slack_event
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
@@ -76,6 +79,57 @@ def test_a_long_reply_is_sent_in_parts_once(
     assert " ".join(texts) == words
 
 
+def _pending(name: str) -> dict[str, Any]:
+    """A call of the tool `name` that waits for approval."""
+    return {"call_id": name, "tool": name, "arguments": {}, "approver": "user"}
+
+
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+@pytest.mark.parametrize("worker", ["the same worker", "another worker"])
+def test_each_request_is_shown_if_another_was_decided_between_attempts(
+    three: Installation, every: AllServers, name: str, worker: str
+) -> None:
+    """The first request is shown and decided, then the second attempt shows the others: the first one has no place."""
+    calls = [_pending(f"tool_{number}") for number in range(3)]
+    target = {"channel": name, "place": {"chat": "21"}, "asker": "11", "approval": True}
+    carriers = [ChatCarrier(three.channels, Buttons([b""])) for _ in range(2)]
+
+    def attempt(carrier: ChatCarrier, *pending: dict[str, Any]) -> None:
+        turn = {"turn_id": str(UUID(int=1)), "pending_approvals": pending}
+        carrier.carry(target, json.dumps(turn).encode(), "one delivery")
+
+    send, sent = three.channels[name].send, itertools.count(1)
+
+    def send_but_fail_at_the_second(*given: Any, **more: Any) -> None:
+        if next(sent) == 2:
+            raise DeliveryFailed("answered with status 500", 500)
+        send(*given, **more)
+
+    three.channels[name].send = send_but_fail_at_the_second  # type: ignore[method-assign]
+    with pytest.raises(DeliveryFailed, match="500"):
+        attempt(carriers[0], *calls)
+    attempt(carriers[worker == "another worker"], *calls[1:])
+    shown = [re.findall(r"tool_[0-9]", text) for text in every.texts()]
+    assert shown == [["tool_0"], ["tool_1"], ["tool_2"]]
+
+
+def test_a_later_request_does_not_replace_the_first(installation: Installation, discord: DiscordServer) -> None:
+    """Only the first message of a delivery replaces the deferred answer to a command, also after a failed attempt."""
+    made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
+    place = {"chat": "21", "message": str(made_ms << 22), "token": "900:tok"}
+    target = {"channel": "discord", "place": place, "asker": "11", "approval": True}
+    carrier = ChatCarrier(installation.channels, Buttons([b""]))
+    first, second = (_pending(each) for each in ("call_0", "call_1"))
+    discord.fail("/channels/21/messages", 500)
+    discord.acknowledge("tok")
+    body = {"turn_id": str(UUID(int=1)), "pending_approvals": [first, second]}
+    with pytest.raises(DeliveryFailed):
+        carrier.carry(target, json.dumps(body).encode(), "one delivery")
+    carrier.carry(target, json.dumps({**body, "pending_approvals": [second]}).encode(), "one delivery")
+    assert ["call_0" in each["content"] for each in discord.edited] == [True]
+    assert ["call_1" in each["content"] for each in discord.sent] == [True]
+
+
 def test_discord_deduplicates_for_another_worker(installation: Installation, discord: DiscordServer) -> None:
     """A second worker that repeats a delivery uses the same nonce, so Discord drops the duplicate."""
     body = json.dumps({"reply": {"text": "hello"}}).encode()
@@ -95,7 +149,14 @@ FAILURES = [
     ("slack", 429, {"error": "ratelimited"}, NotAsked),
     ("slack", 200, {"error": "channel_not_found"}, Undeliverable),
     ("slack", 200, {"error": "is_archived"}, Undeliverable),
+    ("slack", 200, {"error": "restricted_action_read_only_channel"}, Undeliverable),
+    ("slack", 200, {"error": "thread_not_found"}, Undeliverable),
+    ("slack", 200, {"error": "a_code_of_tomorrow"}, Undeliverable),
     ("slack", 200, {"error": "invalid_auth"}, DeliveryFailed),
+    ("slack", 200, {"error": "token_revoked"}, DeliveryFailed),
+    ("slack", 200, {"error": "internal_error"}, DeliveryFailed),
+    ("slack", 200, {"error": "ratelimited"}, DeliveryFailed),
+    ("slack", 200, {}, DeliveryFailed),
     ("slack", 500, {}, DeliveryFailed),
 ]
 
@@ -157,6 +218,16 @@ def test_a_services_pause_holds_back_only_its_delivery(
         with pytest.raises(NotAsked, match="breaker") as refused:
             carrier.carry(target, body, "another delivery")
         assert not refused.value.alone
+
+
+def test_a_reply_shows_no_preview_of_its_links(three: Installation, every: AllServers) -> None:
+    """For a preview, the service requests the URL, which an injected instruction may have put into the reply."""
+    for name, channel in three.channels.items():
+        channel.send(Place("21"), "See https://evil.example/?d=the-secret", (), name)
+    [on_discord], [on_slack], [on_telegram] = every.discord.sent, every.slack.sent, every.telegram.given("sendMessage")
+    assert on_discord["flags"] == 4
+    assert (on_slack["unfurl_links"], on_slack["unfurl_media"]) == (False, False)
+    assert json.loads(on_telegram["link_preview_options"]) == {"is_disabled": True}
 
 
 HOSTILE = "<@1> <@&2> <#3> </x:4> <t:5> <:e:6> @everyone **bold** `<@1>` <!channel> <http://evil|bank> &lt; a<b"
@@ -233,6 +304,21 @@ def test_a_malformed_place_is_a_dead_letter(installation: Installation) -> None:
     for target in ({"channel": "telex"}, {"channel": "discord"}, {"channel": "discord", "place": {"where": "here"}}):
         with pytest.raises(Undeliverable):
             carrier.carry(target, body, "one delivery")
+
+
+@pytest.mark.parametrize("code", ["restricted_action_thread_locked", "is_inactive", "a_code_of_tomorrow"])
+def test_a_refusal_by_one_chat_of_slack_is_no_failure_of_slack(
+    installation: Installation, slack: SlackServer, code: str
+) -> None:
+    """Whatever the reason is that a chat refuses a message, the breaker stays closed for all other chats."""
+    breakers = Breakers(BreakerSettings(failure_threshold=1), MovedClock())
+    carrier = ChatCarrier(installation.channels, Buttons([b""]), breakers)
+    body = json.dumps({"reply": {"text": "hello"}}).encode()
+    slack.fail("chat.postMessage", 200, code)
+    with pytest.raises(Undeliverable, match=code):
+        carrier.carry({"channel": "slack", "place": {"chat": "C1"}}, body, "refused")
+    carrier.carry({"channel": "slack", "place": {"chat": "D1"}}, body, "another")
+    assert [each["channel"] for each in slack.sent] == ["D1"]
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
+from perdure.settings import OnBusy
 from tests.channels import discord_server, slack_server
-from tests.channels.chats.installation import Installation
+from tests.channels.chats.installation import AllServers, Installation
 from tests.channels.chats.updates import (
     ANA,
     BO,
@@ -19,6 +22,7 @@ from tests.channels.chats.updates import (
     first,
     said,
     slack_event,
+    telegram_said,
 )
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
@@ -153,3 +157,87 @@ def test_a_message_without_text_gets_an_explanation(
     [sent] = [*discord.sent, *slack.sent]
     assert "I can only read text" in str(sent)
     assert installation.users() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("discord", {"poll": {"question": {"text": "Tea?"}}}),
+        ("discord", {"message_reference": {"type": 1}, "message_snapshots": [{"message": {"content": "forwarded"}}]}),
+        ("discord", {}),
+        ("slack", {"attachments": [{"text": "shared", "is_share": True}]}),
+        ("slack", {}),
+    ],
+)
+def test_whatever_cannot_be_read_gets_an_explanation(
+    installation: Installation, discord: DiscordServer, slack: SlackServer, name: str, more: dict[str, Any]
+) -> None:
+    """No message of a person vanishes. In the threads of others, the bot says nothing."""
+    handle = installation.ingress(name).take
+    if name == "discord":
+        handle(said("", **more))
+        handle(said("", 2, guild_id="31", channel_id="22", position=3, **more))
+    else:
+        handle(slack_event("", **more))
+        handle(slack_event("", "1.2", thread_ts="1.0", **IN_CHANNEL, **more))
+    [sent] = [*discord.sent, *slack.sent]
+    assert "I can only read text" in str(sent)
+    assert installation.users() == []
+
+
+def test_a_mention_without_text_is_answered_once(installation: Installation, slack: SlackServer) -> None:
+    """Slack sends a mention as two events."""
+    handle = installation.ingress("slack").take
+    mention = slack_event(f"<@{slack_server.BOT_USER}>", **IN_CHANNEL)
+    handle(mention)
+    handle({**mention, "event": {**mention["event"], "type": "app_mention"}})
+    [sent] = slack.sent
+    assert "I can only read text" in sent["text"]
+
+
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+def test_a_message_that_a_busy_session_rejects_is_answered(three: Installation, every: AllServers, name: str) -> None:
+    """With `PERDURE_TURN__ON_BUSY=reject`, the person learns that the message was not accepted, once.
+
+    A repeated event of a message that was accepted, and edited since, gets no answer.
+    """
+    settings = three.runtime.settings
+    rejecting = settings.model_copy(update={"turn": settings.turn.model_copy(update={"on_busy": OnBusy.REJECT})})
+    three.runtime = replace(three.runtime, settings=rejecting)
+    handle = three.ingress(name).take
+    updates = {
+        "discord": [said("first", 1), said("second", 2)],
+        "slack": [slack_event("first", "1.1"), slack_event("second", "1.2")],
+        "telegram": [telegram_said("first", 1), telegram_said("second", 2)],
+    }[name]
+    handle(updates[0])
+    handle(updates[1])
+    handle(updates[1])
+    assert every.texts() == ["The session is busy with an earlier message."]
+    with three.runtime.database.engine.begin() as connection:
+        connection.execute(text("UPDATE inbox SET text = 'edited'"))
+    handle(updates[0])
+    assert [row.text for row in three.sql("SELECT text FROM inbox")] == ["edited"]
+    assert len(every.sent()) == 1
+
+
+def test_an_anonymous_author_of_telegram_is_answered(three: Installation) -> None:
+    """An anonymous administrator and a member who writes as a channel are persons. Telegram itself is not."""
+    handle = three.ingress("telegram").take
+    group, channel = (
+        {"id": -100, "type": "supergroup", "title": "Friends"},
+        {"id": -9, "type": "channel", "title": "News"},
+    )
+    bot, telegram_itself = {"id": 1087968824, "is_bot": True}, {"id": 777000, "is_bot": False, "first_name": "Telegram"}
+    handle(telegram_said("one", 1, chat=group, **{"from": bot}, sender_chat=group))
+    handle(telegram_said("two", 2, chat=group, **{"from": bot}, sender_chat=channel))
+    handle(
+        telegram_said(
+            "a post", 3, chat=group, **{"from": telegram_itself}, sender_chat=channel, is_automatic_forward=True
+        )
+    )
+    handle(telegram_said("of a bot", 4, chat=group, **{"from": bot}))
+    edited = telegram_said("three", 2, chat=group, **{"from": bot}, sender_chat=channel)
+    handle({"update_id": 5, "edited_message": edited["message"]})
+    found = [row.text for row in three.sql("SELECT text FROM inbox ORDER BY accepted_at")]
+    assert found == ["Friends: one", "News: three"]

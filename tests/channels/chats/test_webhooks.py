@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from perdure import tool
 from tests.channels import slack_server
 from tests.channels.chats.installation import Installation
-from tests.channels.chats.updates import ANA, interaction_of_kind, sign, slack_event
+from tests.channels.chats.updates import ANA, interaction_of_kind, said, sign, slack_event
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
+from tests.turns.scripted import Scripted, calls, says
 
 
 def test_discords_interactions(installation: Installation, gateway: TestClient, discord: DiscordServer) -> None:
@@ -38,6 +40,46 @@ def test_discords_interactions(installation: Installation, gateway: TestClient, 
     assert edited["original"] == "tok"
     assert "89" in edited["content"]
     assert discord.sent == []
+
+
+def _interaction(installation: Installation, kind: int, **more: Any) -> dict[str, Any]:
+    """An interaction of Ana that began now."""
+    made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
+    return interaction_of_kind(kind, id=str(made_ms << 22), channel_id="21", user=ANA, **more)
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+@pytest.mark.parametrize("way", ["webhook", "connection"])
+@pytest.mark.parametrize("kind", ["a command", "a pressed button"])
+def test_an_interaction_is_acknowledged_before_it_is_answered(
+    installation: Installation, gateway: TestClient, discord: DiscordServer, way: str, kind: str
+) -> None:
+    """Discord refuses an earlier answer, which then would be a new message below one that stays pending."""
+    if kind == "a command":
+        given, expected = _interaction(installation, 2, data={"name": "help", "options": []}), "/link CODE"
+    else:
+        installation.use(Scripted(calls(("pay", {"amount": 5})), says("It is done.")), pay)
+        installation.ingress("discord").take(said("pay 5"))
+        installation.work()
+        token = discord.sent[0]["components"][0]["components"][0]["custom_id"]
+        given, expected = _interaction(installation, 3, message={"id": "5"}, data={"custom_id": token}), "Approved: pay"
+    already = len(discord.sent)
+    if way == "webhook":
+        body = json.dumps(given).encode()
+        assert gateway.post("/v1/channels/discord", content=body, headers=sign(body)).status_code == 200
+    else:
+        with installation.listening("discord"):
+            discord.until(lambda: discord.identified, "the bot identifies itself")
+            discord.dispatch("INTERACTION_CREATE", given)
+            discord.until(lambda: discord.edited or discord.refused, "the answer")
+    assert (discord.refused, len(discord.sent)) == ([], already)
+    [edited] = discord.edited
+    assert expected in edited["content"]
 
 
 def test_an_expired_interaction_is_answered_in_the_channel(installation: Installation, discord: DiscordServer) -> None:

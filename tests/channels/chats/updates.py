@@ -103,3 +103,38 @@ def pressed(name: str, token: str, person: str, chat: str) -> dict[str, Any]:
         "message": {"ts": "1.1"},
         "actions": [{"type": "button", "action_id": "button-0", "value": token}],
     }
+
+
+TELEGRAM_ANA = {"id": 11, "is_bot": False, "first_name": "Ana"}
+TELEGRAM_GROUP = {"id": -100, "type": "supergroup", "title": "Friends"}
+
+
+def telegram_said(content: str | None, number: int = 1, **more: Any) -> dict[str, Any]:
+    """An update with a new message of Ana in a private chat of Telegram; `more` replaces fields of the message."""
+    chat = {"id": 11, "type": "private"}
+    message = {"message_id": number, "date": 1, "chat": chat, "from": TELEGRAM_ANA, "text": content, **more}
+    return {"update_id": number, "message": {name: value for name, value in message.items() if value is not None}}
+
+
+def said_in_group(name: str, content: str, number: int = 1) -> dict[str, Any]:
+    """An update with a message of Ana to the bot, in a group of the service."""
+    if name == "discord":
+        return said(content, number, guild_id="31", **MENTION)
+    if name == "slack":
+        return slack_event(f"<@{slack_server.BOT_USER}> {content}", f"1.{number}", **IN_CHANNEL)
+    return telegram_said(content, number, chat=TELEGRAM_GROUP)
+
+
+def pressed_in_group(name: str, token: str, person: str, chat: Any = None) -> dict[str, Any]:
+    """An update for a button that Ana ("11") or another member pressed in the group of `said_in_group`."""
+    if name == "discord":
+        user = {**ANA, "id": person}
+        more = {"channel_id": "21", "guild_id": "31", "member": {"user": user}}
+        given = interaction_of_kind(3, **more, message={"id": "5"}, data={"custom_id": token})
+        return {"t": "INTERACTION_CREATE", "d": given}
+    if name == "slack":
+        update = pressed(name, token, person, "21")
+        return {**update, "channel": {"id": "C1"}, "message": {"ts": "1.2", "thread_ts": "1.1"}}
+    message = {"message_id": 5, "date": 1, "chat": chat or TELEGRAM_GROUP}
+    sender = {"id": int(person), "is_bot": False, "first_name": "Someone"}
+    return {"update_id": 9, "callback_query": {"id": "77", "from": sender, "message": message, "data": token}}

@@ -120,7 +120,9 @@ async def events(
     gateway.require_room()
     found = gateway.events(request, turn_id, last, sse.HEARTBEAT_S)
     try:
-        first = await anext(found)  # an error before the first event sets the response's status
+        first = await gateway.unless_left(
+            request, anext(found)
+        )  # an error before the first event sets the response's status
     except StopAsyncIteration:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return sse.response(sse.chunks(first, found))

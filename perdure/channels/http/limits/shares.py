@@ -38,6 +38,9 @@ MOST_NEWCOMERS = 500
 """The most sockets of a process that have not authenticated yet."""
 
 _RETRY_AFTER_S = 5.0
+_UNREAD = "Too many responses are not read yet. Read them, then try again."
+TOO_MANY_BODIES = "Too many long bodies are being sent. Send fewer at once, or upload files with POST /v1/files."
+"""The error of a long body for which there is no memory."""
 
 
 class Shares:
@@ -122,7 +125,7 @@ class _Reserved(AbstractAsyncContextManager[None]):
 
 
 class Unsent:
-    """Memory for responses that are being sent, or for long bodies that are being read.
+    """Memory for responses that are being sent, or for long bodies that are being read; `refusal` is the error's text.
 
     A response or body waits until there is room for it, `wait_s` at most.
 
@@ -136,8 +139,10 @@ class Unsent:
         most: int = MOST_UNSENT,
         most_of_user: int = MOST_UNSENT_OF_USER,
         slow_s: float = SLOW_S,
+        refusal: str = _UNREAD,
     ) -> None:
         self._wait_s = wait_s
+        self._refusal = refusal
         self._most = most
         self._most_of_user = most_of_user
         self._slow_s = slow_s
@@ -160,9 +165,7 @@ class Unsent:
                 while not self._has_room(place):
                     await self._wait_for_room(place)
         except TimeoutError:
-            raise RateLimited(
-                "Too many responses are not read yet. Read them, then try again.", retry_after_s=_RETRY_AFTER_S
-            ) from None
+            raise RateLimited(self._refusal, retry_after_s=_RETRY_AFTER_S) from None
         self._places.add(place)
         self._reserved[user] += place.size
         self._in_all += place.size

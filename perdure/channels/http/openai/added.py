@@ -44,6 +44,8 @@ _SETTINGS = {
 
 _SYSTEM = ("system", "developer")
 _DEFAULT_TIERS = ("auto", "default")
+_NOTHING: Mapping[str, object] = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+"""The values of settings with which a request asks for nothing. A model that does not take the setting ignores them."""
 
 
 def additions_of(
@@ -57,7 +59,7 @@ def additions_of(
     agent = runtime.agents.get(body.model) if body.model else runtime.agents.default
     tools = _tools(body, agent) if takes_tools else ()
     additions = Additions(
-        tools,
+        _offered(body.tool_choice, tools),
         tuple(each.name for each in tools),
         _settings(body, agent, runtime, tools if takes_tools else None),
         _instructions(body, runtime, caller),
@@ -139,8 +141,7 @@ def _settings(
         _add(found, "reasoning_effort", effort, "reasoning.effort")
     if body.tool_choice is not None and tools is not None:
         _add(found, "tool_choice", _choice(body.tool_choice, agent, tools), "tool_choice")
-    _require_support(found, agent, runtime)
-    return found
+    return _supported(found, agent, runtime)
 
 
 def _add(found: dict[str, Any], setting: str, value: Any, member: str) -> None:
@@ -159,17 +160,10 @@ def _choice(given: Any, agent: Agent, tools: tuple[ExternalTool, ...]) -> Any:
     """The setting `tool_choice` for OpenAI's member of this name."""
     if given in ("none", "auto", "required"):
         return given
-    names: list[Any] = []
+    mode, names = _allowed(given)
     match given:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             names = [name]
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": list(listed)}} | {
-            "type": "allowed_tools",
-            "mode": "required",
-            "tools": list(listed),
-        }:
-            functions = [each.get("function", each) if isinstance(each, dict) else None for each in listed]
-            names = [each.get("name") if isinstance(each, dict) else None for each in functions]
         case _:
             pass
     known = [each.name for each in (*tools, *agent.tool_list)]  # a list: a name may be unhashable
@@ -177,20 +171,50 @@ def _choice(given: Any, agent: Agent, tools: tuple[ExternalTool, ...]) -> Any:
         raise BadParameter(
             "tool_choice: accepted: 'none', 'auto', 'required', or a function among the tools.", "tool_choice"
         )
-    return names
+    return "auto" if mode == "auto" else names
 
 
-def _require_support(settings: Mapping[str, Any], agent: Agent, runtime: Runtime) -> None:
-    """Check that the agent's model takes the settings, if this process can tell: it may lack the vendor's key."""
+def _allowed(choice: Any) -> tuple[str | None, list[Any]]:
+    """The mode of a choice among several tools, and their names; `None` if `choice` is no such choice."""
+    match choice:
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)},
+        } | {
+            "type": "allowed_tools",
+            "mode": "auto" | "required" as mode,
+            "tools": list(listed),
+        }:
+            functions = [each.get("function", each) if isinstance(each, dict) else None for each in listed]
+            return mode, [each.get("name") if isinstance(each, dict) else None for each in functions]
+        case _:
+            return None, []
+
+
+def _offered(choice: Any, tools: tuple[ExternalTool, ...]) -> tuple[ExternalTool, ...]:
+    """Those of the client's tools that the model may call. The agent's own tools are not the client's to leave out."""
+    mode, names = _allowed(choice)
+    return tools if mode != "auto" else tuple(each for each in tools if each.name in names)
+
+
+def _supported(settings: dict[str, Any], agent: Agent, runtime: Runtime) -> dict[str, Any]:
+    """The settings, without those that ask for nothing and that the agent's model does not take.
+
+    Nothing is checked if this process cannot tell what the model takes: it may lack the vendor's key.
+
+    Raises:
+        BadParameter: the model does not take a setting.
+    """
     asked = agent.asked_model(runtime.settings.model)
     try:
-        model = runtime.models(asked)
+        known = supported_by(runtime.models(asked))
     except (PerdureError, SettingsError):
-        return
-    for name in settings:
-        if name not in supported_by(model):
+        return settings
+    for name, value in settings.items():
+        if name not in known and not (name in _NOTHING and value == _NOTHING[name]):
             member = next(each for each in (*_SETTINGS, "tool_choice") if _SETTINGS.get(each, each) == name)
             raise BadParameter(f"{member}: the model {name_of(asked)} of this agent does not take it.", member)
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def _instructions(body: ChatRequest | ResponseRequest, runtime: Runtime, caller: Caller) -> str | None:

@@ -8,13 +8,14 @@ messages are results of calls goes on with the turn that waits for them. In both
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
 from fastapi import Request
+from sqlalchemy import Row
 from starlette.requests import ClientDisconnect
 
 from perdure.channels.http.dependencies import Users
@@ -31,6 +32,8 @@ from perdure.channels.http.openai.caller import (
 )
 from perdure.channels.http.openai.errors import BadParameter
 from perdure.channels.http.openai.repeats import CHANNEL, RepeatableRequest, accept_once, note_sent
+from perdure.channels.http.openai.responses import noting
+from perdure.channels.http.openai.results import text_of
 from perdure.channels.http.openai.wire import (
     ChatRequest,
     ResponseRequest,
@@ -40,6 +43,7 @@ from perdure.channels.http.openai.wire import (
     results_in,
 )
 from perdure.errors import DeadlineExceeded
+from perdure.files.store import Call
 from perdure.runtime import Runtime
 from perdure.settings import OnBusy
 from perdure.turns.additions import NO_ADDITIONS, Additions
@@ -80,6 +84,10 @@ class Asked:
         self._param = "messages" if isinstance(body, ChatRequest) else "input"
         self._messages = body.items()
         self._cancels = cancels_on_disconnect(request, users, gateway.runtime.settings.stream)
+        if isinstance(body, ResponseRequest) and body.background:
+            self._cancels = False
+        self._has_left = False
+        """Whether the client leaves too early if its request ends now."""
 
     async def accept(self, seen: list[Any], *read: dict[str, Any]) -> tuple[Exchange, Callable[[], Awaitable[None]]]:
         """Accept the message, or record the results. Returns the exchange, and what notes that its answer was sent.
@@ -96,12 +104,14 @@ class Asked:
         brought = await gateway.in_thread(partial(self._bring, results))
         if brought is not None:
             self._forget(*read)
+            self._attend(brought)
             return brought, _nothing
         said = newest_user_message(self._messages, self._param)
         repeat = await gateway.in_thread(partial(self._repeat, said, seen))
         accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
         self._forget(*read)
         exchange = await gateway.in_thread(partial(_exchange, gateway.runtime, accepted))
+        self._attend(exchange)
         note = partial(note_sent, gateway.runtime.database, repeat.without_parts(), exchange.turn_id)
         return exchange, partial(gateway.in_thread, note)
 
@@ -118,24 +128,35 @@ class Asked:
             try:
                 await gateway.until_settled(exchange.turn_id, _WAIT_S, self._request, or_asks=True)
             except ClientDisconnect:
-                if self._cancels:
-                    gateway.cancel_abandoned(exchange.turn_id)
+                self._has_left = True
                 raise
         answer = await read_whole(gateway, self._request, exchange)
         if not answer.is_over:
             raise DeadlineExceeded(_LATE)
         return answer
 
-    async def watched(self, exchange: Exchange, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """`chunks`. If the client leaves before their end, the turn is cancelled if the client or a setting says so."""
-        is_over = False
+    async def begun(self, parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
+        """As `begun`, which follows, for the parts of the answer."""
         try:
+            return await begun(self._gateway, self._request, parts)
+        except ClientDisconnect:
+            self._has_left = True
+            raise
+
+    def watched(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """`chunks`, the stream of the answer. Before their end, the client leaves too early, even before the first."""
+        self._has_left = True
+
+        async def passed_on() -> AsyncIterator[bytes]:
             async for each in chunks:
                 yield each
-            is_over = True
-        finally:
-            if self._cancels and not is_over:
-                self._gateway.cancel_abandoned(exchange.turn_id)
+            self._has_left = False
+
+        return passed_on()
+
+    def _attend(self, exchange: Exchange) -> None:
+        """If the client leaves before its answer ends, the turn is cancelled if the client or a setting says so."""
+        self._gateway.attend(self._request, exchange.turn_id, lambda: self._cancels and self._has_left)
 
     def _additions(self) -> Additions:
         is_webui = is_open_webui(self._request, self._users)
@@ -155,13 +176,14 @@ class Asked:
                 another call of the same message lacks a result.
         """
         runtime = self._gateway.runtime
-        ids = list(dict.fromkeys((*results.asked, *results.texts)))[-_MOST_CALLS:]
+        ids = list(dict.fromkeys((*results.asked, *results.contents)))[-_MOST_CALLS:]
         found = client.find_calls(runtime.database, self._place.user, ids)
         if not results.newest:
             left = [row for row in found.values() if row.is_open]
             for turn_id in dict.fromkeys(row.turn_id for row in left):
                 rest = replace(self.additions, tools=(), names=())
-                client.bring(runtime, [row for row in left if row.turn_id == turn_id], results.texts, rest)
+                calls = [row for row in left if row.turn_id == turn_id]
+                client.bring(runtime, calls, self._texts(calls, results), rest)
             return None
         unknown = next((each for each in results.newest if each not in found), None)
         if unknown is not None:
@@ -173,12 +195,23 @@ class Asked:
                 where = results.where[row.effect_id]
                 raise BadParameter(f"{where}: is a call of another turn, which needs a request of its own.", where)
         [stop] = [each for each in client.read_stops(runtime.database, last.turn_id) if each.number == last.number]
-        lacking = [call_id(each.effect_id) for each in stop.calls if each.effect_id not in results.texts]
+        lacking = [call_id(each.effect_id) for each in stop.calls if each.effect_id not in results.contents]
         if lacking and stop.is_open:
             raise BadParameter(_LACKING.format(ids=", ".join(lacking)), self._param)
         calls = [found[each.effect_id] for each in stop.calls if each.effect_id in found]
-        client.bring(runtime, calls, results.texts, self.additions)
+        client.bring(runtime, calls, self._texts(calls, results), self._noted(last.number))
         return Exchange(last.turn_id, last.number)
+
+    def _texts(self, calls: Sequence[Row[Any]], results: Results) -> dict[UUID, str]:
+        """The results of those of `calls`, all of one turn, that have none yet. Their files are stored."""
+        runtime, found = self._gateway.runtime, dict[UUID, str]()
+        brought = [row for row in calls if row.is_open and row.effect_id in results.contents]
+        if brought:
+            session_id = UUID(read_turn(runtime.database, brought[0].turn_id)["session_id"])
+            for row in brought:
+                call = Call(row.effect_id, session_id)
+                found[row.effect_id] = text_of(runtime.files, self._place.user, call, results.contents[row.effect_id])
+        return found
 
     def _forget(self, *read: dict[str, Any]) -> None:
         for each in read:
@@ -187,7 +220,13 @@ class Asked:
         self._gateway.release_body(self._request)
 
     def _repeat(self, said: dict[str, Any], seen: list[Any]) -> RepeatableRequest:
-        return repeat_of(self._request, self._place, self._body, said, seen, self.additions)
+        repeat = repeat_of(self._request, self._place, self._body, said, seen, self.additions)
+        return replace(repeat, additions=self._noted(0))
+
+    def _noted(self, after: int) -> Additions:
+        """The additions as they are stored, for the exchange that begins at `after`."""
+        body = self._body
+        return noting(self.additions, after, body) if isinstance(body, ResponseRequest) else self.additions
 
 
 def repeat_of(  # noqa: PLR0917 (the parts of a request)
@@ -208,6 +247,23 @@ def repeat_of(  # noqa: PLR0917 (the parts of a request)
     return RepeatableRequest.of(
         message.of(place.user), messages, key, is_retry=retried not in {"", "0"}, additions=additions
     )
+
+
+async def begun(gateway: Gateway, request: Request, parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
+    """Fetch the first part, so that an error before it determines the HTTP status; returns all parts.
+
+    Raises:
+        ClientDisconnect: the client has closed the connection.
+    """
+    first = await gateway.unless_left(request, anext(parts, None))
+
+    async def with_first() -> AsyncIterator[answers.Part]:
+        if first is not None:
+            yield first
+            async for part in parts:
+                yield part
+
+    return with_first()
 
 
 async def read_whole(gateway: Gateway, request: Request, exchange: Exchange) -> answers.CommittedAnswer:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from perdure.channels.http.openai.answers import AnswerEnded, Called, CommittedAnswer, Idle, Part, Rewound, Text
 from perdure.channels.http.openai.chat_completions import rewound, stopping
 from perdure.channels.http.openai.errors import body_of
 from perdure.channels.http.openai.wire import (
+    ResponseRequest,
     call_id,
     epoch_s,
     finish_reason,
@@ -43,6 +44,10 @@ _MARK = "\x1f"
 _CRC_BITS, _CHECK_BITS = 32, 24
 """The size of a checksum in bits, and the number of its high bits that form the low bits of a sequence number."""
 
+_NOTED = "response:"
+"""What the member of stored additions begins with that has what an exchange's request says of its response."""
+
+_ERROR = ("code", "message", "param")
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
@@ -107,6 +112,20 @@ class Response:
         }
 
 
+def noting(additions: Additions, after: int, request: ResponseRequest) -> Additions:
+    """`additions`, with what the response to `request` says of it. `after` is where its exchange begins."""
+    given = {"background": request.background, "previous_response_id": request.previous_response_id}
+    kept = {name: value for name, value in given.items() if value}
+    return replace(additions, extra={**additions.extra, f"{_NOTED}{after}": kept}) if kept else additions
+
+
+def response_of(exchange: Exchange, agent: str, conversation: str | None, additions: Additions) -> Response:
+    """The response of an exchange whose turn has the stored `additions`, with what `noting` has added to them."""
+    noted = additions.extra.get(f"{_NOTED}{exchange.after}") or {}
+    previous, background = noted.get("previous_response_id"), bool(noted.get("background"))
+    return Response(exchange, agent, conversation, previous, background, additions)
+
+
 def status_of(turn: dict[str, Any]) -> str:
     """The Responses API's name for a turn's status."""
     if turn["status"] in {"done", "failed"} and finish_reason(turn) in _INCOMPLETE:
@@ -137,12 +156,12 @@ async def stream(
             if isinstance(part, AnswerEnded):
                 return
     except Rewound:
-        yield _encode("error", rewound())
+        yield events.error(rewound())
         return
     except PerdureError as error:
-        yield _encode("error", body_of(error))
+        yield events.error(body_of(error))
         return
-    yield _encode("error", stopping())
+    yield events.error(stopping())
 
 
 def pieces(text: str, *, whole: bool) -> Iterator[str]:
@@ -178,6 +197,8 @@ class _Events:
         """The length of the text that is included in the checksum so far."""
         self._crc = 0
         self._last = -1
+        self._sent = self._after
+        """The number of the last event that the client has."""
 
     def begin(self) -> Iterator[bytes]:
         """The events before the text."""
@@ -278,17 +299,24 @@ class _Events:
         if not self._known:  # the client's sequence number is above all numbers of this text
             raise Rewound
 
+    def error(self, body: dict[str, Any]) -> bytes:
+        """The event that ends the stream with an error. OpenAI's SDK reads `error`, other clients the members."""
+        found = body["error"]
+        data = {"type": "error", "sequence_number": self._sent + 1, **{name: found[name] for name in _ERROR}, **body}
+        return _encode("error", data)
+
     @property
     def _place(self) -> dict[str, Any]:
         return {"item_id": _name("msg", self._response.exchange), "output_index": 0, "content_index": 0}
 
     def _event(self, number: int, kind: str, **data: Any) -> Iterator[bytes]:
         self._last = number
-        self._known |= number == self._after
+        self._known |= self._after in {number, number + 1}  # the error after this event has the next number
         if number <= self._after:
             return
         if not self._known:
             raise Rewound
+        self._sent = number
         yield _encode(kind, {"type": kind, "sequence_number": number, **data})
 
 

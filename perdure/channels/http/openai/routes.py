@@ -18,7 +18,7 @@ from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGat
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.shares import CHUNKED_BYTES, MOST_UNSENT_OF_USER
 from perdure.channels.http.openai import answers, chat_completions, responses, side_requests
-from perdure.channels.http.openai.asked import Asked, read_whole, repeat_of
+from perdure.channels.http.openai.asked import Asked, begun, read_whole, repeat_of
 from perdure.channels.http.openai.caller import (
     Place,
     is_open_webui,
@@ -84,6 +84,8 @@ async def completions(
     if side_requests.is_side_request(request.headers):
         said = newest_user_message(body.messages, "messages")
         repeat = await gateway.in_thread(partial(repeat_of, request, place, body, said, body.messages))
+        body.messages.clear()
+        gateway.release_body(request)
         found = await gateway.side_requests.answer(users.caller, repeat.message)
         return sse.response(side_requests.as_stream(found)) if body.stream else respond(found, HTTPStatus.OK)
     asked = Asked(gateway, request, users, place, body)
@@ -100,9 +102,9 @@ async def completions(
         return respond(whole, HTTPStatus.OK)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     completion = chat_completions.completion_of(exchange, await _turn(gateway, exchange.turn_id), agent)
-    parts = await _begun(_parts(gateway, request, exchange))
+    parts = await asked.begun(_parts(gateway, request, exchange))
     chunks = chat_completions.stream(completion, parts, include_usage=usage, on_sent=note)
-    return sse.response(asked.watched(exchange, chunks))
+    return sse.response(asked.watched(chunks))
 
 
 @router.post("/responses", responses={200: _ANY, **_ERRORS}, response_description="The response.")
@@ -129,9 +131,9 @@ async def create_response(
     )
     if body.stream:
         turn = await _turn(gateway, exchange.turn_id)
-        parts = _keeping(gateway, request, place.user, await _begun(_parts(gateway, request, exchange)))
+        parts = _keeping(gateway, request, place.user, await asked.begun(_parts(gateway, request, exchange)))
         events = responses.stream(made, turn, parts, None, note)
-        return sse.response(events if body.background else asked.watched(exchange, events))
+        return sse.response(asked.watched(events))
     if body.background:
         turn = await _turn(gateway, exchange.turn_id)
         await note()
@@ -160,7 +162,8 @@ async def read_response(
         return respond(_whole(made, await read_whole(gateway, request, exchange)), HTTPStatus.OK)
     turn = await _turn(gateway, exchange.turn_id)
     user = await gateway.in_thread(partial(owner, gateway.runtime.database, exchange.turn_id))
-    parts = await _begun(_parts(gateway, request, exchange))
+    gateway.attend(request, exchange.turn_id)
+    parts = await begun(gateway, request, _parts(gateway, request, exchange))
     return sse.response(responses.stream(made, turn, _keeping(gateway, request, user, parts), starting_after))
 
 
@@ -208,7 +211,19 @@ async def _exchange_of(gateway: Gateway, caller: TheCaller, response_id: str) ->
     if exchange is None:
         raise NotFound("There is no such response.")
     turn_id = await gateway.in_thread(partial(require_turn, gateway, caller, exchange.turn_id))
-    return await gateway.in_thread(partial(client.joined, gateway.runtime.database, exchange, turn_id))
+    return await gateway.in_thread(partial(_existing, gateway.runtime, exchange, turn_id))
+
+
+def _existing(runtime: Runtime, exchange: Exchange, turn_id: UUID) -> Exchange:
+    """The exchange in the turn `turn_id`, which its turn may have joined.
+
+    Raises:
+        NotFound: no exchange of the turn begins there.
+    """
+    stops = client.read_stops(runtime.database, turn_id) if exchange.after else ()
+    if exchange.after and not any(stop.number == exchange.after for stop in stops):
+        raise NotFound("There is no such response.")
+    return client.joined(runtime.database, exchange, turn_id)
 
 
 async def _turn(gateway: Gateway, turn_id: UUID) -> dict[str, Any]:
@@ -252,19 +267,6 @@ async def _parts(gateway: Gateway, request: Request, exchange: Exchange) -> Asyn
             yield part
 
 
-async def _begun(parts: AsyncIterator[answers.Part]) -> AsyncIterator[answers.Part]:
-    """Fetch the first part, so that an error before it determines the HTTP status; returns all parts."""
-    first = await anext(parts, None)
-
-    async def with_first() -> AsyncIterator[answers.Part]:
-        if first is not None:
-            yield first
-            async for part in parts:
-                yield part
-
-    return with_first()
-
-
 def _whole(made: responses.Response, answer: answers.CommittedAnswer) -> dict[str, Any]:
     is_said = answer.stop is not None or (answer.turn["status"] in SETTLED and not has_failed(answer.turn))
     return made.body(answer.turn, answer if is_said else None)
@@ -273,7 +275,7 @@ def _whole(made: responses.Response, answer: answers.CommittedAnswer) -> dict[st
 def _response(runtime: Runtime, exchange: Exchange) -> responses.Response:
     place = read_place(runtime.database, exchange.turn_id)
     additions = client.read_additions(runtime.database, exchange.turn_id)
-    return responses.Response(exchange, place.agent, place.conversation, additions=additions)
+    return responses.response_of(exchange, place.agent, place.conversation, additions)
 
 
 def _conversation(runtime: Runtime, user: UserKey, turn_id: UUID) -> TurnPlace:

@@ -214,11 +214,12 @@ def newest_user_message(messages: Sequence[Mapping[str, Any]], param: str) -> di
 class Results:
     """What a request has of the calls that its client runs, by the ids of perdure's calls.
 
-    `where` has the place of each result in the request. `asked` are the calls in its history. `newest` are those whose
-    results no message of the user follows: if there are any, the request brings results, and no message.
+    `contents` has the parts of each result: texts, images and files. `where` has the place of each result in the
+    request. `asked` are the calls in its history. `newest` are those whose results no message of the user follows: if
+    there are any, the request brings results, and no message.
     """
 
-    texts: Mapping[UUID, str]
+    contents: Mapping[UUID, Sequence[Mapping[str, Any]]]
     where: Mapping[UUID, str]
     asked: frozenset[UUID]
     newest: tuple[UUID, ...]
@@ -228,10 +229,10 @@ def results_in(messages: Sequence[Mapping[str, Any]], param: str) -> Results:
     """The results of calls in `messages`, and the calls that the history has.
 
     Raises:
-        BadParameter: a result that is newer than the user's newest message is malformed, or no call of perdure has its
-            id.
+        BadParameter: a result that is newer than the user's newest message is neither text nor a list of parts, or no
+            call of perdure has its id.
     """
-    texts: dict[UUID, str] = {}
+    contents: dict[UUID, list[dict[str, Any]]] = {}
     places: dict[UUID, str] = {}
     newest_user = max((at for at, each in enumerate(messages) if each.get("role") == "user"), default=-1)
     newest: list[UUID] = []
@@ -247,9 +248,27 @@ def results_in(messages: Sequence[Mapping[str, Any]], param: str) -> Results:
             raise BadParameter(f"{where}.{member}: there is no such call.", f"{where}.{member}")
         if effect_id is not None:
             newest += [effect_id] if position > newest_user else []
-            texts[effect_id] = texts_of(result, f"{where}.{'content' if member == 'tool_call_id' else 'output'}")
+            if position > newest_user and not isinstance(result, str | list | None):
+                named = f"{where}.{'content' if member == 'tool_call_id' else 'output'}"
+                raise BadParameter(f"{named}: expected text or a list of parts.", named)
+            contents[effect_id] = _result(result)
             places[effect_id] = f"{where}.{member}"
-    return Results(texts, places, frozenset(_asked(messages)), tuple(newest))
+    return Results(contents, places, frozenset(_asked(messages)), tuple(newest))
+
+
+def _result(given: object) -> list[dict[str, Any]]:
+    """The parts of a result. A line stands for a part that is neither text, an image nor a file."""
+    if isinstance(given, str):
+        return [{"type": "text", "text": given}]
+    return [_part_or_line(part) for part in given] if isinstance(given, list) else []
+
+
+def _part_or_line(part: object) -> dict[str, Any]:
+    try:
+        return _part(part, "")
+    except BadParameter:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        return {"type": "text", "text": f"[{str(kind)[:40] if kind else 'a part'}: left out]"}
 
 
 def _asked(messages: Sequence[Mapping[str, Any]]) -> Iterator[UUID]:

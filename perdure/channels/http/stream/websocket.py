@@ -34,6 +34,7 @@ from perdure.channels.http.dependencies import Users, decide_as, require_turn
 from perdure.channels.http.errors import problem_of
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.reading import Unread
+from perdure.channels.http.schemas.turns import Incoming
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, RateLimited, Unauthorized, Unavailable
 from perdure.events.event import EventId
 from perdure.text.untrusted import load_object
@@ -55,9 +56,8 @@ PING_S = 20.0
 
 UNAUTHORIZED, LATE, STOPPING, NO_ROOM = 4401, 4408, status.WS_1012_SERVICE_RESTART, status.WS_1013_TRY_AGAIN_LATER
 _PAUSE_S = 60.0
-_MESSAGE = frozenset(
-    {"user_id", "text", "conversation", "message_id", "session_id", "agent", "priority", "on_busy", "metadata"}
-)
+_MESSAGE = frozenset(Incoming.model_fields) - {"channel", "reply_to"}
+"""The members of the frame `send`: the fields of `POST /v1/messages`. A socket's channel is `web`."""
 
 
 class _Frame(BaseModel):

@@ -38,6 +38,7 @@ from perdure.channels.services.discord.history import HISTORY_S, read_history
 from perdure.channels.services.discord.rest import HTTP, Rest
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
+    COMMANDS,
     Button,
     ChannelFailed,
     Commanded,
@@ -83,6 +84,9 @@ _INTENTS = (
     | hikari.Intents.MESSAGE_CONTENT
 )
 _SILENT: dict[str, Any] = {"mentions_everyone": False, "user_mentions": False, "role_mentions": False}
+
+_NO_PREVIEW = hikari.MessageFlag.SUPPRESS_EMBEDS
+"""A preview would make Discord request a URL that an injected instruction may have put into a reply."""
 
 ASK = "ask"
 """The slash command whose text is a message for the agent."""
@@ -190,14 +194,13 @@ class Discord:
         if not _is_from_person(data) or not (private or thread or self._is_addressed(data)):
             return []
         text, place, sender = self._text(data), _place(data), _sender(data)
+        known = thread and not self._is_addressed(data)
         files = tuple(_shared(each) for each in data.get("attachments") or () if each.get("url"))
         if not text and not files:
-            what = "a sticker" if data.get("sticker_items") else "a file" if data.get("attachments") else ""
-            return [Unsupported(place, sender, data["id"], what)] if what else []
+            return [Unsupported(place, sender, data["id"], _content_of(data), if_known=known)]
         command, _, argument = text.partition(" ")
-        if command.startswith("/"):
+        if _is_command(command, argument):
             return [Commanded(place, sender, data["id"], command[1:].lower(), argument.strip())]
-        known = thread and not self._is_addressed(data)
         return [Said(place, sender, data["id"], text, if_known=known, files=files)]
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
@@ -241,7 +244,7 @@ class Discord:
             shown = _without_markup(text) if plain else render(text)
             content = {"content": shown, "components": _rows(rest, buttons), **_SILENT}
             if not (self._is_answerable(place) and await _answered(rest, place, content)):
-                await rest.create_message(int(place.chat), nonce=nonce, **content)
+                await rest.create_message(int(place.chat), nonce=nonce, flags=_NO_PREVIEW, **content)
 
         self._rest.run(work)
 
@@ -257,9 +260,12 @@ class Discord:
         async def work(rest: RESTClient) -> None:
             content = {"content": render(text), "components": [], **_SILENT}
             if not (self._is_answerable(place) and await _answered(rest, place, content)):
-                await rest.create_message(int(place.chat), **content)
+                await rest.create_message(int(place.chat), flags=_NO_PREVIEW, **content)
 
         self._rest.run(work)
+
+    def acknowledge(self, place: Place) -> None:
+        """Do nothing: the response to Discord's request is the confirmation."""
 
     def typing(self, place: Place) -> None:
         """Show the bot's typing indicator for ten seconds.
@@ -338,10 +344,12 @@ class Discord:
         arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         async def receive(event: hikari.ShardPayloadEvent) -> None:
-            if event.name in _EVENTS:
-                arrived.put_nowait({"t": event.name, "d": dict(event.payload)})
-            if event.name == _INTERACTION:
-                await _defer(bot.rest, event.payload)
+            try:
+                if event.name == _INTERACTION:  # Discord accepts no answer before the deferred one
+                    await _defer(bot.rest, event.payload)
+            finally:
+                if event.name in _EVENTS:
+                    arrived.put_nowait({"t": event.name, "d": dict(event.payload)})
 
         bot.subscribe(hikari.ShardPayloadEvent, receive)
         try:
@@ -426,6 +434,19 @@ def _is_from_person(data: Update) -> bool:
     return data.get("type", 0) in _SAID and "id" in author and not author.get("bot") and "webhook_id" not in data
 
 
+def _is_command(word: str, argument: str) -> bool:
+    """Whether a text that begins with `word` is a command, and not, for example, a question about the path `/etc`."""
+    if not word.startswith("/"):
+        return False
+    return word[1:].lower() in COMMANDS or (word[1:].isalpha() and not argument.strip())
+
+
+def _content_of(data: Update) -> str:
+    """What a message without text and files has, such as `a poll`."""
+    named = {"sticker_items": "a sticker", "attachments": "a file", "poll": "a poll", "message_snapshots": "a forward"}
+    return next((what for name, what in named.items() if data.get(name)), "a message without text")
+
+
 def _shared(file: Update) -> Shared:
     return Shared(str(file["url"]), file.get("filename"), file.get("content_type"))
 
@@ -453,7 +474,11 @@ def _interaction(data: Update) -> list[Event]:
         return []
     argument = " ".join(str(each.get("value", "")) for each in given.get("options", ())).strip()
     if given["name"] == ASK:
-        return [Said(place, sender, data["id"], argument)] if argument else []
+        return [
+            Said(place, sender, data["id"], argument)
+            if argument
+            else Unsupported(place, sender, data["id"], "a question without text")
+        ]
     return [Commanded(place, sender, data["id"], given["name"], argument)]
 
 
