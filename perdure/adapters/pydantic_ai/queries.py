@@ -6,18 +6,23 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import HELD
 from perdure.sessions.states import State, Trigger, sql
 
-# Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else. Or
-# the turn's user has approved it, and staff must.
-ASK = Statement(
-    "turns.ask_approval",
-    f"""
-    WITH fenced AS (
+# Renews the lease of a session whose model has requested calls.
+_REQUESTED = f"""
+    fenced AS (
         UPDATE sessions
         SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
             state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)} ELSE state END
         WHERE {HELD}
         RETURNING session_id
-    ), asked AS (
+    )
+""".strip()  # noqa: S608 (constants)
+
+# Makes calls wait for a person. A call may have begun: its tool then asked for the approval, and did nothing else. Or
+# the turn's user has approved it, and staff must.
+ASK = Statement(
+    "turns.ask_approval",
+    f"""
+    WITH {_REQUESTED}, asked AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, approver,
                                   intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'asked',
@@ -61,13 +66,7 @@ DEFER = Statement(
 INTEND = Statement(
     "turns.intend_call",
     f"""
-    WITH fenced AS (
-        UPDATE sessions
-        SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s),
-            state = CASE WHEN state = '{State.THINKING}' THEN {sql(Trigger.TOOL_REQUESTED)} ELSE state END
-        WHERE {HELD}
-        RETURNING session_id
-    ), intended AS (
+    WITH {_REQUESTED}, intended AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,
                                   intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'intended',

@@ -10,7 +10,7 @@ from perdure.clock import SystemClock
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
-from perdure.turns.prompt.tools import budget, offered, window
+from perdure.turns.prompt.tools import MOST_TOOLS, budget, offered, window
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
                     f"{found if tools.search and tools.search.schema() in prompt.sent else without}: "
                     + ", ".join(prompt.left_out),
                     "Set PERDURE_MODEL_WINDOW to the model's window or raise PERDURE_MEMORY__BUDGET_TOOLS, "
-                    "give the agent fewer tools, or list the most important ones first.",
+                    f"give the agent fewer tools, at most {MOST_TOOLS}, or list the most important ones first.",
                 )
     finally:
         connections.close()

@@ -26,7 +26,7 @@ from perdure.turns.prompt import record
 from perdure.turns.prompt.build import Prompt, Told, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, attached_tokens
 from perdure.turns.prompt.parts import schema_tokens
-from perdure.turns.prompt.tools import Offered, budget, offered, usable_window
+from perdure.turns.prompt.tools import MOST_TOOLS, Offered, budget, offered, usable_window
 from perdure.turns.run.parallel_guards import HeldText, ParallelGuards
 from perdure.turns.transcript import Transcript
 
@@ -223,8 +223,10 @@ class ModelCaller:
             logged[self._agent.name] = tools.left_out
             log.warning(
                 "agent %s: %d of its tools do not fit into the %d tokens for tools (PERDURE_MEMORY__BUDGET_TOOLS, by "
-                "default a share of the model's window) and are left out of its prompts: %s",
-                self._agent.name, len(tools.left_out), tools.budget, cut(", ".join(tools.left_out), _LOGGED_CHARS),
+                "default a share of the model's window), or are more than the %d that providers accept, and are left "
+                "out of its prompts: %s",
+                self._agent.name, len(tools.left_out), tools.budget, MOST_TOOLS,
+                cut(", ".join(tools.left_out), _LOGGED_CHARS),
             )  # fmt: skip
 
     def _smaller_request(self, before: ModelRequest, error: ContextTooLong) -> ModelRequest:
