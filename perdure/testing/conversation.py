@@ -354,7 +354,7 @@ class Conversation:
         self._progress = {}
         self._store.instructions = None
         return TurnRow(
-            turn_id=new_id(self._clock),
+            turn_id=new_id(self._clock) if self._store.caller is None else self._session_id,
             session_id=self._session_id,
             seq=self._turns,
             user_id=self._user,
@@ -439,8 +439,9 @@ class Conversation:
             models=self._models,
             agents=list(self._agents.values()),
         )
-        other._store.depth = self._store.depth + 1
-        self._store.children.append(other._store)
+        other._session_id = effect.effect_id
+        other._store.caller = (self._store, asked.turn_id)
+        self._store.children.append((asked.turn_id, other._store))
         self._children[effect.effect_id] = answer = other.ask(asked.task)
         effect.used = None if answer.usage is None else answer.usage.to_dict()
         if answer.status in {"done", "failed"}:

@@ -107,10 +107,19 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What another agent was asked."""
+    """What another agent was asked, and in which turn."""
 
     agent: str
     task: str
+    turn_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """A row that the statement `turns.above` returns."""
+
+    turn_id: UUID
+    agent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +176,12 @@ class MemoryStore(Database):
         self.effects: dict[UUID, Effect] = {}
         self.variables: dict[str, Any] = {}
         self.agent = ""
-        self.depth = 0
+        self.caller: tuple[MemoryStore, UUID] | None = None
+        """The store and the turn of the agent that asks this one."""
         self.asked: dict[UUID, Asked] = {}
         """What other agents were asked, by the call's effect id."""
-        self.children: list[MemoryStore] = []
-        """The stores of those agents."""
+        self.children: list[tuple[UUID, MemoryStore]] = []
+        """The stores of those agents, with the turns that asked them."""
         self.instructions: str | None = None
         """Those of the turn at hand."""
         self.running = Running()
@@ -184,7 +194,8 @@ class MemoryStore(Database):
             "turns.step_joining": self._step_joining,
             "turns.step_handing_off": self._step,
             "turns.delegate": self._delegate,
-            "turns.used": lambda _: self.used(),
+            "turns.used": lambda given: self.used(given["turn_id"], with_others=given["with_others"]),
+            "turns.above": lambda _: self.above(),
             "turns.step_replaced": self._step,
             "turns.finish_effect": self._finish_effect,
             "turns.extend_effect": lambda _: [_Row()],
@@ -300,21 +311,36 @@ class MemoryStore(Database):
         return [_Row(base)]
 
     def _delegate(self, given: Mapping[str, Any]) -> Sequence[object]:
-        if self.depth >= given["most"]:
+        if len(self.above()) >= given["most"]:
             return [_Row(too_deep=True)]
         self.effects[given["effect_id"]].sent = True
-        self.asked.setdefault(given["effect_id"], Asked(given["agent"], given["task"]))
+        self.asked.setdefault(given["effect_id"], Asked(given["agent"], given["task"], given["turn_id"]))
         return [_Row(is_new=True)]
 
-    def used(self) -> Sequence[object]:
-        """The rows of `turns.used`: of this store, and of those of other agents."""
-        replies = [
-            each
+    def above(self) -> Sequence[_Above]:
+        """The turns for which this store's works, the nearest first."""
+        if self.caller is None:
+            return []
+        store, turn_id = self.caller
+        return [_Above(turn_id, store.agent), *store.above()]
+
+    def used(self, turn_id: UUID, *, with_others: bool) -> Sequence[_Used]:
+        """The replies of a turn of this store, or of one above it; `with_others`: and of those that it asked."""
+        if self.caller is not None and any(each.turn_id == turn_id for each in self.above()):
+            return self.caller[0].used(turn_id, with_others=with_others)
+        own = [
+            _Used(self.agent, each["model"], each["fallback"], each["usage"])
             for each in self.messages
-            if (each["model"] is not None if each["role"] == "assistant" else each["usage"] is not None)
+            if each["turn_id"] == turn_id
+            and (each["model"] is not None if each["role"] == "assistant" else each["usage"] is not None)
         ]
-        own = [_Used(self.agent, each["model"], each["fallback"], each["usage"]) for each in replies]
-        return [*own, *(row for child in self.children for row in child.used())]
+        asked = [child for asking, child in self.children if with_others and asking == turn_id]
+        return [*own, *(row for child in asked for row in child.used_in_all())]
+
+    def used_in_all(self) -> Sequence[_Used]:
+        """The replies of all turns of this store, and of those that they asked."""
+        turns = {each["turn_id"] for each in self.messages}
+        return [row for turn_id in turns for row in self.used(turn_id, with_others=True)]
 
     def _keep_summary(self, kept: Mapping[str, Any]) -> Sequence[object]:
         self.running = Running(kept["to_seq"], kept["summary"], kept["next_seq"], extractive=kept["extractive"])

@@ -209,7 +209,7 @@ class TurnBudget:
         """The turn for which this one works, or itself."""
         if self._root_id is None:
             row, above = self._row, []
-            if row.turn_id == row.session_id:  # only the session of an agent's call has the id of its turn
+            if row.answers_call:
                 above = list(self._database.run(queries.ABOVE, {"turn_id": row.turn_id}))
             self._root_id = above[-1].turn_id if above else row.turn_id
         return self._root_id

@@ -23,6 +23,7 @@ from perdure import (
     Unknown,
     Verdict,
     agent_tool,
+    ask_user,
     guard,
     handoff,
     required,
@@ -30,7 +31,7 @@ from perdure import (
 )
 from perdure.agents import ErrorTexts
 from perdure.errors import ContextTooLong, GuardRejected, ProviderError, RateLimited
-from perdure.models.protocol import ModelReply, Usage
+from perdure.models.protocol import ModelReply, ToolCall, Usage
 from perdure.testing.conversation import Approve
 from perdure.testing.scripted import Late, Reply, call, late
 
@@ -356,6 +357,25 @@ SCENARIOS["other agents"] = Scenario(
         *('{"deepest": 3}', '{"deeper": 2}', '{"deep": 1}', "So deep."),
     ],
     texts=("hello", "again", "thirdly"),
+)
+
+
+def _limited_with_others() -> Agent:
+    searcher = Agent("searcher", "You search.", [price, ask_user()])
+    return Agent("assistant", "You help.", [agent_tool(searcher, name="research"), price], max_tokens=100)
+
+
+_COSTLY = ModelReply("", (ToolCall("call_1", "price", '{"article": "tea"}'),), Usage(60, 10), "m", "tool_calls")
+_CHEAP = ModelReply("", (ToolCall("call_1", "price", '{"article": "tea"}'),), Usage(20, 10), "m", "tool_calls")
+_RESEARCH = ModelReply("", (ToolCall("call_1", "research", '{"task": "Prices?"}'),), Usage(20, 10), "m", "tool_calls")
+
+SCENARIOS["the limit of an agent that asks another"] = Scenario(
+    _limited_with_others,
+    [_RESEARCH, _CHEAP, ModelReply("3.5", usage=Usage(5, 5), model="m"), "Tea.", _CHEAP, "Again.", _RESEARCH, _COSTLY],
+    texts=("hello", "again", "thirdly"),
+)
+SCENARIOS["a question that nobody sees"] = Scenario(
+    _limited_with_others, [_RESEARCH, call("ask_user", question="Which?"), "Which article?", "Which one?"]
 )
 
 

@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 NO_ANSWER = "The user has not answered."
 ENDED = "The conversation ended before the user answered."
+UNSEEN = (
+    "The user cannot be asked: another agent asked you, and only it reads what you say. "
+    "If you need to know more, let your answer be the question."
+)
 
 Screen = Callable[[str, Callable[[Usage], None]], str]
 """Returns what the agent's input guards let pass of an answer, and reports the tokens that each of them used."""

@@ -144,6 +144,8 @@ class CallRunner:
         Raises:
             LeaseLost: another worker has the session.
         """
+        if planned.waits_for == "user" and self._turn.answers_call:
+            return [Result(planned.position, "failed", f"Error: {asked.UNSEEN}", planned.effect_id)]
         checked = self._hooks.before(planned)
         if isinstance(checked, Result):
             return [checked]

@@ -73,9 +73,14 @@ class TurnRow:
     metadata: dict[str, Any] = field(default_factory=dict)
     """The message's metadata. A message that joins the turn adds its own."""
     additions: Additions = NO_ADDITIONS
+    """What the turn's client adds to the agent."""
     traceparent: str | None = None
     """The span of the turn's accept, if its accept was traced."""
-    """What the turn's client adds to the agent."""
+
+    @property
+    def answers_call(self) -> bool:
+        """Whether the turn answers a call of another agent: its session, which no user sees, has the turn's id."""
+        return self.turn_id == self.session_id
 
     @property
     def language(self) -> str | None:

@@ -568,7 +568,7 @@ class Turn(ABC):
         if agent.max_cost is not None and self._cost(present) >= Decimal(str(agent.max_cost)):
             return f"{agent.max_cost} US dollars"
         row, runtime = self._row, self._runtime
-        if added or row.turn_id != row.session_id:  # only the session of an agent's call has the id of its turn
+        if added or not row.answers_call:
             return None
         return costs.limit_above(runtime.database, row.turn_id, runtime.settings, runtime.agents)
 
