@@ -14,7 +14,7 @@ from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import NotFound
 from perdure.sessions import queries
-from perdure.sessions.ending import EndWaker, request_end
+from perdure.sessions.ending import EndWaker, Requested, request_end
 from perdure.text.titles import MAX_CHARS
 from perdure.text.untrusted import first_line
 
@@ -69,19 +69,25 @@ def change_conversation(
     named = {"user_id": user, "conversation": conversation}
     changes = {"title": None if title is None else first_line(title, MAX_CHARS), "archived": archived}
     changes["remember"] = remember
-    requested = None
+    requested: list[Requested | None] = []
     with database.transaction("conversations.change") as transaction:
         live = read_conversation(transaction, user, conversation)["session_id"]
         if archived and live is not None:
             # Locks the session before the conversation: the same order as when a message is accepted.
-            requested = request_end(transaction, UUID(live), _ARCHIVED)
+            requested.append(request_end(transaction, UUID(live), _ARCHIVED))
         if remember is not None:
             transaction.run(queries.MARK_SESSIONS, {**named, "remember": remember})
         transaction.run(queries.CHANGE_CONVERSATION, {**named, **changes})
+        if remember is not None:
+            transaction.run(queries.MARK_SESSIONS, {**named, "remember": remember})
         if remember is False:
             transaction.run(queries.LEAVE_OUT, named)
             transaction.run(queries.ARCHIVE_CASES, {**named, "reason": _LEFT_OUT})
         found = read_conversation(transaction, user, conversation)
-    if requested is not None:
-        requested.wake(wake)
+        if archived and found["session_id"] is not None:  # opened before this transaction had locked the conversation
+            requested.append(request_end(transaction, UUID(found["session_id"]), _ARCHIVED))
+            found = read_conversation(transaction, user, conversation)
+    for each in requested:
+        if each is not None:
+            each.wake(wake)
     return found

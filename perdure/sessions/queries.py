@@ -12,7 +12,8 @@ from perdure.sessions.states import State, Trigger, sql
 
 # Opens the live session of a scope. Of the scope's earlier sessions that have no successor, the newest becomes the
 # predecessor. Therefore the chain of sessions has no gap even if the clock was set back. Inserts no session if a
-# concurrent transaction opened one. Also creates or restores the scope's conversation.
+# concurrent transaction opened one. Also creates or restores the scope's conversation. This locks the conversation, so
+# that the session has the setting `remember` of a concurrent CHANGE_CONVERSATION.
 OPEN = Statement(
     "sessions.open",
     f"""
@@ -23,13 +24,13 @@ OPEN = Statement(
         INSERT INTO conversations (user_id, conversation, title, created_at)
         SELECT %(user_id)s, %(conversation)s::text, %(title)s, perdure_now() WHERE %(conversation)s::text IS NOT NULL
         ON CONFLICT (user_id, conversation) DO UPDATE SET archived_at = NULL
+        RETURNING remember
     )
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
                           remember, previous_session_id)
     VALUES (%(session_id)s, %(user_id)s, %(scope)s, true, %(agent)s, '{State.INITIALIZING}', perdure_now(),
             perdure_now(), ARRAY[%(channel)s],
-            coalesce((SELECT c.remember FROM conversations AS c
-                      WHERE c.user_id = %(user_id)s AND c.conversation = %(conversation)s), true),
+            coalesce((SELECT remember FROM named), true),
             (SELECT s.session_id FROM sessions AS s
              WHERE s.user_id = %(user_id)s AND s.scope = %(scope)s AND s.end_requested_at IS NOT NULL
                AND s.forked_from IS NULL
@@ -211,6 +212,8 @@ CHANGE_CONVERSATION = Statement(
 )
 
 # Says of a conversation's sessions whether they are remembered. Locks them, so that no message is accepted meanwhile.
+# Runs before CHANGE_CONVERSATION, because accepting a message locks the session first. Runs after it, too, for the
+# sessions that were opened or forked before it had locked the conversation.
 MARK_SESSIONS = Statement(
     "sessions.mark_remember",
     """
@@ -554,12 +557,18 @@ PLAN_FORK = Statement(
 
 # Writes a fork: the session, the turns under new ids, the turns' messages, and the working variables. The copied turns
 # keep their ticks, so that a fork can be forked at the same ticks as its source. What is not to be remembered of the
-# source is not to be remembered of the fork. A person's feedback stays with the source. If later turns are not copied,
-# the agent is that of the last turn copied: a later turn may have handed the conversation over.
+# source is not to be remembered of the fork; the conversation is locked as in OPEN. A person's feedback stays with the
+# source. If later turns are not copied, the agent is that of the last turn copied: a later turn may have handed the
+# conversation over.
 FORK = Statement(
     "sessions.fork",
     f"""
-    WITH copied AS (
+    WITH named AS (
+        SELECT c.remember FROM sessions AS s
+        JOIN conversations AS c ON c.user_id = s.user_id AND c.conversation = substr(s.scope, 2)
+        WHERE s.session_id = %(session_id)s AND starts_with(s.scope, '/')
+        FOR SHARE OF c
+    ), copied AS (
         SELECT t.*, new.turn_id AS new_turn_id, new.position
         FROM unnest(%(turn_ids)s::uuid[], %(new_turn_ids)s::uuid[])
                  WITH ORDINALITY AS new (old_turn_id, turn_id, position)
@@ -581,7 +590,8 @@ FORK = Statement(
         SELECT new_turn_id, %(fork_id)s::uuid, position, user_id, agent, channel, priority, metadata, status, attempts,
                steps, first_seq, reply_seq, error_code, error_message, usage, cancel_requested_at, instructions,
                tools_left_out, data, fingerprint,
-               CASE WHEN additions -> 'remember' = 'false' THEN '{{"remember": false}}'::jsonb END,
+               CASE WHEN additions -> 'remember' = 'false' OR NOT (SELECT remember FROM named)
+                    THEN '{{"remember": false}}'::jsonb END,
                accepted_at, started_at, settled_at, settled_tick
         FROM copied
         RETURNING settled_tick
@@ -610,7 +620,7 @@ FORK = Statement(
            (SELECT CASE WHEN NOT set_aside THEN tick END FROM snapshots
             WHERE session_id = s.session_id AND tick <= (SELECT max(settled_tick) FROM done)
             ORDER BY tick DESC, set_aside LIMIT 1),
-           s.previous_session_id, s.session_id, s.remember
+           s.previous_session_id, s.session_id, coalesce((SELECT remember FROM named), s.remember)
     FROM sessions AS s WHERE s.session_id = %(session_id)s
     RETURNING session_id
     """,

@@ -101,6 +101,18 @@ _FREE = """
      OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s, 3600) + 60))
 """.strip()
 
+# The live session whose turn made a schedule, if no message is routed to it: a fork. The schedule has the id of the
+# turn's call, or of a call of an agent that works for the turn.
+_APART = """
+    (WITH RECURSIVE above (turn_id) AS (
+         SELECT turn_id FROM tool_effects WHERE effect_id = reminders.schedule_id
+         UNION ALL
+         SELECT e.turn_id FROM above JOIN tool_effects AS e ON e.effect_id = above.turn_id AND e.waits_for = 'agent'
+     )
+     SELECT s.session_id FROM above JOIN turns USING (turn_id) JOIN sessions AS s USING (session_id)
+     WHERE s.depth = 0 AND NOT s.routable AND s.end_requested_at IS NULL)
+""".strip()
+
 # Leases due schedules to the calling worker. If the worker dies, another worker takes the schedules after the lease
 # expires. `POSTPONE` sets a lease of at most an hour. A lease that is longer than an hour and longer than `lease_s` was
 # written while the server's clock was ahead, and counts as expired.
@@ -117,7 +129,7 @@ TAKE_DUE = Statement(
     )
     UPDATE reminders SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
     WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM due UNION ALL SELECT schedule_id FROM ahead))
-    RETURNING *, perdure_now() AS now
+    RETURNING *, perdure_now() AS now, {_APART} AS session_id
     """,  # noqa: S608 (constants)
 )
 

@@ -4,7 +4,7 @@ Before each model call, the worker sets the turn's row in `turn_spendings` to wh
 call may cost at most, and adds the difference to the sums of the day (`TurnBudget.reserve`). One transaction does this,
 and rolls back if a limit is exceeded. It locks the sums, or without a limit of the day the turn and those that work for
 it, so that two workers cannot exceed a limit together. When the turn stops, the row is set to what the turn has cost
-(`TurnBudget.settle`).
+(`TurnBudget.settle`), also by a worker from which an interrupting message has taken the session.
 
 A turn's amount is set and never added to, so a turn that runs again after a crash counts once. A call whose worker died
 stays reserved until a worker continues the turn: its provider may have counted it. An agent that another one asks has a
@@ -50,9 +50,23 @@ _KINDS = {_USER_DAY: "user", _TENANT_DAY: "tenant"}
 
 _DAY = "(perdure_now() AT TIME ZONE %(zone)s::text)::date"
 
+# Adds what the turn costs beyond what was counted (`due`) to the sums of its day. All turns of a user lock the sums in
+# the same order.
+_SUMMED = """
+    summed AS (
+        INSERT INTO day_spendings AS d (kind, key, day, amount)
+        SELECT of.kind, of.key, due.day, due.today - due.counted
+        FROM due, (VALUES ('user', %(user_id)s::text), ('tenant', %(tenant)s::text)) AS of (kind, key)
+        WHERE of.kind = ANY (%(kinds)s::text[])
+        ORDER BY of.kind DESC
+        ON CONFLICT (kind, key, day) DO UPDATE SET amount = d.amount + excluded.amount
+        RETURNING d.kind, d.amount
+    )
+""".strip()
+
 # Sets what the turn costs, and moves the difference to the sums of the day. Of a turn that began on an earlier day,
 # what it had cost by then (`earlier`) counts on that day only. The lock on the session keeps out a worker that has lost
-# it. All turns of a user lock the sums in the same order.
+# it.
 _SPEND = Statement(
     "budgets.spend",
     f"""
@@ -74,18 +88,28 @@ _SPEND = Statement(
         FROM due
         ON CONFLICT (turn_id) DO UPDATE
         SET day = excluded.day, earlier = excluded.earlier, today = excluded.today, total = excluded.total
-    ), summed AS (
-        INSERT INTO day_spendings AS d (kind, key, day, amount)
-        SELECT of.kind, of.key, due.day, due.today - due.counted
-        FROM due, (VALUES ('user', %(user_id)s::text), ('tenant', %(tenant)s::text)) AS of (kind, key)
-        WHERE of.kind = ANY (%(kinds)s::text[])
-        ORDER BY of.kind DESC
-        ON CONFLICT (kind, key, day) DO UPDATE SET amount = d.amount + excluded.amount
-        RETURNING d.kind, d.amount
-    )
+    ), {_SUMMED}
     SELECT (SELECT amount FROM summed WHERE kind = 'user') AS user_day,
            (SELECT amount FROM summed WHERE kind = 'tenant') AS tenant_day
     FROM due
+    """,  # noqa: S608 (constants)
+)
+
+# Sets what a settled turn has cost. For a worker that has lost the session to a message which interrupted, and settled,
+# the turn. Changes nothing if another worker has set the amount (`total`) since: the turn may have gone on there.
+_GIVE_BACK = Statement(
+    "budgets.give_back",
+    f"""
+    WITH due AS (
+        SELECT s.day, s.today AS counted, greatest(%(spent)s::numeric - s.earlier, 0) AS today
+        FROM turn_spendings AS s JOIN turns AS t ON t.turn_id = s.turn_id
+        WHERE s.turn_id = %(turn_id)s::uuid AND s.total = %(total)s::numeric AND t.settled_at IS NOT NULL
+        FOR NO KEY UPDATE OF s
+    ), kept AS (
+        UPDATE turn_spendings AS s SET today = due.today, total = %(spent)s::numeric
+        FROM due WHERE s.turn_id = %(turn_id)s::uuid
+    ), {_SUMMED}
+    SELECT day FROM due
     """,  # noqa: S608 (constants)
 )
 
@@ -132,7 +156,8 @@ class TurnBudget:
         self._row = tenure.at_hand
         self._spent = spent
         self._root_id: UUID | None = None
-        self._has_reserved = False
+        self._total: Decimal | None = None
+        """What the turn's row was set to with the last reservation."""
         self._open: tuple[str | ForeignModel, int] | None = None
         """The model and the tokens of the prompt of a call that has been reserved, and of which no reply is known."""
 
@@ -150,8 +175,9 @@ class TurnBudget:
         """
         if self._limits:
             cost = costs.at_most(model, prompt_tokens, output_tokens or OUTPUT_TOKENS, self._settings)
-            self._spend(self._spent(), cost)
-            self._has_reserved, self._open = True, (model, prompt_tokens)
+            spent = self._spent()
+            self._spend(spent, cost)
+            self._total, self._open = spent + cost, (model, prompt_tokens)
 
     def ended(self, error: Exception | None = None) -> None:
         """Tell that the call has a reply, or failed with `error`. Its provider bills a call that was broken off."""
@@ -169,27 +195,30 @@ class TurnBudget:
         Raises:
             LeaseLost: another worker has the session.
         """
-        if not self._has_reserved:
+        if self._total is None:
             return
         if self._open is not None:
             unstored += costs.at_most(*self._open, streamed_tokens, self._settings)
         try:
-            self._spend(self._spent() + unstored, Decimal())
+            if not self._frees(self._spent() + unstored):
+                raise LeaseLost
         except Unavailable as error:
             log.warning("turn %s: what it reserved of its budget stays reserved: %s", self._row.turn_id, error.message)
 
+    def _frees(self, spent: Decimal) -> bool:
+        """Set the turn's row to what the turn has cost. Returns False if the session is lost.
+
+        The row of a lost session is set only if its turn was settled without a further call.
+        """
+        try:
+            self._spend(spent, Decimal())
+        except LeaseLost:
+            self._database.run(_GIVE_BACK, {**self._given(spent), "total": self._total})
+            return False
+        return True
+
     def _spend(self, spent: Decimal, reserved: Decimal) -> None:
-        given = {
-            **self._tenure.fenced,
-            "turn_id": self._row.turn_id,
-            "root_id": self._root(),
-            "user_id": self._row.user_id,
-            "tenant": tenant_of(self._row.user_id) or "",
-            "kinds": [kind for setting, kind in _KINDS.items() if setting in self._limits],
-            "zone": self._settings.timezone,
-            "spent": spent,
-            "reserved": reserved,
-        }
+        given = {**self._given(spent), **self._tenure.fenced, "reserved": reserved}
         with self._database.transaction("budgets.spend") as transaction:
             rows = transaction.run(_SPEND, given)
             if not rows:
@@ -204,6 +233,17 @@ class TurnBudget:
             for setting, limit in self._limits.items():
                 if sums[setting] > limit:
                     raise self._exhausted(setting, limit, reserved)  # rolls back
+
+    def _given(self, spent: Decimal) -> dict[str, Any]:
+        return {
+            "turn_id": self._row.turn_id,
+            "root_id": self._root(),
+            "user_id": self._row.user_id,
+            "tenant": tenant_of(self._row.user_id) or "",
+            "kinds": [kind for setting, kind in _KINDS.items() if setting in self._limits],
+            "zone": self._settings.timezone,
+            "spent": spent,
+        }
 
     def _root(self) -> UUID:
         """The turn for which this one works, or itself."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.access.tenants import UserKey
+from perdure.database.engine import Moment
 from perdure.errors import InvalidRequest, NotFound
 from perdure.models.protocol import ModelReply
 from perdure.sessions.conversations import change_conversation, list_conversations, read_conversation
+from perdure.sessions.forking import fork
 from perdure.sessions.reading import list_sessions, read_session
 from perdure.sessions.routing import conversation_of, scope_of
 from perdure.settings import Scope
@@ -20,7 +26,7 @@ from perdure.text.titles import MAX_CHARS, title_of
 from perdure.text.untrusted import is_identifier
 from perdure.turns.inbox.incoming import parse_incoming
 from tests.sessions.conftest import End
-from tests.turns.harness import Harness, side_by_side
+from tests.turns.harness import Harness, side_by_side, until
 from tests.turns.scripted import says, system_text
 
 IDLE_S = 1_800.0
@@ -34,8 +40,58 @@ def _title(harness: Harness, key: str = "rome") -> str:
     return str(read_conversation(harness.database, UserKey("ana"), key)["title"])
 
 
-def _change(harness: Harness, key: str = "rome", *, title: str | None = None, archived: bool | None = None) -> Any:
-    return change_conversation(harness.database, harness.waker, UserKey("ana"), key, title=title, archived=archived)
+def _change(
+    harness: Harness,
+    key: str = "rome",
+    *,
+    title: str | None = None,
+    archived: bool | None = None,
+    remember: bool | None = None,
+) -> Any:
+    return change_conversation(
+        harness.database, harness.waker, UserKey("ana"), key, title=title, archived=archived, remember=remember
+    )
+
+
+def _ended(harness: Harness) -> UUID:
+    """The session of the conversation `rome`, which has ended."""
+    session_id = UUID(harness.ask("To Rome", conversation="rome")["session_id"])
+    harness.sql("UPDATE sessions SET routable = false, end_requested_at = perdure_now(), ended_at = perdure_now()")
+    return session_id
+
+
+def _opens(harness: Harness) -> Callable[[], UUID]:
+    """Opens the next session of the conversation with a message."""
+    _ended(harness)
+    return lambda: harness.send("Again", conversation="rome").session_id
+
+
+def _forks(harness: Harness) -> Callable[[], UUID]:
+    """Forks the session of the conversation, in a transaction of the same name as that which accepts a message."""
+    source = UUID(harness.ask("To Rome", conversation="rome")["session_id"])
+
+    def forks() -> UUID:
+        with harness.database.transaction("turns.accept") as transaction:
+            return fork(transaction, harness.clock, source)
+
+    return forks
+
+
+def _race(harness: Harness, commit: str, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run `first`, and `second` on another connection from before the commit of `first`; returns their results."""
+    found: list[Any] = []
+    racing = Thread(target=lambda: found.append(second()))
+
+    def hook(moment: Moment, name: str) -> None:
+        if (moment, name) == ("before", commit) and not racing.ident:
+            racing.start()
+            waits = "SELECT FROM pg_locks WHERE NOT granted"
+            until(lambda: harness.sql(waits) or not racing.is_alive(), "the second waits for the first, or has ended")
+
+    with harness.hooked(hook):
+        done = first()
+    racing.join(60)
+    return done, found[0]
 
 
 def test_each_key_has_its_own_session(harness: Harness) -> None:
@@ -139,6 +195,57 @@ def test_an_archived_conversation_ends_and_returns_with_the_next_message(harness
     back = harness.send("Again", conversation="rome")
     assert back.session_id != sent.session_id
     assert _keys(harness, archived=False) == ["rome", "oslo"]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["changed first", "changed last"])
+@pytest.mark.parametrize("make", [_opens, _forks])
+def test_a_session_that_begins_while_its_conversation_is_left_out(
+    harness: Harness, make: Callable[[Harness], Callable[[], UUID]], is_first: bool
+) -> None:
+    """Whichever commits first, nothing of the new session is remembered, neither what it has nor what follows."""
+    begin = make(harness)
+    change = partial(_change, harness, remember=False)
+    if is_first:
+        session_id = _race(harness, "conversations.change", change, begin)[1]
+    else:
+        session_id = _race(harness, "turns.accept", begin, change)[0]
+    assert harness.session(session_id).remember is False
+    harness.run(session_id)
+    harness.ask("And back", session_id=session_id)
+    told = harness.sql("SELECT additions -> 'remember' AS told FROM turns WHERE session_id = %(id)s", id=session_id)
+    assert [row.told for row in told] == [False] * len(told)
+    assert len(told) == 2
+    assert harness.sql("SELECT FROM message_words WHERE session_id = %(id)s", id=session_id) == []
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["changed first", "changed last"])
+@pytest.mark.parametrize("make", [_opens, _forks])
+def test_a_session_that_begins_while_its_conversation_is_remembered_again(
+    harness: Harness, make: Callable[[Harness], Callable[[], UUID]], is_first: bool
+) -> None:
+    """What follows in the new session is remembered."""
+    begin = make(harness)
+    _change(harness, remember=False)
+    change = partial(_change, harness, remember=True)
+    if is_first:
+        session_id = _race(harness, "conversations.change", change, begin)[1]
+    else:
+        session_id = _race(harness, "turns.accept", begin, change)[0]
+    assert harness.session(session_id).remember is True
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["archived first", "archived last"])
+def test_a_session_that_opens_while_its_conversation_is_archived(harness: Harness, is_first: bool) -> None:
+    """A message after the archiving restores the conversation. The session of one before it ends."""
+    begin, archive = _opens(harness), partial(_change, harness, archived=True)
+    if is_first:
+        session_id = _race(harness, "conversations.change", archive, begin)[1]
+    else:
+        session_id, archived = _race(harness, "turns.accept", begin, archive)
+        assert (archived["archived"], archived["session_id"]) == (True, None)
+    shown = read_conversation(harness.database, UserKey("ana"), "rome")
+    assert shown["archived"] is not is_first
+    assert (harness.session(session_id).end_requested_at is None) is is_first
 
 
 def test_a_conversation_of_another_user_does_not_exist(harness: Harness) -> None:

@@ -275,6 +275,11 @@ def _enqueue(executor: Executor, parameters: dict[str, Any]) -> _Commit | None:
     if not rows:
         return None
     row = rows[0]
+    if row.lacking is not None:
+        log.warning(
+            "turn %s is for the default agent, %r: this process lacks the agent %r of session %s",
+            parameters["turn_id"], parameters["default_agent"], row.lacking, row.session_id,
+        )  # fmt: skip
     accepted = Accepted(parameters["turn_id"], row.session_id, row.seq, "accepted", duplicate=False)
     return _Commit(accepted, wake=not row.is_woken, drains=row.is_drainable)
 

@@ -3,7 +3,8 @@
 Every worker's sweeper calls `fire_due`. The transaction that accepts the message also advances the schedule. So a slot
 never becomes two messages, even if a worker crashes. A schedule that is concurrently removed, paused or erased sends no
 message. If slots were missed while no worker ran, only the newest slot fires. No schedule fires during quiet hours. A
-schedule with slots in the quiet hours fires once, when the quiet hours end.
+schedule with slots in the quiet hours fires once, when the quiet hours end. A schedule that was made in a fork sends
+its messages to the fork, until the fork's end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Transaction
-from perdure.errors import INTERNAL_ERROR, PerdureError, RateLimited, Unavailable, loggable
+from perdure.errors import INTERNAL_ERROR, Conflict, NotFound, PerdureError, RateLimited, Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.settings import OnBusy
 from perdure.timetable import reminder_queries as queries
@@ -97,12 +98,26 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
         following = quiet.over(following, zone)
     due = _Due(row, following, slot)
     try:
-        accept(runtime, _message(row, slot), target=row.reply_to, source=due, answers=False)
+        _accept(runtime, _message(row, slot), due)
     except (Unavailable, RateLimited):
         raise
     except PerdureError as refused:
         log.warning("schedule %s: its message was refused: %s", row.schedule_id, loggable(refused))
         runtime.database.run(queries.ADVANCE, due.parameters(error=refused.message[:_LONGEST_ERROR]))
+
+
+def _accept(runtime: Runtime, message: Incoming, due: _Due) -> None:
+    """Accept the message in the fork in which the schedule was made, or else in the schedule's conversation."""
+    target = due.row.reply_to
+    if due.row.session_id is not None:
+        apart = message.model_copy(update={"session_id": due.row.session_id, "conversation": None})
+        try:
+            accept(runtime, apart, target=target, source=due, answers=False)
+        except (Conflict, NotFound) as ended:
+            log.info("schedule %s fires outside of the fork: %s", due.row.schedule_id, loggable(ended))
+        else:
+            return
+    accept(runtime, message, target=target, source=due, answers=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ _ADDITIONS = """
 """.strip()
 _REMEMBER = "(SELECT remember FROM sessions WHERE session_id = %(session_id)s)"
 
-# Accepts a message into an existing session. If this installation no longer has the session's agent, the default agent
-# is used. Returns no row if the message needs a decision first: the session does not exist, has ended, was idle for too
-# long, or is busy while `on_busy` is neither `enqueue` nor `steer`; the message may answer a question (`answers`) for
-# which the session's turn waits; the statement runs `alone`, and the session's turn may wait for its client, which
-# HASTEN in the same transaction shortens; or the message was accepted before. The turn of a message that steers
-# (`steers`) waits like any other, until the turn that runs takes its message in (see STEP).
+# Accepts a message into an existing session. If this process does not have the session's agent, the default agent is
+# used (`lacking`): the installation may no longer have the agent, and its conversations go on. Returns no row if the
+# message needs a decision first: the session does not exist, has ended, was idle for too long, or is busy while
+# `on_busy` is neither `enqueue` nor `steer`; the message may answer a question (`answers`) for which the session's turn
+# waits; the statement runs `alone`, and the session's turn may wait for its client, which HASTEN in the same
+# transaction shortens; or the message was accepted before. The turn of a message that steers (`steers`) waits like any
+# other, until the turn that runs takes its message in (see STEP).
 ENQUEUE = Statement(
     "turns.enqueue",
     f"""
@@ -79,7 +80,8 @@ ENQUEUE = Statement(
                   s.lease_until > perdure_now() OR s.unsettled > 1 AND {_WOKEN} OR s.not_before > perdure_now()
                   OR {_STRUCK} AS is_woken,
                   {DRAINABLE} AS is_drainable,
-                  CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent
+                  CASE WHEN s.agent = ANY (%(agents)s::text[]) THEN s.agent ELSE %(default_agent)s END AS agent,
+                  CASE WHEN %(agent)s::text IS NULL AND s.agent <> ALL (%(agents)s::text[]) THEN s.agent END AS lacking
     ), turn AS (
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, reply_to, metadata,
                            additions, status, steers, traceparent, accepted_at)
@@ -93,7 +95,8 @@ ENQUEUE = Statement(
         SELECT %(user_id)s, %(channel)s, %(message_id)s, %(turn_id)s::uuid, 1, %(text)s, %(parts)s::jsonb, perdure_now()
         FROM target
     )
-    SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken, is_drainable FROM target
+    SELECT session_id, last_turn_seq AS seq, coalesce(is_woken, false) AS is_woken, is_drainable, lacking
+    FROM target
     """,
 )
 

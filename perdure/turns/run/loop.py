@@ -37,6 +37,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -460,6 +461,8 @@ class Turn(ABC):
             runtime.database, runtime.clock, runtime.settings, tenure,
             lambda: self._cost(transcript.present, with_others=False),
         )  # fmt: skip
+        self._unstored: Callable[[], Entry] | None = None
+        """Makes the entry of the model's last reply, until a commit has stored it."""
         if self._row.cancel_requested_at is not None:
             tenure.cancel(self._row.turn_id)
 
@@ -500,19 +503,30 @@ class Turn(ABC):
             Unavailable: the database cannot be reached; the transcript must be read again.
         """
         self._events.state("running")
+        try:
+            outcome = self._run_steps()
+        except Unavailable:
+            raise  # the turn goes on
+        except Exception:
+            with suppress(LeaseLost):
+                self._settle_budget()
+            raise
+        self._settle_budget(outcome)
+        return outcome
+
+    def _run_steps(self) -> Outcome:
         outcome: Outcome | None = self._before_first_step()
         while outcome is None:
             outcome = self._why_stop() or self._try_step()
-        if isinstance(outcome, Ending):
-            outcome = self._end(outcome)
-            unstored = [*outcome.last_step(), *outcome.charged()]
-            self._settle_budget(costs.spent(unstored, self._agent, self._runtime.settings))
-        else:
-            self._settle_budget()
-        return outcome
+        return self._end(outcome) if isinstance(outcome, Ending) else outcome
 
-    def _settle_budget(self, unstored: Decimal = Decimal()) -> None:
-        self._budget.settle(unstored, self._text.streamed_chars // BYTES_PER_TOKEN)
+    def _settle_budget(self, outcome: Outcome | None = None) -> None:
+        """Free what the turn has reserved and not used. A reply of the model counts even if it is not stored."""
+        replies, charged = (outcome.last_step(), outcome.charged()) if isinstance(outcome, Ending) else ([], [])
+        if not replies and self._unstored is not None:
+            replies = [self._unstored()]
+        cost = costs.spent([*replies, *charged], self._agent, self._runtime.settings)
+        self._budget.settle(cost, self._text.streamed_chars // BYTES_PER_TOKEN)
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""
@@ -663,13 +677,13 @@ class Turn(ABC):
             Exception: raised by `ask`.
         """
         if not self._is_screening:
-            return self._billed(ask)
+            return self._billed(ask, entry_of)
         transcript = self.transcript
         self._guards.start(shows_at_once=transcript.original is None)
         made: Answered | None = None
         failure: Exception | None = None
         try:
-            made = self._billed(ask)
+            made = self._billed(ask, entry_of)
         except (LeaseLost, Unavailable, Interrupted):
             raise
         except CallAborted:
@@ -692,7 +706,7 @@ class Turn(ABC):
         assert made is not None  # noqa: S101 (neither an answer nor an error)
         return made
 
-    def _billed(self, ask: Callable[[], Answered]) -> Answered:
+    def _billed(self, ask: Callable[[], Answered], entry_of: Callable[[Answered], Entry]) -> Answered:
         """Call the model with `ask`, and tell the budget how the call ended."""
         try:
             made = ask()
@@ -700,6 +714,7 @@ class Turn(ABC):
             self._budget.ended(error)
             raise
         self._budget.ended()
+        self._unstored = partial(entry_of, made)
         return made
 
     def _cancelled_reply(self) -> Entry:
@@ -710,7 +725,7 @@ class Turn(ABC):
     def _commit(self, step: Step) -> StepCommit:
         """Commit a step and announce its messages; see `commit_step`."""
         committed = commit_step(self._runtime, self._tenure, self.transcript, self._variables, step)
-        self._text.streamed_chars = 0
+        self._text.streamed_chars, self._unstored = 0, None
         self._events.committed(len(step.entries) + committed.joined)
         return committed
 

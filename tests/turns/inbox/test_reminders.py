@@ -12,16 +12,20 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import Agent
+from perdure import Agent, agent_tool
 from perdure.access.tenants import UserKey, user_key
 from perdure.agents import Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.sessions.ending import request_end
+from perdure.sessions.forking import fork
 from perdure.settings import GuardSettings, ScheduleSettings
 from perdure.timetable import reminders
 from perdure.tools.reminders import remind_me, schedules, unschedule
+from perdure.turns.inbox import fire_schedules
 from perdure.turns.inbox.fire_schedules import fire_due
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, OpenAIServer
+from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
 
@@ -337,6 +341,82 @@ def test_the_tools_of_the_agent(harness: Harness) -> None:
     harness.run(row.session_id)
     with pytest.raises(NotFound):
         reminders.owner(harness.database, uuid4())
+
+
+def _reminded(harness: Harness, in_minutes: int = 10, **given: Any) -> dict[str, Any]:
+    """The turn whose agent sets a reminder."""
+    harness.script(calls(("remind_me", {"text": "Tea.", "in_minutes": in_minutes})), says("It is set."))
+    return harness.ask("remind me", **given)
+
+
+def _places(harness: Harness) -> list[UUID]:
+    """The sessions in which schedules have fired."""
+    fired = "SELECT session_id FROM turns JOIN inbox USING (turn_id) WHERE message_id LIKE 'schedule:%%' ORDER BY seq"
+    return [row.session_id for row in harness.sql(fired)]
+
+
+@pytest.mark.parametrize("conversation", ["house", None])
+def test_a_reminder_fires_in_the_fork_in_which_it_was_set(harness: Harness, conversation: str | None) -> None:
+    """One that was set before the fork fires once, in the source: the call of the copied turn has happened once."""
+    harness.equip(remind_me)
+    source = UUID(_reminded(harness, conversation=conversation)["session_id"])
+    copy = fork(harness.database, harness.clock, source)
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    assert _places(harness) == [source]
+    harness.run(source)
+    made = _reminded(harness, session_id=copy)
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    assert _places(harness) == [source, copy]
+    harness.run(copy)
+    assert harness.turn(UUID(made["turn_id"]))["status"] == "done"
+    harness.check()
+
+
+def test_a_reminder_of_an_agent_that_was_asked_in_a_fork(harness: Harness) -> None:
+    """The agent's session is its own; the reminder fires in the fork, whose turn asked it."""
+    helper = Agent("helper", "You remind.", [remind_me])
+    harness.agents = Agents([Agent("assistant", "You help.", [agent_tool(helper, name="delegate")]), helper])
+    harness.calls = Broker()
+    copy = fork(harness.database, harness.clock, UUID(harness.ask()["session_id"]))
+    harness.script(calls(("delegate", {"task": "remind me"})))
+    child = harness.ask("remind me", session_id=copy)["children"][0]["turn_id"]
+    harness.script(calls(("remind_me", {"text": "Tea.", "in_minutes": 10})), says("It is set."))
+    harness.run(UUID(child))
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    assert _places(harness) == [copy]
+
+
+@pytest.mark.parametrize("ends", ["before", "while it fires"])
+def test_a_reminder_of_an_ended_fork_fires_in_the_conversation(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """A fork accepts no message after its end, and the user is reminded nevertheless."""
+    harness.equip(remind_me)
+    source = UUID(harness.ask(conversation="house")["session_id"])
+    copy = fork(harness.database, harness.clock, source)
+    _reminded(harness, session_id=copy)
+    harness.move(601)
+
+    def end() -> None:
+        assert request_end(harness.database, copy, "of the test") is not None
+
+    if ends == "before":
+        end()
+    else:
+        made = fire_schedules._message
+
+        def late(row: Any, slot: datetime) -> Any:
+            assert row.session_id == copy
+            end()
+            return made(row, slot)
+
+        monkeypatch.setattr(fire_schedules, "_message", late)
+    assert fire_due(harness.runtime) == 1
+    assert _places(harness) == [source]
+    assert reminders.list_reminders(harness.database, UserKey("ana")) == []
 
 
 def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:

@@ -14,6 +14,7 @@ from perdure import Agent, McpServer, tool
 from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
+from perdure.errors import InvalidRequest
 from perdure.settings import Settings
 from perdure.tasks.turns import run as run_task
 from perdure.tools.awaited.task import celery_tool
@@ -290,6 +291,26 @@ def test_an_applications_message_waits_for_the_new_worker(fleet: Fleet) -> None:
     session_id = UUID(fleet.harness.turn(turn_id)["session_id"])
     assert isinstance(fleet.old.run(session_id), Unequipped)
     assert fleet.new.run(session_id) == Ran(1)
+
+
+def test_an_old_gateway_says_that_it_lacks_the_agent_of_a_session(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default agent answers: conversations of an agent that was removed go on. A message may name its agent."""
+    sent = fleet.harness.send(agent="billing")
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    fleet.harness.agents = _agents(billing=False)
+    with pytest.raises(InvalidRequest, match="There is no agent 'billing'"):
+        fleet.harness.send("named", agent="billing")
+    fleet.harness.send("for the default agent", agent="assistant")
+    assert "lacks" not in caplog.text
+    fleet.harness.send("and then?")
+    assert f"this process lacks the agent 'billing' of session {sent.session_id}" in caplog.text
+    fleet.harness.agents = _agents()
+    fleet.harness.send("and now?")
+    assert fleet.new.run(sent.session_id) == Ran(3)
+    agents = [row.agent for row in fleet.harness.sql("SELECT agent FROM turns ORDER BY seq")]
+    assert agents == ["billing", "assistant", "assistant", "billing"]
 
 
 def _begun(fleet: Fleet, *, pinned: bool) -> UUID:

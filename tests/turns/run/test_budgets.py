@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,11 @@ from perdure.settings import BudgetSettings, Settings
 from perdure.turns.budgets import TurnBudget, spent_today
 from perdure.turns.cancel import cancel
 from perdure.turns.costs import cost_of
+from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import Ran
 from perdure.turns.lease.tenure import LeaseLost
 from perdure.turns.reading import OVER_BUDGET
+from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.users.erase import Eraser
 from tests.turns.broker import Broker
@@ -39,6 +42,11 @@ REPLIED = Decimal("0.0006")
 
 MOST = 1_000
 """The most tokens of a reply. They cost 0.002 dollars, and the prompt about 0.0001."""
+
+TOTALS = "SELECT sum(total) AS total FROM turn_spendings"
+
+Stops = Callable[[Harness, Runner, Accepted], None]
+"""Stops a turn during its model call."""
 
 
 @tool(effect="pure")
@@ -313,6 +321,136 @@ def test_a_call_that_was_broken_off_counts_with_what_it_streamed(harness: Harnes
     assert harness.ask()["status"] == "failed"
     assert [each > Decimal("0.002") for each in _spent(harness)] == [True]
     assert _spent(harness)[0] < Decimal("0.0025")
+
+
+def _interrupts(harness: Harness, runner: Runner, sent: Accepted) -> None:
+    harness.send("never mind", on_busy="interrupt")
+    runner.keeper.beat()
+
+
+def _cancels(harness: Harness, runner: Runner, sent: Accepted) -> None:
+    cancel(harness.runtime, sent.turn_id)
+    runner.keeper.beat()
+
+
+def _shuts_down(harness: Harness, runner: Runner, sent: Accepted) -> None:
+    runner.keeper.begin_shutdown()
+
+
+def _must_exit(harness: Harness, runner: Runner, sent: Accepted) -> None:
+    runner.keeper.release_all()
+
+
+STOPS: dict[str, Stops] = {
+    "interrupted": _interrupts,
+    "cancelled": _cancels,
+    "shut down": _shuts_down,
+    "must exit": _must_exit,
+}
+
+
+@kinds
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_a_stopped_call_frees_what_it_has_not_used(harness: Harness, make: Any, stop: Stops) -> None:
+    """Its prompt and what it had streamed count. A user who often interrupts does not use up the budget of the day."""
+    make(harness)
+    _limit(harness, user_day="0.01", tenant_day="0.01")
+    runner = Runner(harness.runtime, "harness")
+
+    def breaks(request: ModelRequest, call: ModelCall) -> ModelReply:
+        call.delta("x" * 300)
+        assert _spent(harness)[0] > Decimal("0.002")
+        stop(harness, runner, sent)
+        raise CallAborted("aborted")
+
+    harness.script(breaks, _says())
+    sent = harness.send()
+    runner.run(sent.session_id)
+    assert [Decimal("0.0002") < each < Decimal("0.0005") for each in _spent(harness)] == [True]
+    assert _spent(harness) == _spent(harness, "tenant") == [row.total for row in harness.sql(TOTALS)]
+    harness.check()
+
+
+@kinds
+@pytest.mark.parametrize("reply", [_says("too late"), _looks()], ids=["an answer", "calls"])
+def test_a_reply_that_an_interruption_discards_counts(harness: Harness, make: Any, reply: ModelReply) -> None:
+    """Its provider has billed it, and the worker cannot store it. What was reserved beyond it is free."""
+    make(harness)
+    _limit(harness, user_day="0.01")
+
+    def late(request: ModelRequest, call: ModelCall) -> ModelReply:
+        harness.send("never mind", on_busy="interrupt")
+        return reply
+
+    harness.script(late, _says())
+    sent = harness.send()
+    harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
+    assert _spent(harness) == [REPLIED]
+    harness.run(sent.session_id)
+    assert _spent(harness) == [REPLIED * 2]
+
+
+@pytest.mark.parametrize("stop", [_interrupts, _cancels, _must_exit])
+@pytest.mark.parametrize("declared", ["pure", "unsafe"])
+def test_a_tool_that_is_stopped_frees_what_its_call_has_not_used(harness: Harness, declared: Any, stop: Stops) -> None:
+    """The reply that asked for the tool counts once, whether it is stored before the tool runs or after."""
+
+    @tool(effect=declared)
+    def stops() -> str:
+        """Stop the turn."""
+        stop(harness, runner, sent)
+        return "seen"
+
+    harness.agents = Agents([Agent("assistant", "You help.", [stops], model=MODEL, settings={"max_tokens": MOST})])
+    _limit(harness, user_day="0.01")
+    runner = Runner(harness.runtime, "harness")
+    harness.script(ModelReply("", (ToolCall("c", "stops", "{}"),), Usage(800, 200), "gpt-5-mini"))
+    sent = harness.send()
+    runner.run(sent.session_id)
+    assert _spent(harness) == [REPLIED]
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_worker_that_lost_the_session_frees_nothing_of_its_successor(harness: Harness, settles: bool) -> None:
+    """The amount is that of the worker that set it last, whether or not it has settled the turn."""
+    _own(harness)
+    _limit(harness, user_day="0.01")
+    seen: list[Decimal] = []
+
+    def dies(request: ModelRequest, call: ModelCall) -> ModelReply:
+        raise Crash("killed")
+
+    def paused(request: ModelRequest, call: ModelCall) -> ModelReply:
+        harness.move(AFTER_LEASE_S)
+        if settles:
+            harness.run(sent.session_id)
+        else:
+            with pytest.raises(Crash):
+                harness.run(sent.session_id)
+        seen.extend(_spent(harness))
+        return _says("too late")
+
+    harness.script(paused, _says() if settles else dies)
+    sent = harness.send()
+    harness.run(sent.session_id)
+    assert _spent(harness) == seen
+    assert (seen == [REPLIED]) is settles
+
+
+@kinds
+def test_a_model_that_raises_an_unexpected_error_reserves_nothing(harness: Harness, make: Any) -> None:
+    """Of the attempt. After the last one the turn fails without a further call, which would set the amount again."""
+    make(harness)
+    _limit(harness, user_day="0.01")
+    harness.set(max_attempts=1)
+    harness.script(ValueError("a bug of the model's adapter"))
+    sent = harness.send()
+    for _ in range(2):
+        harness.run(sent.session_id)
+        harness.move(AFTER_LEASE_S)
+    assert harness.turn(sent.turn_id)["status"] == "failed"
+    assert _spent(harness) == [Decimal()]
 
 
 def test_a_worker_that_lost_the_session_reserves_nothing(harness: Harness) -> None:
